@@ -1,0 +1,54 @@
+# Elmwright. `make help` lists what there is; everything works from a fresh clone.
+SHELL := /bin/bash
+PYTHON ?= python3
+CONFIG ?= demo
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# One file of exact versions for everything, the build back end included.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check bench chaos wheel clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  make run CONFIG=my.toml runs your own; elmwright init writes that file."
+
+setup: $(READY)  ## create .venv and install everything, exactly as pinned
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "error: Python 3.11 or newer is needed; set PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@mkdir -p build/types/elmwright
+	@ln -sfn ../../../pipeline build/types/elmwright/pipeline
+	@ln -sfn ../../../model build/types/elmwright/model
+	@ln -sfn ../../../jobs build/types/elmwright/jobs
+	@ln -sfn ../../../jobs/api/__init__.py build/types/elmwright/__init__.py
+	@touch $@
+
+run: $(READY)  ## raw text to a registered model: the demo, or CONFIG=my.toml
+	@$(BIN)/elmwright run $(CONFIG)
+
+test: $(READY)  ## every fast test
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	MYPYPATH=build/types $(BIN)/mypy -p elmwright
+
+bench: $(READY)  ## measurements, printed as ratios
+	@for b in tests/bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+chaos: $(READY)  ## kill runs at random moments and compare what comes out
+	$(BIN)/python -m pytest -m heavy tests/jobs/test_chaos.py --timeout=3600
+
+wheel: $(READY)  ## build wheel and sdist into dist/
+	$(BIN)/python -m build
+
+clean:  ## remove what was built and installed; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""A run config → corpus, training, checkpoints, bundles, registry versions; the command."""

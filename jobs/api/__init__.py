@@ -1,0 +1,24 @@
+"""Elmwright: from raw text to a published, drop-in ELMo.
+
+`from elmwright import Elmo, load` is all a user of a finished model needs. Both names are
+resolved on first use, so that `import elmwright` (and the command's `--help`) never pays for
+importing torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elmwright.jobs.models import load
+    from elmwright.model.elmo import Elmo
+
+__version__ = "0.1.0"
+__all__ = ["Elmo", "__version__", "load"]
+
+_HOMES = {"Elmo": "elmwright.model.elmo", "load": "elmwright.jobs.models"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'elmwright' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""The residual biLM and the ELMo layer; reads and writes the bilm format."""

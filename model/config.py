@@ -1,0 +1,56 @@
+"""The shape of a model: the `[model]` section of a run config, and what every model folder records.
+
+The string under each field is its documentation; `elmwright config --explain` prints it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+PUBLISHED_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The residual biLM. The defaults are the published original ELMo."""
+
+    dim: int = 4096
+    """LSTM cells in each layer and direction."""
+    projection_dim: int = 512
+    """Width of the word representation and of each layer's output, one direction."""
+    n_layers: int = 2
+    """LSTM layers in each direction."""
+    char_dim: int = 16
+    """Width of a character (byte) embedding."""
+    filters: tuple[tuple[int, int], ...] = PUBLISHED_FILTERS
+    """Character convolutions as [width, number] pairs."""
+    n_highway: int = 2
+    """Highway layers after the convolutions."""
+    max_chars: int = 50
+    """Bytes of a word that are read, begin and end marks included."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """What follows the convolutions."""
+    cell_clip: float = 3.0
+    """LSTM cell values are clipped to ± this."""
+    proj_clip: float = 3.0
+    """Projected LSTM outputs are clipped to ± this."""
+    residual: bool = True
+    """Add each LSTM layer's input to its output, from the second layer up."""
+
+    @property
+    def n_filters(self) -> int:
+        return sum(number for _, number in self.filters)
+
+    @property
+    def has_projection(self) -> bool:
+        """The encoder's last linear layer is left out where the widths already agree."""
+        return self.n_filters != self.projection_dim
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Parameters by part, without the softmax (which also depends on the vocabulary)."""
+        n, p, d = self.n_filters, self.projection_dim, self.dim
+        encoder = 261 * self.char_dim
+        encoder += sum(width * self.char_dim * number + number for width, number in self.filters)
+        encoder += self.n_highway * 2 * (n * n + n)
+        encoder += n * p + p if self.has_projection else 0
+        lstm = 2 * self.n_layers * (2 * p * 4 * d + 4 * d + d * p)
+        return {"encoder": encoder, "lstm": lstm}

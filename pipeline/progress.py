@@ -1,0 +1,20 @@
+"""How long work tells how far it is, without knowing who is watching.
+
+A stage takes a `Progress` and opens a bar with it; what a bar looks like (a live display, a plain
+line a minute, nothing) is decided by the caller.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+Advance = Callable[[int], None]
+"""Report that this many more units are done."""
+
+Progress = Callable[[str, int, str], AbstractContextManager[Advance]]
+"""`with progress("clean", 40, "files") as advance: advance(1)`"""
+
+
+@contextmanager
+def silent(_name: str, _total: int, _unit: str) -> Iterator[Advance]:
+    """A progress display nobody sees, for tests and notebooks."""
+    yield lambda _n: None
