@@ -1,0 +1,290 @@
+"""The `elmwright` command: one function a subcommand, each two lines from the work.
+
+Only argparse is imported here; Ray, torch and MLflow are imported by the command that needs them,
+so that `elmwright --help` answers at once. Exit codes: 0 done, 1 failed, 2 the user's mistake,
+75 interrupted but resumable by the same command.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from elmwright import __version__
+from elmwright.pipeline.errors import Interrupted, UserError
+
+DONE, FAILED, MISTAKE, RESUMABLE = 0, 1, 2, 75
+
+MODEL_HELP = (
+    "a bundle folder, a checkpoint folder, a registered model (models:/NAME@ALIAS), or a folder "
+    "with options.json and one .hdf5 in bilm format"
+)
+CONFIG_HELP = "a config file, or the name of a shipped recipe (demo, small, original)"
+STAGES = ("corpus", "train", "export", "publish")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the console script's entry point."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int | None] = options.command
+    # A closed pipe (elmwright ... | head) ends the command quietly, as it does any Unix tool.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        return command(options) or DONE
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKE
+    except Interrupted as stop:
+        print(f"stopped: {stop}", file=sys.stderr)
+        return RESUMABLE
+    except KeyboardInterrupt:
+        print("stopped: interrupted; nothing is lost", file=sys.stderr)
+        return RESUMABLE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="elmwright",
+        description="From raw text to a published, drop-in ELMo.",
+        epilog="Start with 'elmwright run demo', or 'elmwright init' for your own text. "
+        "Exit codes: 0 done, 1 failed, 2 a mistake in what was asked, "
+        "75 interrupted (the same command goes on).",
+    )
+    parser.add_argument("--version", action="version", version=f"elmwright {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(
+        name: str, function: Callable[[argparse.Namespace], int | None], text: str
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        sub.set_defaults(command=function)
+        return sub
+
+    def with_config(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("config", metavar="CONFIG", help=CONFIG_HELP)
+        sub.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="SECTION.KEY=VALUE",
+            dest="overrides",
+            help="override a setting; may be given several times",
+        )
+
+    def with_json(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--json", action="store_true", help="print the result as JSON")
+
+    sub = add("init", _init, "write a commented config file for your own text")
+    sub.add_argument("file", nargs="?", default="my.toml", help="file to write (my.toml)")
+    sub.add_argument("--source", action="append", default=[], help="text to read; repeatable")
+
+    sub = add("run", _run, "do everything a config asks for, going on where it stopped")
+    with_config(sub)
+    sub.add_argument("--until", choices=STAGES, default=STAGES[-1], help="last stage to do")
+    with_json(sub)
+
+    for stage, text in (
+        ("corpus", "build the corpus: clean, tokenise, vocabulary, shards"),
+        ("train", "pretrain the biLM (builds the corpus first if need be)"),
+    ):
+        sub = add(stage, _run, text)
+        with_config(sub)
+        sub.set_defaults(until=stage)
+        with_json(sub)
+
+    sub = add("export", _run, "write the bundle: frozen weights, vocabulary, model card")
+    with_config(sub)
+    sub.set_defaults(until="export")
+    with_json(sub)
+
+    sub = add("publish", _run, "register the bundle as a new version of a model")
+    with_config(sub)
+    sub.set_defaults(until="publish")
+    with_json(sub)
+
+    sub = add("eval", _eval, "held-out perplexity with the full softmax, every token once")
+    sub.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    sub.add_argument(
+        "--corpus", required=True, metavar="FOLDER", help="a corpus folder, or a run's folder"
+    )
+    sub.add_argument("--split", help="only this held-out set")
+    with_json(sub)
+
+    sub = add("embed", _embed, "write the layer representations of every word of a text")
+    sub.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    sub.add_argument("input", metavar="INPUT", help="one tokenised sentence a line, or - for stdin")
+    sub.add_argument("-o", "--output", required=True, metavar="OUT.hdf5", help="file to write")
+    sub.add_argument(
+        "--layers", choices=("all", "top", "mean"), default="all", help="which layers (all)"
+    )
+    sub.add_argument("--batch-size", type=int, default=32, help="sentences at a time (32)")
+    sub.add_argument(
+        "--carry-state",
+        action="store_true",
+        help="line n continues the LSTM states of line n minus batch size; off: every sentence "
+        "starts afresh",
+    )
+    sub.add_argument("--force", action="store_true", help="replace OUT.hdf5 if it exists")
+
+    sub = add("verify", _verify, "check a corpus, shard, checkpoint, bundle or run byte by byte")
+    sub.add_argument("path", metavar="PATH")
+    with_json(sub)
+
+    sub = add("check", _check, "print the resolved config, its hash and the planned sizes")
+    with_config(sub)
+    with_json(sub)
+
+    sub = add("config", _config, "list the shipped recipes, or explain every setting")
+    sub.add_argument("--explain", action="store_true", help="every setting, its default, its use")
+    sub.add_argument("--recipe", metavar="NAME", help="print a recipe, to be saved and changed")
+    with_json(sub)
+
+    sub = add("checkpoints", _checkpoints, "list a run's checkpoints")
+    sub.add_argument("run", metavar="RUN", help="a run's folder, or its config")
+    sub.add_argument("--verify", action="store_true", help="compare every file with its digest")
+    with_json(sub)
+    return parser
+
+
+def _init(options: argparse.Namespace) -> None:
+    from elmwright.jobs.starter import write_starter
+
+    path = write_starter(Path(options.file), options.source)
+    print(f"wrote {path}; look it over, then: make run CONFIG={path}  (or: elmwright run {path})")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from elmwright.jobs.config_file import load_config
+    from elmwright.jobs.workflow import run
+
+    config = load_config(options.config, options.overrides)
+    result = run(config, until=options.until, config_name=options.config, quiet=options.json)
+    if options.json:
+        print(json.dumps(result, indent=1))
+    return DONE
+
+
+def _eval(options: argparse.Namespace) -> None:
+    from elmwright.jobs.evaluate import evaluate_model
+
+    results = evaluate_model(options.model, Path(options.corpus), options.split)
+    if options.json:
+        print(json.dumps(results, indent=1))
+        return
+    for split, result in results.items():
+        print(
+            f"{split}: perplexity {result['perplexity']:.2f} "
+            f"(forward {result['forward_perplexity']:.2f}, "
+            f"backward {result['backward_perplexity']:.2f}), {result['tokens']:,} tokens, "
+            f"{result['unk_share']:.2%} <UNK> targets"
+        )
+
+
+def _embed(options: argparse.Namespace) -> None:
+    from elmwright.jobs.embed import embed_file
+
+    embed_file(
+        options.model,
+        options.input,
+        Path(options.output),
+        layers=options.layers,
+        batch_size=options.batch_size,
+        carry_state=options.carry_state,
+        force=options.force,
+    )
+
+
+def _verify(options: argparse.Namespace) -> None:
+    from elmwright.jobs.verify import verify_path
+
+    checked = verify_path(Path(options.path))
+    if options.json:
+        print(json.dumps({"ok": True, "checked": checked}, indent=1))
+    else:
+        for line in checked:
+            print(f"ok: {line}")
+
+
+def _check(options: argparse.Namespace) -> None:
+    from elmwright.jobs.config_file import load_config
+    from elmwright.jobs.planning import describe
+
+    config = load_config(options.config, options.overrides)
+    plan = describe(config)
+    if options.json:
+        print(json.dumps(plan, indent=1))
+        return
+    for section, values in plan["config"].items():
+        if isinstance(values, dict):
+            print(f"[{section}]")
+            for key, value in values.items():
+                print(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+    print(f"\nconfig hash  {plan['hash']}")
+    for name, text in plan["sizes"].items():
+        print(f"{name:<12} {text}")
+
+
+def _config(options: argparse.Namespace) -> None:
+    from elmwright.jobs.config_file import RECIPES, explain, find_config
+
+    if options.recipe:
+        print(find_config(options.recipe).read_text(encoding="utf-8"), end="")
+        return
+    if options.explain:
+        rows = list(explain())
+        if options.json:
+            names = ("key", "type", "default", "meaning")
+            print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=1))
+            return
+        for key, kind, default, meaning in rows:
+            print(f"{key} = {default}  ({kind})\n    {meaning}")
+        return
+    recipes = sorted(path.stem for path in RECIPES.glob("*.toml"))
+    if options.json:
+        print(json.dumps({"recipes": recipes}))
+        return
+    for name in recipes:
+        first = (RECIPES / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
+        print(f"{name:<10} {first.lstrip('# ')}")
+    print("'elmwright config --recipe NAME' prints one; --explain explains every setting")
+
+
+def _checkpoints(options: argparse.Namespace) -> None:
+    from elmwright.jobs.checkpoint import list_checkpoints, verify_checkpoint
+    from elmwright.jobs.config_file import load_config
+    from elmwright.jobs.layout import RunFolder
+
+    root = Path(options.run)
+    folder = RunFolder(root) if root.is_dir() else RunFolder.of(load_config(options.run))
+    infos = list_checkpoints(folder.checkpoints)
+    if not infos:
+        raise UserError(f"{folder.root} has no checkpoints")
+    if options.verify:
+        for info in infos:
+            verify_checkpoint(info.path)
+    if options.json:
+        rows = [
+            {
+                "step": info.step,
+                "path": str(info.path),
+                "sha256": info.sha256,
+                "bytes": info.bytes,
+                "perplexity": info.perplexity,
+            }
+            for info in infos
+        ]
+        print(json.dumps(rows, indent=1))
+        return
+    for info in infos:
+        scores = ", ".join(f"{split} {value:.2f}" for split, value in info.perplexity.items())
+        checked = "  verified" if options.verify else ""
+        print(
+            f"step {info.step:>8,}  {info.bytes / 1e6:9.1f} MB  sha256 {info.sha256[:12]}  "
+            f"{scores or '-'}{checked}  {info.path}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

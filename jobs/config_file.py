@@ -1,0 +1,325 @@
+"""Reads a TOML file into a `RunConfig`, and says exactly what is wrong when it cannot.
+
+One error names the file, the key, the reason and, for a misspelled key, the nearest valid name.
+Checks that need only the config are here; those that need the corpus, the cluster or the disk
+are made by the stage that knows them.
+"""
+
+import ast
+import dataclasses
+import difflib
+import hashlib
+import inspect
+import json
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from elmwright.jobs.config import CONFIG_VERSION, RunConfig
+from elmwright.pipeline.errors import UserError
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def find_config(name: str) -> Path:
+    """The file itself, or the shipped recipe of that name."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    recipe = RECIPES / f"{name}.toml"
+    if re.fullmatch(r"[\w-]+", name) and recipe.is_file():
+        return recipe
+    recipes = ", ".join(sorted(p.stem for p in RECIPES.glob("*.toml")))
+    raise UserError(f"there is no config file {name!r} and no recipe of that name ({recipes})")
+
+
+def load_config(name: str, overrides: list[str] | None = None) -> RunConfig:
+    """Read, override, check and resolve the config that `name` stands for."""
+    path = find_config(name)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+    for override in overrides or []:
+        _override(data, override)
+    return config_from(data, f"{path} with {' '.join(overrides)}" if overrides else str(path))
+
+
+def config_from(data: dict[str, Any], where: str) -> RunConfig:
+    """Build a resolved config from parsed TOML or from a config saved with an output."""
+    data = dict(data)
+    version = data.pop("version", CONFIG_VERSION)
+    if version != CONFIG_VERSION:
+        raise UserError(
+            f"{where}: version = {version!r}, but this elmwright reads config version "
+            f"{CONFIG_VERSION}; use the elmwright the file was written for, or run "
+            "'elmwright init' and carry your settings over"
+        )
+    try:
+        config: RunConfig = _build(RunConfig, data, "")
+        config = _resolve(config)
+        _check(config)
+    except _BadKey as problem:
+        raise UserError(f"{where}: {problem.key}: {problem.reason}") from None
+    return config
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """The resolved config as plain data (what is saved with every output)."""
+    data: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return {"version": CONFIG_VERSION, **data}
+
+
+def config_hash(config: RunConfig) -> str:
+    text = json.dumps(to_dict(config), sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _BadKey(Exception):  # noqa: N818 - never leaves this file
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"{key}: {reason}")
+        self.key, self.reason = key, reason
+
+
+def _override(data: dict[str, Any], override: str) -> None:
+    """Apply `--set section.key=value`; the value is TOML, or a bare word taken as text."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise UserError(f"--set {override!r}: write it as section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = data
+    for part in parts[:-1]:
+        table[part] = dict(table[part]) if isinstance(table.get(part), dict) else {}
+        table = table[part]
+    table[parts[-1]] = value
+
+
+def _build(cls: type, data: dict[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    for key in data:
+        if key not in hints:
+            close = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
+            elsewhere = [full for full in _all_keys() if full.split(".")[-1] == key]
+            hint = f"; did you mean {prefix}{close[0]}?" if close else ""
+            if not close and elsewhere:
+                hint = f"; did you mean {elsewhere[0]}?"
+            if not hint:
+                hint = f"; valid here: {', '.join(hints)}"
+            raise _BadKey(prefix + key, f"unknown key{hint}")
+    values = {key: _convert(value, hints[key], prefix + key) for key, value in data.items()}
+    return cls(**values)
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    """Turn a TOML value into the field's type, or say what was expected."""
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise _BadKey(key, f"expected a section [{key}], got {value!r}")
+        return _build(typing.cast(type, hint), value, key + ".")
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if value not in arguments:
+            close = difflib.get_close_matches(str(value), arguments, n=1, cutoff=0.4)
+            nearest = f"; did you mean {close[0]!r}?" if close else ""
+            choices = ", ".join(repr(a) for a in arguments)
+            raise _BadKey(key, f"expected one of {choices}, got {value!r}{nearest}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise _BadKey(key, f"expected {_name(hint)}, got {value!r}")
+        if arguments[-1] is Ellipsis:
+            return tuple(_convert(item, arguments[0], key) for item in value)
+        if len(value) != len(arguments):
+            raise _BadKey(key, f"expected {_name(hint)}, got {value!r}")
+        return tuple(_convert(item, a, key) for item, a in zip(value, arguments, strict=True))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise _BadKey(key, f"expected {_name(hint)}, got {value!r}")
+        return {str(k): _convert(v, arguments[1], f"{key}.{k}") for k, v in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        raise _BadKey(key, f"expected {_name(hint)}, got {value!r}")
+    return value
+
+
+_NAMES = {
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("a string", "strings"),
+    bool: ("true or false", "true or false"),
+}
+
+
+def _name(hint: Any, *, many: bool = False) -> str:
+    """A type as a user would say it."""
+    if not isinstance(hint, types.GenericAlias):
+        return _NAMES[hint][many]
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is dict:
+        return f"a table of {_name(arguments[1], many=True)}"
+    kind = "list" if arguments[-1] is Ellipsis else "pair"
+    start = f"{kind}s" if many else f"a {kind}"
+    return f"{start} of {_name(arguments[0], many=True)}"
+
+
+def _resolve(config: RunConfig) -> RunConfig:
+    """Fill {name} and {dir} in."""
+    run = config.run
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run.name):
+        raise _BadKey("run.name", f"{run.name!r}: use letters, digits, '.', '-' and '_'")
+    try:
+        folder = run.dir.format(name=run.name)
+        scratch = run.scratch.format(name=run.name, dir=folder)
+        model = config.export.name.format(name=run.name)
+    except (KeyError, IndexError, ValueError) as error:
+        raise _BadKey("run", f"only {{name}} and {{dir}} may stand in braces ({error})") from None
+    return dataclasses.replace(
+        config,
+        run=dataclasses.replace(run, dir=folder, scratch=scratch),
+        export=dataclasses.replace(config.export, name=model),
+    )
+
+
+_AT_LEAST_ONE = (
+    "vocab.min_count shards.block_steps shards.blocks_per_shard corpus.chunk_mb model.dim "
+    "model.projection_dim model.n_layers model.char_dim train.processes train.threads train.lanes "
+    "train.window train.max_steps train.negatives eval.max_tokens eval.lanes "
+    "checkpoint.every_steps checkpoint.keep_last tracking.every_steps"
+).split()
+_NOT_NEGATIVE = (
+    "run.seed model.n_highway model.cell_clip model.proj_clip optim.clip_norm optim.weight_decay "
+    "optim.warmup_steps train.max_restarts eval.every_steps cluster.cpus corpus.min_words "
+    "corpus.min_sentence_words"
+).split()
+_ABOVE_ZERO = "optim.lr optim.initial_accumulator optim.eps".split()
+
+
+def _check(config: RunConfig) -> None:
+    """Values out of range, and combinations that cannot work."""
+
+    def value(key: str) -> Any:
+        section, name = key.split(".")
+        return getattr(getattr(config, section), name)
+
+    for keys, low, words in (
+        (_AT_LEAST_ONE, 1, "at least 1"),
+        (_NOT_NEGATIVE, 0, "0 or more"),
+    ):
+        for key in keys:
+            if value(key) < low:
+                raise _BadKey(key, f"must be {words}, got {value(key)}")
+    for key in _ABOVE_ZERO:
+        if not value(key) > 0:
+            raise _BadKey(key, f"must be above 0, got {value(key)}")
+
+    corpus, model, train = config.corpus, config.model, config.train
+    if not corpus.sources:
+        raise _BadKey("corpus.sources", "is empty; name the files, folders or globs to read")
+    if not 0 <= corpus.heldout_fraction < 1:
+        raise _BadKey("corpus.heldout_fraction", "must be from 0 up to, but not including, 1")
+    for name, paths in corpus.heldout.items():
+        if name == "train" or not re.fullmatch(r"[a-z0-9_]+", name):
+            raise _BadKey(
+                f"corpus.heldout.{name}", "a held-out name has small letters, digits and '_' only"
+            )
+        if not paths:
+            raise _BadKey(f"corpus.heldout.{name}", "is empty; name the files to read")
+    if corpus.max_words < corpus.min_words:
+        raise _BadKey("corpus.max_words", "is smaller than corpus.min_words")
+    if not 0 <= corpus.min_letter_share <= 1:
+        raise _BadKey("corpus.min_letter_share", "must be from 0 to 1")
+    if config.vocab.max_size < 4:
+        raise _BadKey("vocab.max_size", "must be at least 4: <S>, </S>, <UNK> and a word")
+    if model.max_chars < 3:
+        raise _BadKey("model.max_chars", "must be at least 3: two marks and a character")
+    if not model.filters:
+        raise _BadKey("model.filters", "is empty; give [width, number] pairs")
+    for width, number in model.filters:
+        if width < 1 or number < 1 or width > model.max_chars:
+            raise _BadKey(
+                "model.filters",
+                f"[{width}, {number}]: a width is from 1 to model.max_chars, a number at least 1",
+            )
+    if not all(0 <= beta < 1 for beta in config.optim.betas):
+        raise _BadKey("optim.betas", "must both be from 0 up to, but not including, 1")
+    if not 0 <= train.dropout < 1:
+        raise _BadKey("train.dropout", "must be from 0 up to, but not including, 1")
+    if train.processes > train.lanes:
+        raise _BadKey(
+            "train.processes", f"is {train.processes}, more than train.lanes = {train.lanes}"
+        )
+    if train.lanes % train.processes:
+        raise _BadKey(
+            "train.lanes",
+            f"{train.lanes} lanes cannot be shared evenly by {train.processes} processes; "
+            f"take {train.lanes // train.processes * train.processes or train.processes}",
+        )
+    if config.shards.block_steps % train.window:
+        raise _BadKey(
+            "shards.block_steps",
+            f"{config.shards.block_steps} is not a multiple of train.window = {train.window}",
+        )
+    if config.eval.lanes % train.processes:
+        raise _BadKey(
+            "eval.lanes",
+            f"{config.eval.lanes} lanes cannot be shared evenly by {train.processes} processes",
+        )
+    if re.match(r"[a-z][a-z0-9+]*://", config.run.dir):
+        raise _BadKey("run.dir", "must be a folder on a disk that every process can reach")
+    remote = config.cluster.address not in ("", "local")
+    if remote and (not config.tracking.uri or config.tracking.uri.startswith("sqlite:")):
+        raise _BadKey(
+            "tracking.uri",
+            f"a SQLite file cannot serve a remote cluster ({config.cluster.address}); "
+            "set it to your MLflow server, for example http://mlflow:5000",
+        )
+    if not re.fullmatch(r"[^/:]+", config.export.name):
+        raise _BadKey("export.name", "a registered model's name has no '/' or ':'")
+    if re.fullmatch(r"v\d+|latest", config.export.alias, re.IGNORECASE):
+        raise _BadKey("export.alias", "names like v9 and latest are reserved by MLflow")
+
+
+def _all_keys() -> Iterator[str]:
+    for section in dataclasses.fields(RunConfig):
+        for entry in dataclasses.fields(typing.cast(Any, section.type)):
+            yield f"{section.name}.{entry.name}"
+
+
+def explain() -> Iterator[tuple[str, str, str, str]]:
+    """(key, type, default, what it means) of every setting, from the docstrings under them."""
+    for section in dataclasses.fields(RunConfig):
+        cls = typing.cast(Any, section.type)
+        documents = _field_docs(cls)
+        hints = typing.get_type_hints(cls)
+        default = cls()
+        for entry in dataclasses.fields(cls):
+            hint = hints[entry.name]
+            choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+            kind = " | ".join(choices) if choices else _name(hint)
+            shown = json.dumps(getattr(default, entry.name), ensure_ascii=False)
+            yield f"{section.name}.{entry.name}", kind, shown, documents[entry.name]
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(cls)).body[0]).body
+    found = {}
+    for node, following in zip(body, body[1:], strict=False):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+        ):
+            found[node.target.id] = " ".join(str(following.value.value).split())
+    return found

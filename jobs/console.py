@@ -1,0 +1,175 @@
+"""The one place that talks to the user: sentences, progress bars, the log file of the run.
+
+On a terminal, progress is a live rich display; elsewhere it is a plain line now and then. While a
+run is going, file descriptors 1 and 2 point at the run's log file, so that whatever Ray, MLflow or
+a C++ library prints ends up there and never in the middle of a progress bar; our own sentences go
+to copies of the original descriptors.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from elmwright.pipeline.progress import Advance
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+log = logging.getLogger("elmwright")
+
+PLAIN_SECONDS = 15.0
+"""Seconds between plain progress lines where there is no terminal."""
+
+
+class Console:
+    """Where sentences and progress go."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._bars: RichProgress | None = None
+
+    def say(self, text: str = "") -> None:
+        """Tell the user something; it goes to the log as well."""
+        if text:
+            log.info(text)
+        if self._bars is not None:
+            self._bars.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def warn(self, text: str) -> None:
+        self.say(f"warning: {text}")
+
+    @contextmanager
+    def progress(self, name: str, total: int, unit: str) -> Iterator[Advance]:
+        """A bar for work of known size; `pipeline.progress.Progress` is this method's type."""
+        with self.bar(name, total, unit) as bar:
+            yield bar.advance
+
+    @contextmanager
+    def bar(self, name: str, total: int, unit: str) -> Iterator["Bar"]:
+        if self.live:
+            with self._rich() as bars:
+                task = bars.add_task(name, total=total, detail="", unit=unit)
+                yield _RichBar(bars, task)
+                bars.update(task, detail="")
+        else:
+            bar = _PlainBar(self, name, total, unit)
+            yield bar
+            bar.finish()
+
+    @contextmanager
+    def _rich(self) -> Iterator["RichProgress"]:
+        from rich import progress as rp
+        from rich.console import Console as RichConsole
+
+        bars = rp.Progress(
+            rp.TextColumn("  {task.description:<10}"),
+            rp.BarColumn(bar_width=28),
+            rp.TextColumn("{task.completed:,.0f}/{task.total:,.0f} {task.fields[unit]}"),
+            rp.TimeElapsedColumn(),
+            rp.TextColumn("left"),
+            rp.TimeRemainingColumn(),
+            rp.TextColumn("{task.fields[detail]}"),
+            console=RichConsole(file=self.stream),
+            refresh_per_second=5,
+        )
+        self._bars = bars
+        try:
+            with bars:
+                yield bars
+        finally:
+            self._bars = None
+
+
+class Bar:
+    """A progress bar that can be advanced, or set to a position with a detail behind it."""
+
+    def advance(self, n: int) -> None:
+        raise NotImplementedError
+
+    def set(self, done: int, detail: str = "") -> None:
+        raise NotImplementedError
+
+
+class _RichBar(Bar):
+    def __init__(self, bars: "RichProgress", task: int) -> None:
+        self._bars, self._task = bars, task
+
+    def advance(self, n: int) -> None:
+        self._bars.advance(self._task, n)  # type: ignore[arg-type]
+
+    def set(self, done: int, detail: str = "") -> None:
+        self._bars.update(self._task, completed=done, detail=detail)  # type: ignore[arg-type]
+
+
+class _PlainBar(Bar):
+    def __init__(self, console: Console, name: str, total: int, unit: str) -> None:
+        self._console, self._name, self._total, self._unit = console, name, total, unit
+        self._done = 0
+        self._detail = ""
+        self._start = self._last = time.monotonic()
+
+    def advance(self, n: int) -> None:
+        self.set(self._done + n)
+
+    def set(self, done: int, detail: str = "") -> None:
+        self._done, self._detail = done, detail
+        if time.monotonic() - self._last >= PLAIN_SECONDS and done < self._total:
+            self._line()
+
+    def finish(self) -> None:
+        self._line()
+
+    def _line(self) -> None:
+        self._last = time.monotonic()
+        seconds = self._last - self._start
+        detail = f"  {self._detail}" if self._detail else ""
+        self._console.say(
+            f"  {self._name:<10} {self._done:,}/{self._total:,} {self._unit}, "
+            f"{seconds:.0f} s{detail}"
+        )
+
+
+@contextmanager
+def console_for_run(log_file: Path, *, to_stderr: bool = False) -> Iterator[Console]:
+    """A console whose surroundings are quiet: everything else printed goes to `log_file`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    originals = os.dup(1), os.dup(2)
+    stream = os.fdopen(os.dup(originals[1 if to_stderr else 0]), "w", encoding="utf-8")
+    sink = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.dup2(sink, 1)
+        os.dup2(sink, 2)
+        log_to(log_file)
+        yield Console(stream)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(originals[0], 1)
+        os.dup2(originals[1], 2)
+        for descriptor in (*originals, sink):
+            os.close(descriptor)
+        stream.close()
+
+
+def log_to(log_file: Path) -> None:
+    """Send Python logging of this process to the run's log file (appended, line by line)."""
+    handler = logging.FileHandler(log_file, encoding="utf-8")
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+    )
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)

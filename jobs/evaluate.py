@@ -1,0 +1,153 @@
+"""Held-out perplexity: the full softmax, every token exactly once, the same for any number of
+processes.
+
+Evaluation has lanes of its own, fixed by the config: lane i reads the held-out blocks i, i+N, …
+with states that start at zero. Each lane's sums are kept in float64 and added in lane order, so
+how lanes are spread over processes cannot change the result. Mean perplexity is the exponential of
+the mean of the forward and backward negative log-likelihoods a token.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elmwright.jobs.exchange import Ranks
+from elmwright.jobs.stream import Blocks, evaluation_batches
+from elmwright.model.bilm import BiLM, States
+from elmwright.model.softmax import Softmax, nll
+from elmwright.pipeline.block import UNK_ID
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a model predicts a held-out set."""
+
+    tokens: int
+    """Predictions scored in each direction."""
+    forward_nll: float
+    """Mean negative log-likelihood a token, forward, in nats."""
+    backward_nll: float
+    """The same, backward."""
+    unk_share: float
+    """Share of the targets that are `<UNK>`."""
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean of both directions."""
+        return math.exp((self.forward_nll + self.backward_nll) / 2)
+
+    def as_dict(self) -> dict[str, float]:
+        return {
+            "perplexity": self.perplexity,
+            "forward_perplexity": math.exp(self.forward_nll),
+            "backward_perplexity": math.exp(self.backward_nll),
+            **asdict(self),
+        }
+
+
+@torch.no_grad()
+def evaluate(
+    bilm: BiLM,
+    softmax: Softmax,
+    corpus: Path,
+    manifest: Manifest,
+    split: str,
+    ranks: Ranks,
+    *,
+    lanes: int,
+    window: int,
+    max_tokens: int | None = None,
+    word_ids: dict[str, int] | None = None,
+) -> Score:
+    """Score a held-out set, or its first blocks of about `max_tokens` tokens."""
+    mine = ranks.lanes(lanes)
+    blocks = Blocks(
+        corpus, manifest, split, bilm.config.max_chars, word_ids, keep=len(mine) + 1
+    )
+    count = len(blocks)
+    if max_tokens is not None:
+        count = min(count, max(1, max_tokens // blocks.steps))
+    device = ranks.device
+    states = States.zeros(bilm.config, len(mine), device)
+    sums = torch.zeros(lanes, 4, dtype=torch.float64, device=device)
+    for batch in evaluation_batches(blocks, count, mine, lanes, window):
+        output = bilm(
+            torch.from_numpy(batch.chars).to(device),
+            torch.from_numpy(batch.forward_index).to(device),
+            torch.from_numpy(batch.backward_index).to(device),
+            states,
+        )
+        states = output.states
+        weights = torch.from_numpy(batch.weights).to(device).double()
+        for column, (hidden, wanted) in enumerate(
+            (
+                (output.top_forward, batch.forward_targets),
+                (output.top_backward, batch.backward_targets),
+            )
+        ):
+            targets = torch.from_numpy(wanted).to(device)
+            loss = nll(
+                hidden.reshape(-1, hidden.size(-1)),
+                targets.reshape(-1),
+                softmax.weight,
+                softmax.bias,
+            )
+            sums[mine.start : mine.stop, column] += (loss.view_as(weights) * weights).sum(1)
+            if column == 0:
+                unknown = (targets == UNK_ID).double() * weights
+                sums[mine.start : mine.stop, 3] += unknown.sum(1)
+        sums[mine.start : mine.stop, 2] += weights.sum(1)
+    forward, backward, tokens, unknown_total = _in_order(ranks.sum(sums).tolist())
+    return Score(
+        tokens=int(tokens),
+        forward_nll=forward / tokens,
+        backward_nll=backward / tokens,
+        unk_share=unknown_total / tokens,
+    )
+
+
+def _in_order(rows: list[list[float]]) -> list[float]:
+    """Add lane after lane, so that the order of processes does not matter."""
+    totals = [0.0] * len(rows[0])
+    for row in rows:
+        totals = [total + value for total, value in zip(totals, row, strict=True)]
+    return totals
+
+
+def evaluate_model(model: str, corpus: Path, split: str | None) -> dict[str, dict[str, Any]]:
+    """`elmwright eval`: a MODEL on the held-out sets of a corpus, with the model's vocabulary."""
+    from elmwright.jobs.models import resolve
+    from elmwright.model.folder import load_folder
+
+    if not (corpus / "MANIFEST.json").is_file() and (corpus / "corpus").is_dir():
+        corpus = corpus / "corpus"
+    manifest = Manifest.load(corpus)
+    splits = [name for name in manifest.splits if name != "train"]
+    if split is not None and split not in splits:
+        raise UserError(f"{corpus} has no held-out set {split!r} (it has: {', '.join(splits)})")
+    if not splits:
+        raise UserError(f"{corpus} has no held-out set; set corpus.heldout_fraction or heldout")
+    loaded = load_folder(resolve(model), with_softmax=True)
+    if loaded.softmax is None or loaded.vocab is None:
+        raise UserError(
+            f"{model} has no softmax, so it cannot score text; use a bundle or a checkpoint"
+        )
+    word_ids = {word: number for number, word in enumerate(loaded.vocab)}
+    window = _eval_window(manifest.block_steps)
+    return {
+        name: evaluate(
+            loaded.bilm, loaded.softmax, corpus, manifest, name, Ranks(),
+            lanes=16, window=window, word_ids=word_ids,
+        ).as_dict()  # fmt: skip
+        for name in ([split] if split else splits)
+    }
+
+
+def _eval_window(block_steps: int) -> int:
+    """The largest divisor of a block up to 64 steps: the window does not change the result."""
+    return max(w for w in range(1, 65) if block_steps % w == 0)

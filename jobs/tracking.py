@@ -1,0 +1,232 @@
+"""MLflow as a witness, never a judge.
+
+The driver reads the journal (journal.py) in a background thread and sends what is new to MLflow; a
+slow or dead server delays only that thread. How far it has come is remembered in `tracking.json`,
+and what may have been sent twice after a kill merges, because the journal fixes each point's
+timestamp. A checkpoint is an external logged model with its step, folder, digest and, where one was
+computed, held-out perplexity; it is removed when the checkpoint is pruned.
+
+Only the driver opens a SQLite store, under the run's lock: several processes creating its schema at
+once would crash (first use takes some seconds, which is why it happens in this thread too).
+"""
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.config import RunConfig
+from elmwright.jobs.config_file import config_hash, to_dict
+from elmwright.jobs.journal import Record, read_journal
+from elmwright.jobs.layout import RunFolder
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.storage import write_atomic
+
+log = logging.getLogger("elmwright")
+
+POLL_SECONDS = 2.0
+RETRY_SECONDS = 10.0
+BATCH = 500
+"""Metrics in one request; MLflow accepts at most 1,000."""
+
+
+def tracking_uri(config: RunConfig, folder: RunFolder) -> str:
+    """The user's URI, or a SQLite file inside the run's folder."""
+    return config.tracking.uri or f"sqlite:///{folder.mlflow / 'mlflow.db'}"
+
+
+class Tracker:
+    """Feeds one MLflow run from the journal."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
+        self._config, self._folder, self._manifest = config, folder, manifest
+        self._uri = tracking_uri(config, folder)
+        self._state_file = folder.root / "tracking.json"
+        self._state: dict[str, Any] = {"uri": self._uri, "run_id": "", "cursor": 0}
+        if self._state_file.is_file():
+            saved = json.loads(self._state_file.read_text())
+            if saved["uri"] == self._uri:
+                self._state = saved
+        self._client: Any = None
+        self._closing = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
+
+    @property
+    def run_id(self) -> str:
+        return str(self._state["run_id"])
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self, status: str, seconds: float = 60.0) -> str | None:
+        """Send the rest and close the run; after `seconds`, say what could not be sent."""
+        self._closing.set()
+        self._thread.join(seconds)
+        if self._thread.is_alive() or self._error is not None:
+            reason = self._error or f"no answer within {seconds:.0f} s"
+            return (
+                f"MLflow at {self._uri} has not taken everything ({reason}); the journal has it, "
+                "and the next run of the same command sends the rest"
+            )
+        try:
+            self._client.set_terminated(self.run_id, status)
+        except Exception as error:  # noqa: BLE001 - any client or server failure is the same to us
+            return f"MLflow at {self._uri} could not close the run ({error})"
+        return None
+
+    def _work(self) -> None:
+        while True:
+            closing = self._closing.is_set()
+            try:
+                if self._client is None:
+                    self._client = self._connect()
+                self._send()
+                self._error = None
+            except Exception as error:  # noqa: BLE001 - a witness must never stop the run
+                log.warning("tracking: %s", error)
+                self._error = error
+            if closing:
+                return
+            self._closing.wait(RETRY_SECONDS if self._error else POLL_SECONDS)
+
+    def _connect(self) -> Any:
+        client = connect(self._uri)
+        if self.run_id:
+            client.update_run(self.run_id, status="RUNNING")
+            return client
+        name = self._config.tracking.experiment
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            local = None
+            if not self._config.tracking.uri:
+                local = (self._folder.mlflow / "artifacts").as_uri()
+            experiment_id = client.create_experiment(name, artifact_location=local)
+        else:
+            experiment_id = experiment.experiment_id
+        tags = {
+            "elmwright.run_dir": str(self._folder.root),
+            "elmwright.config_sha256": config_hash(self._config),
+            "elmwright.corpus_fingerprint": self._manifest.fingerprint,
+        }
+        run = client.create_run(experiment_id, run_name=self._config.run.name, tags=tags)
+        self._state |= {"run_id": run.info.run_id, "experiment_id": experiment_id, "cursor": 0}
+        self._save()
+        self._log_start(client)
+        return client
+
+    def _log_start(self, client: Any) -> None:
+        from mlflow.entities import Param
+
+        settings = []
+        for section, values in to_dict(self._config).items():
+            if isinstance(values, dict):
+                for key, value in values.items():
+                    settings.append(Param(f"{section}.{key}", json.dumps(value)[:6000]))
+        train = self._manifest.splits["train"]
+        settings.append(Param("corpus.tokens", str(train.steps)))
+        settings.append(Param("corpus.vocabulary", str(self._manifest.vocab.size)))
+        client.log_batch(self.run_id, params=settings)
+        client.log_dict(self.run_id, to_dict(self._config), "config.json")
+        client.log_artifact(self.run_id, str(self._folder.corpus / "MANIFEST.json"), "corpus")
+
+    def _send(self) -> None:
+        """Send all complete records behind the cursor, which moves only over what was taken."""
+        pending: list[Any] = []
+        position = self._state["cursor"]
+        for record, behind in read_journal(self._folder.journal, position):
+            if record["kind"] in ("metrics", "eval"):
+                pending += _metrics(record)
+            else:
+                self._flush(pending, position)
+                pending = []
+                self._checkpoint(record)
+            position = behind
+            if len(pending) >= BATCH:
+                self._flush(pending, position)
+                pending = []
+        self._flush(pending, position)
+
+    def _flush(self, metrics: list[Any], position: int) -> None:
+        for start in range(0, len(metrics), BATCH):
+            self._client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
+        if position != self._state["cursor"]:
+            self._state["cursor"] = position
+            self._save()
+
+    def _checkpoint(self, record: Record) -> None:
+        """Create (or, after pruning, delete) the logged model of a checkpoint."""
+        import mlflow
+
+        name = f"{self._config.run.name}-step-{record['step']}"
+        known = self._client.search_logged_models(
+            [self._state["experiment_id"]], filter_string=f"name = '{name}'"
+        )
+        known = [model for model in known if model.source_run_id == self.run_id]
+        if record["kind"] == "pruned":
+            for model in known:
+                self._client.delete_logged_model(model.model_id)
+        elif not known:
+            mlflow.set_tracking_uri(self._uri)
+            model = mlflow.create_external_model(
+                name=name,
+                source_run_id=self.run_id,
+                experiment_id=self._state["experiment_id"],
+                model_type="checkpoint",
+                params={
+                    "step": str(record["step"]),
+                    "uri": record["path"],
+                    "sha256": record["sha256"],
+                },
+                tags={"step": str(record["step"]), "sha256": record["sha256"]},
+            )
+            for split, value in record["perplexity"].items():
+                self._client.log_metric(
+                    self.run_id,
+                    f"checkpoint/{split}_perplexity",
+                    value,
+                    timestamp=record["time"],
+                    step=record["step"],
+                    model_id=model.model_id,
+                )
+
+    def _save(self) -> None:
+        write_atomic(self._state_file, json.dumps(self._state, indent=1).encode())
+
+
+def _metrics(record: Record) -> list[Any]:
+    from mlflow.entities import Metric
+
+    return [
+        Metric(key, float(value), record["time"], record["step"])
+        for key, value in record["values"].items()
+    ]
+
+
+def connect(uri: str) -> Any:
+    """An MLflow client; a SQLite file's folder is created, a missing server is retried later."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    if uri.startswith("sqlite:///"):
+        Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    except MlflowException as error:
+        raise UserError(f"tracking.uri {uri!r} is not one MLflow knows: {error.message}") from error
+
+
+def read_run_id(folder: RunFolder) -> str:
+    """The MLflow run of this run, or nothing."""
+    try:
+        return str(json.loads((folder.root / "tracking.json").read_text())["run_id"])
+    except FileNotFoundError:
+        return ""
+
+

@@ -1,0 +1,77 @@
+"""`elmwright verify PATH`: is this exactly what was written?
+
+Finds out by itself what PATH is. Prints what was checked; the first thing that is wrong is an
+error that names the file.
+"""
+
+import json
+from pathlib import Path
+
+from elmwright.jobs.bundle import SUMS, verify_bundle
+from elmwright.jobs.checkpoint import MANIFEST, verify_checkpoint
+from elmwright.jobs.layout import RunFolder
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.manifest import Manifest
+
+
+def verify_path(path: Path) -> list[str]:
+    """Check a run, corpus, shard, checkpoint or bundle; a line for each thing that was good."""
+    if not path.exists():
+        raise UserError(f"there is no {path}")
+    if path.suffix == ".tar":
+        return [_shard(path)]
+    if (path / SUMS).is_file():
+        verify_bundle(path)
+        return [f"bundle {path}"]
+    if (path / "state.json").is_file() or path.name.startswith("step-"):
+        verify_checkpoint(path)
+        return [f"checkpoint {path}"]
+    if (path / MANIFEST).is_file():
+        return [_corpus(path)]
+    return _run(path)
+
+
+def _corpus(path: Path) -> str:
+    manifest = Manifest.load(path)
+    problems = manifest.verify(path)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(problems[0] + more)
+    shards = sum(len(split.shards) for split in manifest.splits.values())
+    return f"corpus {path} ({shards} shards, fingerprint {manifest.fingerprint[:12]})"
+
+
+def _shard(path: Path) -> str:
+    """One shard, against the manifest of the corpus it lies in."""
+    from elmwright.pipeline.shards import verify_shard
+
+    manifest = Manifest.load(path.resolve().parent.parent)
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            if Path(shard.tar).name == path.name:
+                try:
+                    verify_shard(path, shard)
+                except ValueError as error:
+                    raise UserError(str(error)) from error
+                return f"shard {path} ({shard.blocks} blocks)"
+    raise UserError(f"{path} is not in the manifest of its corpus")
+
+
+def _run(path: Path) -> list[str]:
+    folder = RunFolder(path)
+    checked = []
+    if (folder.corpus / MANIFEST).is_file():
+        checked.append(_corpus(folder.corpus))
+    for checkpoint in sorted(folder.checkpoints.glob("step-*")):
+        verify_checkpoint(checkpoint)
+        checked.append(f"checkpoint {checkpoint}")
+    if (folder.bundle / SUMS).is_file():
+        verify_bundle(folder.bundle)
+        checked.append(f"bundle {folder.bundle}")
+    if folder.result.is_file():
+        json.loads(folder.result.read_text())
+    if not checked:
+        raise UserError(
+            f"{path} is neither a run, a corpus, a shard, a checkpoint nor a bundle of elmwright"
+        )
+    return checked

@@ -1,0 +1,280 @@
+"""`elmwright run`: corpus → train → export → publish, each stage only if it is not done.
+
+Whether a stage is done is read from what it left on disk, never from a state file of its own: the
+corpus manifest, `train/result.json`, the bundle's digests and provenance, `published.json`. So a run
+that was killed anywhere goes on by the same command, and a finished one is recognised without
+importing Ray, torch or MLflow.
+"""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.bundle import SUMS
+from elmwright.jobs.checkpoint import list_checkpoints
+from elmwright.jobs.config import RunConfig
+from elmwright.jobs.config_file import config_hash, to_dict
+from elmwright.jobs.console import Console, console_for_run
+from elmwright.jobs.layout import RunFolder, locked, open_run_folder
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.storage import write_atomic
+
+STAGES = ("corpus", "train", "export", "publish")
+
+
+def run(
+    config: RunConfig, *, until: str = "publish", config_name: str = "", quiet: bool = False
+) -> dict[str, Any]:
+    """Do every stage up to `until` that is not done yet; what there is at the end."""
+    folder = open_run_folder(config)
+    wanted = STAGES[: STAGES.index(until) + 1]
+    with locked(folder), console_for_run(folder.log, to_stderr=quiet) as console:
+        started = time.monotonic()
+        pending = [stage for stage in wanted if not is_done(stage, config, folder)]
+        if not pending:
+            console.say(f"Everything is up to date in {folder.root}.")
+            return _closing(config, folder, until, console)
+        write_atomic(folder.config, json.dumps(to_dict(config), indent=1).encode())
+        console.say(f"Run {config.run.name!r} in {folder.root} (log: {folder.log.name})")
+        done = [stage for stage in wanted if stage not in pending]
+        if done:
+            console.say(f"Already done: {', '.join(done)}.")
+        with stop_signals() as stop:
+            _do(pending, config, folder, console, stop)
+        minutes, seconds = divmod(int(time.monotonic() - started), 60)
+        console.say(f"Done in {minutes} min {seconds} s.\n")
+        return _closing(config, folder, until, console)
+
+
+def is_done(stage: str, config: RunConfig, folder: RunFolder) -> bool:
+    """Has this stage been completed for exactly this config?"""
+    if stage == "corpus":
+        return current_corpus(config, folder) is not None
+    if stage == "train":
+        if not folder.result.is_file():
+            return False
+        infos = list_checkpoints(folder.checkpoints)
+        return bool(infos) and infos[-1].step >= config.train.max_steps
+    if stage == "export":
+        infos = list_checkpoints(folder.checkpoints)
+        provenance = folder.bundle / "provenance.json"
+        if not (folder.bundle / SUMS).is_file() or not infos:
+            return False
+        return bool(json.loads(provenance.read_text())["checkpoint_sha256"] == infos[-1].sha256)
+    from elmwright.jobs.publish import is_published
+
+    return is_published(config, folder)
+
+
+def current_corpus(config: RunConfig, folder: RunFolder) -> Manifest | None:
+    from elmwright.pipeline.build import corpus_key, is_current
+
+    key = corpus_key(config.corpus, config.vocab, config.shards, config.run.seed)
+    return is_current(folder.corpus, key, config.corpus)
+
+
+def _do(
+    pending: list[str],
+    config: RunConfig,
+    folder: RunFolder,
+    console: Console,
+    stop: threading.Event,
+) -> None:
+    # Mistakes that can be seen now are reported before anything is started.
+    if "corpus" in pending:
+        _guard_corpus(folder)
+    elif "train" in pending:
+        _check_training(config, folder)
+    if "corpus" in pending or "train" in pending:
+        from elmwright.jobs.cluster import ray_cluster
+
+        with ray_cluster(config, folder):
+            if "corpus" in pending:
+                _corpus(config, folder, console, stop)
+            if "train" in pending:
+                _train(config, folder, console, stop)
+    if "export" in pending:
+        from elmwright.jobs.export import export
+
+        with console.progress("export", 1, "bundle") as advance:
+            checks = export(config, folder)
+            advance(1)
+        console.say(f"Bundle written and checked: {checks}")
+    if "publish" in pending:
+        from elmwright.jobs.publish import publish
+
+        with console.progress("publish", 1, "version") as advance:
+            version = publish(config, folder)
+            advance(1)
+        console.say(
+            f"Registered {version['name']} version {version['version']}, "
+            f"alias {version['alias']!r}."
+        )
+
+
+def _guard_corpus(folder: RunFolder) -> None:
+    """A corpus that has been trained on is never replaced."""
+    infos = list_checkpoints(folder.checkpoints)
+    if infos:
+        raise UserError(
+            f"the sources or the [corpus], [vocab] or [shards] settings have changed since "
+            f"{infos[-1].path} was trained on this run's corpus; give the run another run.name, "
+            "or set them back"
+        )
+
+
+def _check_training(config: RunConfig, folder: RunFolder) -> None:
+    from elmwright.jobs.launch import check_resumable, check_size
+
+    manifest = Manifest.load(folder.corpus)
+    check_resumable(config, folder, manifest)
+    check_size(config, manifest)
+
+
+def _corpus(
+    config: RunConfig, folder: RunFolder, console: Console, stop: threading.Event
+) -> None:
+    from elmwright.pipeline.build import build_corpus
+
+    manifest = build_corpus(
+        config.corpus,
+        config.vocab,
+        config.shards,
+        seed=config.run.seed,
+        folder=folder.corpus,
+        progress=console.progress,
+        stop=stop.is_set,
+    )
+    for line in corpus_summary(manifest):
+        console.say(line)
+
+
+def corpus_summary(manifest: Manifest) -> Iterator[str]:
+    """The funnel and the sizes, as lines."""
+    for step in manifest.funnel:
+        yield (
+            f"    {step.rule:<22} {step.documents:>10,} documents {step.sentences:>12,} sentences "
+            f"{step.words:>13,} words"
+        )
+    for name, split in manifest.splits.items():
+        yield (
+            f"  {name}: {split.words:,} words in {split.sentences:,} sentences, "
+            f"{split.blocks:,} blocks, {split.unk_share:.2%} <UNK> targets"
+        )
+    yield f"  vocabulary: {manifest.vocab.size:,} words; fingerprint {manifest.fingerprint[:12]}"
+
+
+def _train(config: RunConfig, folder: RunFolder, console: Console, stop: threading.Event) -> None:
+    from elmwright.jobs.launch import launch
+    from elmwright.jobs.tracking import Tracker
+
+    _check_training(config, folder)
+    tracker = Tracker(config, folder, Manifest.load(folder.corpus))
+    tracker.start()
+    status = "FAILED"
+    try:
+        launch(config, folder, console, stop.is_set)
+        status = "FINISHED"
+    finally:
+        if stop.is_set():
+            status = "KILLED"
+        problem = tracker.finish(status)
+        if problem:
+            console.warn(problem)
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """SIGINT and SIGTERM set the event; a second one ends the process at once."""
+    event = threading.Event()
+
+    def handler(_number: int, _frame: object) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _closing(
+    config: RunConfig, folder: RunFolder, until: str, console: Console
+) -> dict[str, Any]:
+    """Tell where everything is and what to type next; the same as data."""
+    from elmwright.jobs.tracking import tracking_uri
+
+    found: dict[str, Any] = {"run": config.run.name, "dir": str(folder.root)}
+    found["config_sha256"] = config_hash(config)
+    manifest = Manifest.load(folder.corpus)
+    found["corpus"] = {
+        "path": str(folder.corpus),
+        "fingerprint": manifest.fingerprint,
+        "vocabulary": manifest.vocab.size,
+        "train_tokens": manifest.splits["train"].steps,
+        "unigram_perplexity": dict(manifest.unigram_perplexity),
+    }
+    say = console.say
+    say(f"  corpus      {_short(folder.corpus)}  ({manifest.splits['train'].words:,} words)")
+    if until == "corpus":
+        say(f"\nNext: look at {_short(folder.corpus / 'MANIFEST.json')}, then elmwright train CONFIG")
+        return found
+    infos = list_checkpoints(folder.checkpoints)
+    result = json.loads(folder.result.read_text())
+    found["train"] = result
+    found["checkpoint"] = str(infos[-1].path)
+    say(f"  checkpoint  {_short(infos[-1].path)}")
+    uri = tracking_uri(config, folder)
+    found["tracking_uri"] = uri
+    if until in ("export", "publish"):
+        found["bundle"] = str(folder.bundle)
+        say(f"  bundle      {_short(folder.bundle)}")
+    if until == "publish":
+        found["published"] = json.loads(folder.published.read_text())
+        published = found["published"]
+        say(f"  registered  models:/{published['name']}@{published['alias']}"
+            f"  (version {published['version']})")  # fmt: skip
+    say(f"  tracking    {uri}")
+    for split, score in result["evaluation"].items():
+        say(
+            f"\nHeld-out perplexity ({split}, full softmax, {score['tokens']:,} tokens, "
+            f"{score['unk_share']:.2%} <UNK>): {score['perplexity']:.1f}\n"
+            f"  forward {score['forward_perplexity']:.1f}, "
+            f"backward {score['backward_perplexity']:.1f}; "
+            f"a unigram model has {manifest.unigram_perplexity[split]:.1f}"
+        )
+    if until == "publish":
+        say("\nNext:")
+        say(f"  echo 'The quick brown fox' | {_bin('elmwright')} embed {_short(folder.bundle)} - "
+            "-o fox.hdf5")  # fmt: skip
+        say(f"  {_bin('mlflow')} ui --backend-store-uri {uri}")
+    return found
+
+
+def _short(path: Path) -> str:
+    """Relative to here where that is shorter."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _bin(name: str) -> str:
+    """How to type a command of this environment here."""
+    import shutil
+    import sys
+
+    beside = Path(sys.executable).parent / name
+    on_path = shutil.which(name)
+    if on_path and Path(on_path).resolve() == beside.resolve():
+        return name
+    return _short(beside)
