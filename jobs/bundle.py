@@ -1,15 +1,15 @@
 """The bundle: the folder that is published, and how its files are checked.
 
-    bundle/
-      model.safetensors     the biLM, as the checkpoint had it
-      softmax.safetensors   the tied softmax: only scoring and further training need it
-      weights.hdf5          the biLM again, in bilm format, with
-      options.json          its options: what AllenNLP and bilm-tf users load
-      vocab.txt             one word a line, in the order of the softmax
-      config.json           the model's shape and what it was measured at
-      README.md             the model card
-      provenance.json       what made it: code, config, corpus, checkpoint, packages
-      SHA256SUMS            digests of all of the above, written last
+bundle/
+  model.safetensors     the biLM, as the checkpoint had it
+  softmax.safetensors   the tied softmax: only scoring and further training need it
+  weights.hdf5          the biLM again, in bilm format, with
+  options.json          its options: what AllenNLP and bilm-tf users load
+  vocab.txt             one word a line, in the order of the softmax
+  config.json           the model's shape and what it was measured at
+  README.md             the model card
+  provenance.json       what made it: code, config, corpus, checkpoint, packages
+  SHA256SUMS            digests of all of the above, written last
 """
 
 import hashlib

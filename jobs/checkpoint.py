@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage import sha256_file, write_atomic
+from elmwright.pipeline.manifest import canonical
+from elmwright.pipeline.storage import sha256_bytes, sha256_file, write_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,13 +73,13 @@ def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
             continue
         try:
             found.append(read_info(path))
-        except (OSError, ValueError, KeyError) as error:
+        except UserError as error:
             log.warning("checkpoint %s is not readable: %s", path, error)
     return sorted(found, key=lambda info: info.step)
 
 
 def read_info(path: Path) -> CheckpointInfo:
-    manifest = json.loads((path / MANIFEST).read_text())
+    manifest = _read_manifest(path)
     files = manifest["files"]
     return CheckpointInfo(
         path=path,
@@ -89,16 +90,23 @@ def read_info(path: Path) -> CheckpointInfo:
     )
 
 
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest, if it is exactly what was written: it carries a digest of itself."""
+    file = path / MANIFEST
+    try:
+        manifest = json.loads(file.read_bytes())
+        if manifest.pop("sha256") != sha256_bytes(canonical(manifest)):
+            raise ValueError("it does not match its own digest")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} is missing or damaged ({error})") from error
+    if manifest["format"] != FORMAT:
+        raise UserError(f"{path} has checkpoint format {manifest['format']}, not {FORMAT}")
+    return dict(manifest)
+
+
 def verify_checkpoint(path: Path) -> None:
     """Compare every file with the manifest; the error names the first that differs."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        files: dict[str, dict[str, Any]] = manifest["files"]
-        if manifest["format"] != FORMAT:
-            raise UserError(f"{path} has checkpoint format {manifest['format']}, not {FORMAT}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path / MANIFEST} is missing or damaged ({error})") from error
-    for name, entry in files.items():
+    for name, entry in _read_manifest(path)["files"].items():
         file = path / name
         if Path(name).name != name:
             raise UserError(f"{path / MANIFEST} names a file outside its folder: {name!r}")
@@ -194,7 +202,7 @@ class CheckpointWriter:
             verify_checkpoint(info.path)
             self._written(info)
             self._prune()
-        except BaseException as error:  # noqa: BLE001 - handed to the loop by wait()
+        except BaseException as error:
             self._error = error
 
     def _write(self, snapshot: Snapshot) -> CheckpointInfo:
@@ -220,6 +228,7 @@ class CheckpointWriter:
                 "perplexity": snapshot.perplexity,
                 "files": files,
             }
+            manifest["sha256"] = sha256_bytes(canonical(manifest))
             (beside / MANIFEST).write_text(json.dumps(manifest, indent=1))
             for file in beside.iterdir():
                 _fsync(file)
@@ -242,7 +251,9 @@ class CheckpointWriter:
     def check_attempt(self) -> None:
         newest = current_attempt(self._attempt_file)
         if newest != self._attempt:
-            raise StaleAttempt(f"attempt {newest} of this run has begun; attempt {self._attempt} stops")
+            raise StaleAttempt(
+                f"attempt {newest} of this run has begun; attempt {self._attempt} stops"
+            )
 
     def _prune(self) -> None:
         """Keep the newest `keep_last` and the best by held-out perplexity."""

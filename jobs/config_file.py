@@ -16,6 +16,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -202,7 +203,7 @@ _NOT_NEGATIVE = (
     "optim.warmup_steps train.max_restarts eval.every_steps cluster.cpus corpus.min_words "
     "corpus.min_sentence_words"
 ).split()
-_ABOVE_ZERO = "optim.lr optim.initial_accumulator optim.eps".split()
+_ABOVE_ZERO = ["optim.lr", "optim.initial_accumulator", "optim.eps"]
 
 
 def _check(config: RunConfig) -> None:
@@ -314,7 +315,7 @@ def explain() -> Iterator[tuple[str, str, str, str]]:
 def _field_docs(cls: type) -> dict[str, str]:
     body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(cls)).body[0]).body
     found = {}
-    for node, following in zip(body, body[1:], strict=False):
+    for node, following in pairwise(body):
         if (
             isinstance(node, ast.AnnAssign)
             and isinstance(node.target, ast.Name)

@@ -1,8 +1,7 @@
 """`elmwright embed`: the layer representations of a text, as bilm-tf dumps them.
 
-One HDF5 dataset a sentence, key = line number from 0, shape (layers, words, 2 × projection_dim);
-also `sentence_to_index`-free: the line number is all a reader needs. Sentences are read, embedded
-and written a batch at a time, so the size of the input does not matter.
+One HDF5 dataset a sentence, key = line number from 0, shape (layers, words, 2 × projection_dim).
+Sentences are read, embedded and written a batch at a time: the size of the input does not matter.
 """
 
 import os
@@ -36,14 +35,14 @@ def embed_file(
 
     from elmwright.jobs.models import load
 
-    elmo = load(model)
+    elmo = load(model, carry_state=carry_state)
     elmo.eval()
     beside = output.with_name(f".{output.name}.{os.getpid()}")
     lines = words = 0
     try:
         with _open(source) as text, h5py.File(beside, "w") as file:
             for batch in _batches(text, batch_size):
-                vectors = elmo.embed(batch, carry_state=carry_state)
+                vectors = elmo.embed(batch, batch_size=batch_size)
                 for vector in vectors:
                     words += vector.shape[1]
                     if layers == "top":

@@ -66,9 +66,7 @@ def evaluate(
 ) -> Score:
     """Score a held-out set, or its first blocks of about `max_tokens` tokens."""
     mine = ranks.lanes(lanes)
-    blocks = Blocks(
-        corpus, manifest, split, bilm.config.max_chars, word_ids, keep=len(mine) + 1
-    )
+    blocks = Blocks(corpus, manifest, split, bilm.config.max_chars, word_ids, keep=len(mine) + 1)
     count = len(blocks)
     if max_tokens is not None:
         count = min(count, max(1, max_tokens // blocks.steps))
@@ -141,9 +139,16 @@ def evaluate_model(model: str, corpus: Path, split: str | None) -> dict[str, dic
     window = _eval_window(manifest.block_steps)
     return {
         name: evaluate(
-            loaded.bilm, loaded.softmax, corpus, manifest, name, Ranks(),
-            lanes=16, window=window, word_ids=word_ids,
-        ).as_dict()  # fmt: skip
+            loaded.bilm,
+            loaded.softmax,
+            corpus,
+            manifest,
+            name,
+            Ranks(),
+            lanes=16,
+            window=window,
+            word_ids=word_ids,
+        ).as_dict()
         for name in ([split] if split else splits)
     }
 

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -19,7 +21,7 @@ class Ranks:
 
     rank: int = 0
     world: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     def lanes(self, total: int) -> range:
         """The lanes of the global batch that this process owns."""
@@ -53,4 +55,5 @@ class Ranks:
 def touched_rows(ranks: Ranks, targets: Tensor, negatives: Tensor) -> Tensor:
     """Sorted ids of the softmax rows that any process touches in this step."""
     everybody = ranks.gather(targets.reshape(-1), dim=0)
-    return torch.unique(torch.cat([everybody, negatives]), sorted=True)
+    rows: Tensor = torch.unique(torch.cat([everybody, negatives]), sorted=True)
+    return rows

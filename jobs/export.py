@@ -1,7 +1,7 @@
 """From a checkpoint to a bundle that has been read back and compared.
 
 The weights are the checkpoint's own bytes. Before the bundle gets its name, an independent reader
-(`model.reference`: numpy, no torch, its own parsing of weights.hdf5) computes the representations of
+(`model.reference`: numpy, no torch, its own parsing of weights.hdf5) computes representations of
 real held-out sentences from it, and they must equal the trained model's. The same checkpoint gives
 the same bytes: the time is in provenance.json and nowhere else.
 """
@@ -26,10 +26,10 @@ from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.model_card import model_card
 from elmwright.jobs.tracking import read_run_id
-from elmwright.model.bilm_format import write_bilm
+from elmwright.model.bilm_format import write_options, write_weights
 from elmwright.model.elmo import Elmo
-from elmwright.model.folder import load_folder, write_config
-from elmwright.model.reference import Reference
+from elmwright.model.folder import load_folder, model_tensors, write_config
+from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.shards import ShardReader
@@ -72,7 +72,9 @@ def _write(
     for name in ("model.safetensors", "softmax.safetensors", "vocab.txt"):
         shutil.copyfile(info.path / name, target / name)
     loaded = load_folder(info.path)
-    write_bilm(target, loaded.bilm, dropout=config.train.dropout, vocab_size=manifest.vocab.size)
+    settings = {"dropout": config.train.dropout, "n_tokens_vocab": manifest.vocab.size}
+    write_options(target / "options.json", config.model, settings)
+    write_weights(target / "weights.hdf5", config.model, model_tensors(loaded.bilm))
     evaluation = json.loads((info.path / "state.json").read_text())["evaluation"]
     extra = {
         "evaluation": evaluation,
@@ -111,12 +113,14 @@ def _compare(bundle: Path, elmo: Elmo, sentences: list[list[str]]) -> tuple[floa
     """The largest difference between the trained model's vectors and the bundle's."""
     elmo.eval()
     expected = elmo.embed(sentences)
-    reference = Reference.load(bundle)
+    reference = ReferenceBiLM(bundle / "options.json", bundle / "weights.hdf5")
     worst = 0.0
     for sentence, vectors in zip(sentences, expected, strict=True):
-        found = reference.embed(sentence)
+        found, _ = reference.embed(sentence)
         if found.shape != vectors.shape:
-            raise RuntimeError(f"shape {found.shape} from the bundle, {vectors.shape} from training")
+            raise RuntimeError(
+                f"shape {found.shape} from the bundle, {vectors.shape} from training"
+            )
         worst = max(worst, float(np.abs(found - vectors).max()))
     return worst, len(sentences)
 

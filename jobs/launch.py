@@ -105,9 +105,7 @@ def launch(
             )
             time.sleep(pause)
     if not folder.result.is_file() or _result_step(folder) < config.train.max_steps:
-        raise Interrupted(
-            f"training is at {_where(folder)}; the same command goes on from there"
-        )
+        raise Interrupted(f"training is at {_where(folder)}; the same command goes on from there")
 
 
 def _attempt(
@@ -123,7 +121,7 @@ def _attempt(
     def fit() -> None:
         try:
             _fit(config, folder, attempt)
-        except Exception as error:  # noqa: BLE001 - handed to the caller's thread
+        except Exception as error:
             outcome.append(error)
 
     # fit() blocks and would take SIGINT for itself on the main thread.
@@ -183,7 +181,7 @@ def _check_resources(config: RunConfig, have: dict[str, float], use_gpu: bool) -
         )
     if use_gpu and have.get("GPU", 0) < train.processes:
         raise UserError(
-            f"train.device = \"cuda\" needs {train.processes} GPUs, the cluster has "
+            f'train.device = "cuda" needs {train.processes} GPUs, the cluster has '
             f"{have.get('GPU', 0):.0f}"
         )
 

@@ -73,9 +73,7 @@ class Blocks:
         word_ids: Mapping[str, int] | None = None,
         keep: int = 64,
     ) -> None:
-        self._readers = [
-            ShardReader(corpus / shard.tar) for shard in manifest.splits[split].shards
-        ]
+        self._readers = [ShardReader(corpus / shard.tar) for shard in manifest.splits[split].shards]
         self._starts = np.cumsum([0, *(len(reader) for reader in self._readers)])
         self._max_chars, self._word_ids, self._keep = max_chars, word_ids, keep
         self._rows: OrderedDict[int, _Row] = OrderedDict()
@@ -188,7 +186,7 @@ class Prefetch:
                     batch = training_batch(blocks, seed, step, lanes, total_lanes, window)
                     self._put(batch)
                     step += 1
-            except BaseException as error:  # noqa: BLE001 - raised again by next()
+            except BaseException as error:
                 self._put(error)
 
         self._thread = threading.Thread(target=work, name="prefetch", daemon=True)

@@ -74,7 +74,7 @@ class Tracker:
             )
         try:
             self._client.set_terminated(self.run_id, status)
-        except Exception as error:  # noqa: BLE001 - any client or server failure is the same to us
+        except Exception as error:
             return f"MLflow at {self._uri} could not close the run ({error})"
         return None
 
@@ -86,7 +86,7 @@ class Tracker:
                     self._client = self._connect()
                 self._send()
                 self._error = None
-            except Exception as error:  # noqa: BLE001 - a witness must never stop the run
+            except Exception as error:
                 log.warning("tracking: %s", error)
                 self._error = error
             if closing:
@@ -228,5 +228,3 @@ def read_run_id(folder: RunFolder) -> str:
         return str(json.loads((folder.root / "tracking.json").read_text())["run_id"])
     except FileNotFoundError:
         return ""
-
-

@@ -43,7 +43,7 @@ from elmwright.jobs.stream import Batch, Blocks, Prefetch
 from elmwright.model.bilm import BiLM, States, dropout_masks
 from elmwright.model.folder import load_tensors, model_tensors
 from elmwright.model.optim import Optimizer, OptimSettings, global_norm
-from elmwright.model.softmax import Softmax, draw_negatives, sampled_loss
+from elmwright.model.softmax import Softmax, draw_negatives, full_table_loss, sampled_loss
 from elmwright.pipeline.lanes import keyed_hash
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.storage import write_atomic
@@ -89,9 +89,7 @@ def train(config: RunConfig, folder: RunFolder, attempt: int, ranks: Ranks) -> N
         )
     journal = Journal(folder.journal) if ranks.rank == 0 else None
     writer = _writer(config, folder, attempt, journal) if journal else None
-    blocks = Blocks(
-        folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes)
-    )
+    blocks = Blocks(folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes))
     prefetch = Prefetch(
         blocks, config.run.seed, trainer.step, lanes, config.train.lanes, config.train.window
     )
@@ -184,9 +182,12 @@ def _step(
     both = torch.stack(targets).to(device)
     weights = torch.from_numpy(batch.weights).to(device)
 
-    negatives = draw_negatives(seed, step, section.negatives, trainer.softmax.vocab_size)
-    negatives = negatives.to(device)
-    rows = negatives.ids if negatives.full else touched_rows(ranks, both, negatives.ids)
+    size = trainer.softmax.vocab_size
+    negatives = draw_negatives(seed, step, section.negatives, size)
+    full = len(negatives.ids) == size
+    rows = negatives.ids.to(device)
+    if not full:
+        rows = touched_rows(ranks, both, rows)
     table = trainer.softmax.table(rows).requires_grad_()
 
     seeds = [keyed_hash(seed, _DROPOUT, step, lane) >> 1 for lane in lanes]
@@ -202,7 +203,10 @@ def _step(
     total = torch.zeros((), device=device)
     for hidden, wanted in ((output.top_forward, both[0]), (output.top_backward, both[1])):
         flat = hidden.reshape(-1, hidden.size(-1)), wanted.reshape(-1), weights.reshape(-1)
-        total = total + sampled_loss(*flat, rows, table, negatives)
+        if full:
+            total = total + full_table_loss(*flat, table)
+        else:
+            total = total + sampled_loss(*flat, rows, table, negatives, size)
     # Mean over the global batch; DDP averages over processes, so each scales its share up.
     scale = ranks.world / (2 * section.lanes * section.window)
     scale *= section.window if config.optim.scale_by_window else 1
@@ -211,8 +215,9 @@ def _step(
     (total * scale).backward()  # type: ignore[no-untyped-call]
     assert table.grad is not None  # noqa: S101 - every loss above depends on it
     table_grad = ranks.sum(table.grad).div_(ranks.world)
-    sums = torch.stack([total.detach().double(), weights.sum().double() * 2])
-    sums = ranks.sum(torch.cat([sums, sums.new_tensor([float(stop_wish)])])).tolist()
+    wish = torch.tensor(float(stop_wish), dtype=torch.float64, device=device)
+    shared = torch.stack([total.detach().double(), weights.sum().double() * 2, wish])
+    sums: list[float] = ranks.sum(shared).tolist()
 
     dense = [p.grad for p in trainer.bilm.parameters() if p.grad is not None]
     norm = float(global_norm(dense, table_grad))
@@ -260,7 +265,7 @@ def _start(config: RunConfig, folder: RunFolder, manifest: Manifest, ranks: Rank
     seed, device = config.run.seed, ranks.device
     bilm = BiLM(config.model, keyed_hash(seed, _BILM) >> 1).to(device)
     width = config.model.projection_dim
-    softmax = Softmax(manifest.vocab.size, width, keyed_hash(seed, _SOFTMAX) >> 1).to(device)
+    softmax = Softmax.create(manifest.vocab.size, width, keyed_hash(seed, _SOFTMAX) >> 1, device)
     optim = config.optim
     settings = OptimSettings(
         name=optim.name,
@@ -269,7 +274,7 @@ def _start(config: RunConfig, folder: RunFolder, manifest: Manifest, ranks: Rank
         eps=optim.eps,
         weight_decay=optim.weight_decay,
     )
-    optimizer = Optimizer(bilm.named_parameters(), softmax, settings)
+    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, settings)
     states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
     trainer = Trainer(bilm, softmax, optimizer, states)
 

@@ -1,8 +1,8 @@
 """`elmwright run`: corpus → train → export → publish, each stage only if it is not done.
 
 Whether a stage is done is read from what it left on disk, never from a state file of its own: the
-corpus manifest, `train/result.json`, the bundle's digests and provenance, `published.json`. So a run
-that was killed anywhere goes on by the same command, and a finished one is recognised without
+corpus manifest, `train/result.json`, the bundle's digests and provenance, `published.json`. So a
+run that was killed anywhere goes on by the same command, and a finished one is recognised without
 importing Ray, torch or MLflow.
 """
 
@@ -137,9 +137,7 @@ def _check_training(config: RunConfig, folder: RunFolder) -> None:
     check_size(config, manifest)
 
 
-def _corpus(
-    config: RunConfig, folder: RunFolder, console: Console, stop: threading.Event
-) -> None:
+def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: threading.Event) -> None:
     from elmwright.pipeline.build import build_corpus
 
     manifest = build_corpus(
@@ -207,9 +205,7 @@ def stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, old)
 
 
-def _closing(
-    config: RunConfig, folder: RunFolder, until: str, console: Console
-) -> dict[str, Any]:
+def _closing(config: RunConfig, folder: RunFolder, until: str, console: Console) -> dict[str, Any]:
     """Tell where everything is and what to type next; the same as data."""
     from elmwright.jobs.tracking import tracking_uri
 
@@ -226,7 +222,9 @@ def _closing(
     say = console.say
     say(f"  corpus      {_short(folder.corpus)}  ({manifest.splits['train'].words:,} words)")
     if until == "corpus":
-        say(f"\nNext: look at {_short(folder.corpus / 'MANIFEST.json')}, then elmwright train CONFIG")
+        say(
+            f"\nNext: look at {_short(folder.corpus / 'MANIFEST.json')}, then elmwright train CONFIG"
+        )
         return found
     infos = list_checkpoints(folder.checkpoints)
     result = json.loads(folder.result.read_text())

@@ -1,1 +1,1 @@
-"""Raw text in any form → cleaned, shuffled blocks in WebDataset shards, a vocabulary, a manifest."""
+"""Raw text in any form → cleaned, shuffled blocks in WebDataset shards, vocabulary, manifest."""

@@ -55,7 +55,10 @@ def test_the_published_models_have_the_published_number_of_parameters() -> None:
         ("optim.lr=0", r"optim\.lr: must be above 0"),
         ("model.filters=[[1]]", r"model\.filters: expected a pair of whole numbers"),
         ("model.filters=[[90, 4]]", r"model\.filters: \[90, 4\]: a width is from 1"),
-        ("shards.block_steps=1281", r"shards\.block_steps: 1281 is not a multiple of train\.window"),
+        (
+            "shards.block_steps=1281",
+            r"shards\.block_steps: 1281 is not a multiple of train\.window",
+        ),
         ("train.lanes=33", r"train\.lanes: 33 lanes cannot be shared evenly by 2 processes"),
         ("train.processes=64", r"train\.processes: is 64, more than train\.lanes = 32"),
         ("corpus.sources=[]", r"corpus\.sources: is empty"),

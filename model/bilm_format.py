@@ -1,0 +1,213 @@
+"""The published format: `options.json` + `weights.hdf5`, as bilm-tf and AllenNLP read and write it.
+
+Reading gives a `ModelConfig` and tensors for a trainable `BiLM`; writing is the exact inverse, so a
+round trip keeps every bit and two writes of one model are the same file. Everything is checked
+before anything is used: a dataset that is missing, unexpected, of the wrong shape or not finite is
+named, with both shapes.
+
+Two numberings of characters exist (see `chars.py`). `options.json` says 261 in a training run and
+262 in a published model while the file holds 261 rows either way; both are read alike, and 262 is
+written, which is what readers of published models expect. A file that does hold 262 rows (the mask
+row put in front by a loader and saved back) is read too, if that row is zero.
+
+The softmax is not part of this format.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from elmwright.model.chars import N_CHARS
+from elmwright.model.config import ModelConfig
+from elmwright.pipeline.errors import UserError
+
+Array = npt.NDArray[np.float32]
+
+Place = tuple[str, int | None]
+"""A tensor of the state dict, and which direction of it (None: all of it)."""
+
+
+def read_options(path: Path) -> ModelConfig:
+    """The shape of the model that an `options.json` describes.
+
+    As in bilm-tf, a missing `n_highway` means none and a missing `use_skip_connections` means no.
+    Settings of the training run that may stand beside are left alone.
+    """
+    try:
+        options = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise UserError(f"{path} is not a JSON object, so no options of a biLM")
+    if not options.get("bidirectional", True):
+        raise UserError(f"{path} describes a model of one direction; ELMo needs both")
+
+    def get(*keys: str) -> Any:
+        value: Any = options
+        for key in keys:
+            if not isinstance(value, dict) or key not in value:
+                raise UserError(f"{path} has no {'.'.join(keys)}, which a character biLM needs")
+            value = value[key]
+        return value
+
+    n_chars = get("char_cnn", "n_characters")
+    if n_chars not in (N_CHARS - 1, N_CHARS):
+        raise UserError(f"{path} has char_cnn.n_characters {n_chars}; a biLM has 261 or 262")
+    if get("char_cnn", "activation") not in ("relu", "tanh"):
+        raise UserError(
+            f"{path} has char_cnn.activation {get('char_cnn', 'activation')!r}; relu or tanh"
+        )
+    try:
+        return ModelConfig(
+            dim=int(get("lstm", "dim")),
+            projection_dim=int(get("lstm", "projection_dim")),
+            n_layers=int(get("lstm", "n_layers")),
+            char_dim=int(get("char_cnn", "embedding", "dim")),
+            filters=tuple((int(w), int(n)) for w, n in get("char_cnn", "filters")),
+            n_highway=int(get("char_cnn").get("n_highway") or 0),
+            max_chars=int(get("char_cnn", "max_characters_per_token")),
+            activation=get("char_cnn", "activation"),
+            cell_clip=float(get("lstm", "cell_clip")),
+            proj_clip=float(get("lstm", "proj_clip")),
+            residual=bool(get("lstm").get("use_skip_connections", False)),
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path} has a value of the wrong kind: {error}") from error
+
+
+def options(config: ModelConfig) -> dict[str, Any]:
+    """What `read_options` reads, under the names of bilm-tf."""
+    return {
+        "bidirectional": True,
+        "char_cnn": {
+            "activation": config.activation,
+            "embedding": {"dim": config.char_dim},
+            "filters": [list(pair) for pair in config.filters],
+            "max_characters_per_token": config.max_chars,
+            "n_characters": N_CHARS,
+            "n_highway": config.n_highway,
+        },
+        "lstm": {
+            "cell_clip": config.cell_clip,
+            "dim": config.dim,
+            "n_layers": config.n_layers,
+            "proj_clip": config.proj_clip,
+            "projection_dim": config.projection_dim,
+            "use_skip_connections": config.residual,
+        },
+    }
+
+
+def write_options(path: Path, config: ModelConfig, extra: Mapping[str, Any] | None = None) -> None:
+    """Write `options.json`; `extra` are further top-level keys (dropout, n_tokens_vocab, …)."""
+    content = {**options(config), **(extra or {})}
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def datasets(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], Place]]:
+    """Every dataset of `weights.hdf5`: its shape, and where it lives in the state dict."""
+    n, p, d = config.n_filters, config.projection_dim, config.dim
+    found: dict[str, tuple[tuple[int, ...], Place]] = {
+        "char_embed": ((N_CHARS - 1, config.char_dim), ("encoder.char_embed", None))
+    }
+    for i, (width, number) in enumerate(config.filters):
+        shape = (1, width, config.char_dim, number)
+        found[f"CNN/W_cnn_{i}"] = shape, (f"encoder.conv.{i}.weight", None)
+        found[f"CNN/b_cnn_{i}"] = (number,), (f"encoder.conv.{i}.bias", None)
+    for i in range(config.n_highway):
+        for gate in ("carry", "transform"):
+            at = f"encoder.highway.{i}"
+            found[f"CNN_high_{i}/W_{gate}"] = (n, n), (f"{at}.w_{gate}", None)
+            found[f"CNN_high_{i}/b_{gate}"] = (n,), (f"{at}.b_{gate}", None)
+    if config.has_projection:
+        found["CNN_proj/W_proj"] = (n, p), ("encoder.projection.weight", None)
+        found["CNN_proj/b_proj"] = (p,), ("encoder.projection.bias", None)
+    for direction in range(2):
+        for layer in range(config.n_layers):
+            cell = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
+            found[f"{cell}/W_0"] = (2 * p, 4 * d), (f"lstm.{layer}.w", direction)
+            found[f"{cell}/B"] = (4 * d,), (f"lstm.{layer}.b", direction)
+            found[f"{cell}/W_P_0"] = (d, p), (f"lstm.{layer}.w_proj", direction)
+    return found
+
+
+def read_weights(path: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """The state dict of a `BiLM(config)`, float32, from a `weights.hdf5`."""
+    try:
+        with h5py.File(path, "r") as file:
+            arrays = _checked(path, file, config)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read as HDF5: {error}") from error
+    single: dict[str, Tensor] = {}
+    pairs: dict[str, list[Tensor]] = {}
+    for name, (_, (tensor_name, direction)) in datasets(config).items():
+        tensor = torch.from_numpy(arrays[name])
+        if direction is not None:
+            pairs.setdefault(tensor_name, []).append(tensor)
+        else:
+            single[tensor_name] = tensor[0] if name.startswith("CNN/W_cnn") else tensor
+    return single | {name: torch.stack(both) for name, both in pairs.items()}
+
+
+def write_weights(path: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write `weights.hdf5`. No times are recorded: the same tensors give the same bytes."""
+    with h5py.File(path, "w") as file:
+        for name, (shape, (tensor_name, direction)) in datasets(config).items():
+            tensor = tensors[tensor_name].detach().float().cpu()
+            if direction is not None:
+                tensor = tensor[direction]
+            array = tensor.contiguous().numpy().reshape(shape)
+            file.create_dataset(name, data=array, track_times=False)
+
+
+def _checked(path: Path, file: Any, config: ModelConfig) -> dict[str, Array]:
+    """All datasets, if they are exactly those of `config` and finite."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def note(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            shapes[name] = item.shape
+
+    file.visititems(note)
+    expected = {name: shape for name, (shape, _) in datasets(config).items()}
+    for name, shape in expected.items():
+        if name not in shapes:
+            raise UserError(f"{path} has no dataset {name} (expected with shape {shape})")
+        with_mask = name == "char_embed" and shapes[name] == (N_CHARS, config.char_dim)
+        if shapes[name] != shape and not with_mask:
+            raise UserError(
+                f"{path}: dataset {name} has shape {shapes[name]}, but the options ask for {shape}"
+            )
+    for name, shape in shapes.items():
+        if name not in expected:
+            raise UserError(
+                f"{path} has a dataset {name} with shape {shape} that the options do not explain"
+            )
+    arrays = {name: _finite(path, name, file[name]) for name in expected}
+    if len(arrays["char_embed"]) == N_CHARS:
+        if arrays["char_embed"][0].any():
+            raise UserError(f"{path}: char_embed has 262 rows and the first, the mask, is not zero")
+        arrays["char_embed"] = arrays["char_embed"][1:].copy()
+    return arrays
+
+
+def _finite(path: Path, name: str, dataset: Any) -> Array:
+    if dataset.dtype.kind != "f":
+        raise UserError(f"{path}: dataset {name} holds {dataset.dtype}, not floating point numbers")
+    array: Array = np.asarray(dataset[()], dtype=np.float32)
+    bad = int(array.size - np.isfinite(array).sum())
+    if bad:
+        raise UserError(
+            f"{path}: dataset {name} with shape {array.shape} has {bad} values that are NaN or "
+            "infinite; the file is damaged or the training run diverged"
+        )
+    return array

@@ -1,0 +1,167 @@
+"""The token encoder: a word's characters in, its context-free representation out.
+
+Character embedding → parallel convolutions → max over positions → activation → highway layers →
+linear projection. The result depends on the word alone, so this module is given each distinct word
+of a batch once, never a token twice.
+
+**Positions that cannot matter are not computed.** Let a word's ids be constant from position n on
+(its padding), and a filter have width w. The windows starting at n or later all hold the same w
+ids, so they have the same value, and the maximum over all windows equals the maximum over the
+starts 0 … n (or all, if there are fewer): every different window is among them, and start n stands
+for the rest. So a group of words needs only n_max + 1 windows a filter. Words are sorted by n and
+cut into a few groups with similar n; on English text this leaves about a quarter of the 50
+positions. The bias is added after the maximum, which is the same number by monotonicity.
+
+The convolutions are GEMMs over gathered windows, channels last: 1.3–2 times as fast as
+`F.conv1d` forward and backward on CPU for these narrow inputs (measured).
+
+Group sizes depend on the data, so on CUDA this costs one synchronisation a batch.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor, nn
+
+from elmwright.model.chars import N_CHARS
+from elmwright.model.config import ModelConfig
+from elmwright.pipeline.errors import UserError
+
+GROUP_LIMITS = (6, 8, 10, 13, 18, 28)
+"""Words whose ids vary over at most this many positions are grouped; one more group holds the rest.
+Most English types lie between 5 and 14 (marks included)."""
+
+
+class Convolution(nn.Module):
+    """A filter bank over character windows, reduced to each filter's maximum."""
+
+    def __init__(self, width: int, char_dim: int, number: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, char_dim, number))
+        self.bias = nn.Parameter(torch.empty(number))
+
+    def forward(self, embedded: Tensor, starts: int) -> Tensor:
+        """[U, positions, char_dim] → [U, number]: the maximum over the first `starts` windows."""
+        width, char_dim, number = self.weight.shape
+        starts = min(starts, embedded.size(1) - width + 1)
+        windows = embedded[:, : starts + width - 1].unfold(1, width, 1).transpose(2, 3)
+        values = windows.reshape(-1, width * char_dim) @ self.weight.view(-1, number)
+        best: Tensor = values.view(-1, starts, number).max(dim=1).values
+        return best + self.bias
+
+
+class Highway(nn.Module):
+    """y = g·relu(x·W_transform + b) + (1 − g)·x with g = σ(x·W_carry + b), as in bilm-tf."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.w_carry = nn.Parameter(torch.empty(width, width))
+        self.b_carry = nn.Parameter(torch.empty(width))
+        self.w_transform = nn.Parameter(torch.empty(width, width))
+        self.b_transform = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.addmm(self.b_carry, x, self.w_carry).sigmoid()
+        changed = torch.addmm(self.b_transform, x, self.w_transform).relu()
+        return torch.lerp(x, changed.to(x.dtype), gate.to(x.dtype))
+
+
+class Projection(nn.Module):
+    """x·W + b, with W stored [in, out] as in the file format."""
+
+    def __init__(self, width: int, projection_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, projection_dim))
+        self.bias = nn.Parameter(torch.empty(projection_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight)
+
+
+class TokenEncoder(nn.Module):
+    """Character ids [U, max_chars] → representations [U, projection_dim]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        widest = max(width for width, _ in config.filters)
+        if widest > config.max_chars:
+            raise UserError(
+                f"model.filters has a filter of width {widest} but model.max_chars is "
+                f"{config.max_chars}; use narrower filters or read more characters"
+            )
+        self.config = config
+        self.char_embed = nn.Parameter(torch.empty(N_CHARS - 1, config.char_dim))
+        self.conv = nn.ModuleList(
+            Convolution(width, config.char_dim, number) for width, number in config.filters
+        )
+        self.highway = nn.ModuleList(Highway(config.n_filters) for _ in range(config.n_highway))
+        self.projection = (
+            Projection(config.n_filters, config.projection_dim) if config.has_projection else None
+        )
+
+    def forward(self, chars: Tensor) -> Tensor:
+        if chars.size(0) == 0:
+            return self.char_embed.new_zeros(0, self.config.projection_dim)
+        chars = chars.to(torch.int32)
+        varying = varying_positions(chars)
+        order = varying.argsort(stable=True)
+        x = torch.cat(
+            [
+                self.convolve(chars.index_select(0, order[start:end]), longest)
+                for start, end, longest in groups(varying)
+            ]
+        )
+        x = x.relu() if self.config.activation == "relu" else x.tanh()
+        for highway in self.highway:
+            x = highway(x)
+        if self.projection is not None:
+            x = self.projection(x)
+        return F.embedding(order.argsort(), x)  # back to the caller's order; deterministic backward
+
+    def convolve(self, chars: Tensor, longest: int) -> Tensor:
+        """The maxima of every filter for words that vary over at most `longest` positions."""
+        widest = max(width for width, _ in self.config.filters)
+        table = F.pad(self.char_embed, (0, 0, 1, 0))  # row 0, the mask, is zero and stays so
+        embedded = F.embedding(chars[:, : longest + widest], table)
+        return torch.cat([conv(embedded, longest + 1) for conv in self.conv], dim=1)
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        """The initial values of bilm-tf, as a pure function of the generator."""
+        self.char_embed.uniform_(-1.0, 1.0, generator=generator)
+        for conv in self.conv:
+            assert isinstance(conv, Convolution)  # noqa: S101 - tells mypy what the list holds
+            if self.config.activation == "relu":
+                conv.weight.uniform_(-0.05, 0.05, generator=generator)
+            else:
+                fan_in = conv.weight.size(0) * conv.weight.size(1)
+                conv.weight.normal_(0.0, 1 / math.sqrt(fan_in), generator=generator)
+            conv.bias.zero_()
+        std = 1 / math.sqrt(self.config.n_filters)
+        for highway in self.highway:
+            assert isinstance(highway, Highway)  # noqa: S101
+            highway.w_carry.normal_(0.0, std, generator=generator)
+            highway.b_carry.fill_(-2.0)
+            highway.w_transform.normal_(0.0, std, generator=generator)
+            highway.b_transform.zero_()
+        if self.projection is not None:
+            self.projection.weight.normal_(0.0, std, generator=generator)
+            self.projection.bias.zero_()
+
+
+def varying_positions(chars: Tensor) -> Tensor:
+    """For each row the smallest n such that the ids from position n on are all the same."""
+    position = torch.arange(1, chars.size(1) + 1, device=chars.device)
+    return ((chars != chars[:, -1:]) * position).amax(dim=1)
+
+
+def groups(varying: Tensor) -> list[tuple[int, int, int]]:
+    """(start, end, longest) of each non-empty group of the rows sorted by `varying`."""
+    ordered = varying.sort().values
+    limits = torch.tensor(GROUP_LIMITS, device=varying.device)
+    ends = [*torch.searchsorted(ordered, limits, right=True).tolist(), len(ordered)]
+    starts = [0, *ends[:-1]]
+    spans = [(start, end) for start, end in zip(starts, ends, strict=True) if end > start]
+    longest = ordered[[end - 1 for _, end in spans]].tolist()
+    return [(start, end, n) for (start, end), n in zip(spans, longest, strict=True)]

@@ -1,0 +1,250 @@
+"""Projected LSTM layers with clipping, the directions of a biLM side by side.
+
+    z = [x; m_prev]·W + B                    gates in the order i, j, f, o
+    c = clip(σ(f + 1)·c_prev + σ(i)·tanh(j), ±cell_clip)
+    m = clip((σ(o)·tanh(c))·W_P, ±proj_clip)
+
+`torch.nn.LSTM(proj_size=)` cannot clip and adds a full weight gradient at every time step. Here
+one autograd function runs a whole window: a single GEMM for the inputs of all steps, a loop that
+does only what is sequential, and in the backward pass one GEMM for each weight after the loop. The
+leading axis holds the directions: two independent LSTMs share every batched GEMM and pointwise
+call, which halves the cost of launching them and leaves the GEMM rate as it is (measured).
+
+Layout is [direction, time, row, width], so a step is a strided slice and the window is one matrix.
+Kept for the backward pass: gates (4·dim), cell and tanh(cell) for each token and direction.
+Gradients are zero where a clip binds. Every sum has a fixed order: the result is deterministic.
+
+Rows of different length need no masks inside the loops. Steps past a row's end run on whatever
+stands there; their outputs are set to zero and the row's final state is read at its last valid
+step, so no gradient enters past it either.
+
+Under autocast the layer computes in float32: ten pointwise steps chained over a window are where
+bfloat16 loses most.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_aten = torch.ops.aten
+
+
+def projected_lstm(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor,
+    w_proj: Tensor,
+    c0: Tensor,
+    m0: Tensor,
+    cell_clip: float,
+    proj_clip: float,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run G independent LSTMs over a window; returns (outputs, final cells, final projections).
+
+    x [G, T, N, in]; w [G, in + P, 4·D]; b [G, 4·D]; w_proj [G, D, P]; c0 [G, N, D]; m0 [G, N, P];
+    lengths [N] (valid steps of each row, 0..T) or None when all T are valid.
+    """
+    if x.size(1) == 0 or x.size(2) == 0:
+        return x.new_zeros(*x.shape[:3], m0.size(-1)), c0, m0
+    if torch.is_autocast_enabled(x.device.type):
+        x, w, b, w_proj, c0, m0 = (t.float() for t in (x, w, b, w_proj, c0, m0))
+    with torch.autocast(x.device.type, enabled=False):
+        run: Any = _ProjectedLSTM.apply
+        y, c, m = run(x, w, b, w_proj, c0, m0, cell_clip, proj_clip, lengths)
+    return y, c, m
+
+
+class _ProjectedLSTM(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        b: Tensor,
+        w_proj: Tensor,
+        c0: Tensor,
+        m0: Tensor,
+        cell_clip: float,
+        proj_clip: float,
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        groups, steps, rows, width = x.shape
+        dim, proj = w_proj.shape[1:]
+        bias = b.clone()
+        bias[:, 2 * dim : 3 * dim] += 1.0  # the forget bias that no file stores
+        z = torch.baddbmm(bias.unsqueeze(1), x.flatten(1, 2), w[:, :width])
+        z = z.view(groups, steps, rows, 4 * dim)
+        cells = x.new_empty(groups, steps, rows, dim)
+        tanh_cells = torch.empty_like(cells)
+        y = x.new_empty(groups, steps, rows, proj)
+        _run(z, w[:, width:], w_proj, c0, m0, cells, tanh_cells, y, cell_clip, proj_clip)
+
+        if lengths is None:
+            c, m = cells[:, -1].clone(), y[:, -1].clone()
+        else:
+            y.masked_fill_(_past_end(lengths, steps), 0.0)
+            c, m = _at_end(cells, c0, lengths), _at_end(y, m0, lengths)
+        ctx.save_for_backward(x, w, w_proj, c0, m0, z, cells, tanh_cells, y, lengths)
+        ctx.clips = cell_clip, proj_clip
+        ctx.set_materialize_grads(False)
+        return y, c, m
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, gy: Tensor | None, gc: Tensor | None, gm: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        x, w, w_proj, c0, m0, gates, cells, tanh_cells, y, lengths = ctx.saved_tensors
+        _, steps, _, width = x.shape
+        with torch.autocast(x.device.type, enabled=False):
+            dm = torch.zeros_like(y) if gy is None else gy.contiguous().clone()
+            if lengths is not None and gy is not None:
+                dm.masked_fill_(_past_end(lengths, steps), 0.0)
+            dc_in, dc0, dm0 = _final_grads(dm, gc, gm, c0, m0, steps, lengths)
+
+            dz = torch.empty_like(gates)
+            _run_back(
+                dz, dm, dc_in, dc0, w[:, width:], w_proj, c0, gates, cells, tanh_cells, y, ctx.clips
+            )
+            dm0.baddbmm_(dz[:, 0], w[:, width:].transpose(1, 2))
+
+            flat = dz.flatten(1, 2)
+            before = torch.cat([m0.unsqueeze(1), y[:, :-1]], dim=1)
+            dw = torch.cat([x, before], dim=-1).flatten(1, 2).transpose(1, 2).bmm(flat)
+            hidden = gates[..., 3 * cells.size(-1) :] * tanh_cells
+            dw_proj = hidden.flatten(1, 2).transpose(1, 2).bmm(dm.flatten(1, 2))
+            dx = None
+            if ctx.needs_input_grad[0]:
+                dx = flat.bmm(w[:, :width].transpose(1, 2)).view_as(x)
+        return dx, dw, flat.sum(1), dw_proj, dc0, dm0, None, None, None
+
+
+def _run(
+    z: Tensor,
+    w_rec: Tensor,
+    w_proj: Tensor,
+    c: Tensor,
+    m: Tensor,
+    cells: Tensor,
+    tanh_cells: Tensor,
+    y: Tensor,
+    cell_clip: float,
+    proj_clip: float,
+) -> None:
+    """The sequential part of the forward pass: turns z into gate values, fills cells and y."""
+    dim = cells.size(-1)
+    hidden = torch.empty_like(c)
+    steps = zip(z.unbind(1), cells.unbind(1), tanh_cells.unbind(1), y.unbind(1), strict=True)
+    for gate, cell, tanh_cell, out in steps:
+        gate.baddbmm_(m, w_rec)
+        i, j, f_o = gate[..., :dim], gate[..., dim : 2 * dim], gate[..., 2 * dim :]
+        i.sigmoid_()
+        j.tanh_()
+        f_o.sigmoid_()
+        torch.mul(f_o[..., :dim], c, out=cell)
+        cell.addcmul_(i, j).clamp_(-cell_clip, cell_clip)
+        torch.tanh(cell, out=tanh_cell)
+        torch.mul(f_o[..., dim:], tanh_cell, out=hidden)
+        torch.bmm(hidden, w_proj, out=out)
+        out.clamp_(-proj_clip, proj_clip)
+        c, m = cell, out
+
+
+def _run_back(
+    dz: Tensor,
+    dm: Tensor,
+    dc_in: list[Tensor | None],
+    dc: Tensor,
+    w_rec: Tensor,
+    w_proj: Tensor,
+    c0: Tensor,
+    gates: Tensor,
+    cells: Tensor,
+    tanh_cells: Tensor,
+    y: Tensor,
+    clips: tuple[float, float],
+) -> None:
+    """Back through time: fills dz, completes dm, and leaves the gradient of c0 in dc.
+
+    `hardtanh_backward` on the clipped value is zero exactly where the clip binds, in one pass.
+    """
+    cell_clip, proj_clip = clips
+    w_rec_t, w_proj_t = w_rec.transpose(1, 2), w_proj.transpose(1, 2)
+    dh, part = torch.empty_like(c0), torch.empty_like(c0)
+    carried = dc  # the part of dc0 that belongs to rows of length 0, added back at the end
+    dc = torch.zeros_like(dc)
+    for t in range(dz.size(1) - 1, -1, -1):
+        i, j, f, o = gates[:, t].chunk(4, dim=-1)
+        dz_i, dz_j, dz_f, dz_o = dz[:, t].chunk(4, dim=-1)
+        cell, tanh_cell, dm_t = cells[:, t], tanh_cells[:, t], dm[:, t]
+        previous = cells[:, t - 1] if t else c0
+
+        if t + 1 < dz.size(1):
+            dm_t.baddbmm_(dz[:, t + 1], w_rec_t)
+        _aten.hardtanh_backward.grad_input(dm_t, y[:, t], -proj_clip, proj_clip, grad_input=dm_t)
+        torch.bmm(dm_t, w_proj_t, out=dh)
+        torch.mul(dh, tanh_cell, out=part)
+        _aten.sigmoid_backward.grad_input(part, o, grad_input=dz_o)
+        _aten.tanh_backward.grad_input(dh.mul_(o), tanh_cell, grad_input=dh)
+        dc.add_(dh)
+        arriving = dc_in[t]
+        if arriving is not None:
+            dc.add_(arriving)
+        _aten.hardtanh_backward.grad_input(dc, cell, -cell_clip, cell_clip, grad_input=dc)
+        torch.mul(dc, j, out=part)
+        _aten.sigmoid_backward.grad_input(part, i, grad_input=dz_i)
+        torch.mul(dc, i, out=part)
+        _aten.tanh_backward.grad_input(part, j, grad_input=dz_j)
+        torch.mul(dc, previous, out=part)
+        _aten.sigmoid_backward.grad_input(part, f, grad_input=dz_f)
+        dc.mul_(f)
+    carried.add_(dc)
+
+
+def _final_grads(
+    dm: Tensor,
+    gc: Tensor | None,
+    gm: Tensor | None,
+    c0: Tensor,
+    m0: Tensor,
+    steps: int,
+    lengths: Tensor | None,
+) -> tuple[list[Tensor | None], Tensor, Tensor]:
+    """Send the gradients of the final states to the steps they were read at.
+
+    Adds that of m into dm; returns that of c by step, and the starts of dc0 and dm0 (which only
+    rows of length 0 reach directly).
+    """
+    dc_in: list[Tensor | None] = [None] * steps
+    dc0, dm0 = torch.zeros_like(c0), torch.zeros_like(m0)
+    if lengths is None:
+        dc_in[-1] = gc
+        if gm is not None:
+            dm[:, -1] += gm
+        return dc_in, dc0, dm0
+    ends = lengths.unsqueeze(-1)
+    if gc is not None:
+        dc_in = [gc * (ends == t + 1) for t in range(steps)]
+        dc0 += gc * (ends == 0)
+    if gm is not None:
+        for t in range(steps):
+            dm[:, t] += gm * (ends == t + 1)
+        dm0 += gm * (ends == 0)
+    return dc_in, dc0, dm0
+
+
+def _past_end(lengths: Tensor, steps: int) -> Tensor:
+    """[1, T, N, 1], true at steps that a row does not have."""
+    time = torch.arange(steps, device=lengths.device)
+    return (time.unsqueeze(1) >= lengths).view(1, steps, -1, 1)
+
+
+def _at_end(values: Tensor, initial: Tensor, lengths: Tensor) -> Tensor:
+    """Each row's value at its last valid step, or its initial value if it has none."""
+    last = (lengths - 1).clamp_min(0).view(1, 1, -1, 1)
+    last = last.expand(values.size(0), 1, values.size(2), values.size(3))
+    read = values.gather(1, last).squeeze(1)
+    return torch.where((lengths == 0).unsqueeze(-1), initial, read)

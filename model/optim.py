@@ -1,0 +1,182 @@
+"""Adagrad and AdamW for a model whose softmax is row-sparse.
+
+One `Optimizer` owns the dense parameters and the softmax. Dense parameters are updated from their
+`.grad`; of the softmax only the rows that a step touched, from the gradient of their compact table.
+The gradient's scale (clipping, loss scale) is folded into the update: no clipped copy is made.
+
+Adagrad is that of the original run: the accumulator starts at 1.0 and there is no epsilon
+(TensorFlow's rule; torch adds 1e-10 to a root that is never below 1). A row without gradient would
+not move anyway, so the row-sparse update *is* the dense one.
+
+AdamW is torch's rule. On softmax rows it is lazy: a row's moments, decay and bias correction
+advance only on steps that touch it, with a count of its own, so that a rare word's first update has
+the size of anyone's first update. Equal to the dense rule when every row is touched on every step.
+
+State is a flat dict of tensors: safetensors can write it, and nothing else is needed to go on.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from elmwright.model.softmax import Softmax
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """Which rule, and its constants. The learning rate comes with each step."""
+
+    name: Literal["adagrad", "adamw"] = "adagrad"
+    """Adagrad as in the original run, or AdamW."""
+    initial_accumulator: float = 1.0
+    """Adagrad: where the sums of squared gradients start."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW: decay of the first and second moment."""
+    eps: float = 1e-8
+    """AdamW: added to the root of the second moment."""
+    weight_decay: float = 0.0
+    """AdamW: decoupled decay, times the learning rate, of every parameter."""
+
+
+@torch.no_grad()
+def global_norm(dense_grads: Iterable[Tensor], table_grad: Tensor | None) -> Tensor:
+    """The norm over all gradients together, accumulated in float64 in the given order."""
+    norms = [torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in dense_grads]
+    if table_grad is not None:
+        norms.append(torch.linalg.vector_norm(table_grad, dtype=torch.float64))
+    if not norms:
+        return torch.zeros((), dtype=torch.float64)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
+
+
+class Optimizer:
+    """Updates the dense parameters and the touched rows of the softmax."""
+
+    def __init__(
+        self,
+        named_params: Mapping[str, nn.Parameter],
+        softmax: Softmax | None,
+        settings: OptimSettings,
+    ) -> None:
+        self.params = dict(named_params)
+        self.softmax = softmax
+        self.settings = settings
+        self.steps = 0
+        """Updates made so far (AdamW corrects its moments by it)."""
+        self._state = {
+            f"{kind}.{name}": torch.full_like(
+                value.detach(), start, memory_format=torch.contiguous_format
+            )
+            for name, value in self._values()
+            for kind, start in self._kinds()
+        }
+        self._row_steps = (
+            torch.zeros(softmax.vocab_size, dtype=torch.int32, device=softmax.weight.device)
+            if softmax is not None and settings.name == "adamw"
+            else None
+        )
+
+    def _kinds(self) -> Sequence[tuple[str, float]]:
+        """The tensors kept for each parameter, with their initial value."""
+        if self.settings.name == "adagrad":
+            return (("sum", self.settings.initial_accumulator),)
+        return (("mean", 0.0), ("square", 0.0))
+
+    def _values(self) -> Iterable[tuple[str, Tensor]]:
+        yield from self.params.items()
+        if self.softmax is not None:
+            for name, value in self.softmax.state().items():
+                yield f"softmax.{name}", value
+
+    @torch.no_grad()
+    def step(
+        self,
+        lr: float,
+        grad_scale: float = 1.0,
+        rows: Tensor | None = None,
+        table_grad: Tensor | None = None,
+    ) -> None:
+        """One update. Gradients are taken times `grad_scale`; `table_grad` [U, P+1] belongs to the
+        softmax rows `rows` (sorted, distinct)."""
+        self.steps += 1
+        for name, param in self.params.items():
+            if param.grad is not None:
+                state = [self._state[f"{kind}.{name}"] for kind, _ in self._kinds()]
+                self._update(param, param.grad, state, lr, grad_scale, self.steps)
+        if self.softmax is not None and rows is not None and table_grad is not None:
+            self._step_rows(self.softmax, lr, grad_scale, rows, table_grad)
+
+    def _step_rows(
+        self, softmax: Softmax, lr: float, grad_scale: float, rows: Tensor, table_grad: Tensor
+    ) -> None:
+        count: Tensor | int = self.steps
+        if self._row_steps is not None:
+            count = self._row_steps.index_select(0, rows) + 1
+            self._row_steps.index_copy_(0, rows, count)
+        grads = {"weight": table_grad[:, :-1], "bias": table_grad[:, -1]}
+        every = len(rows) == softmax.vocab_size  # distinct and sorted: all of them, in order
+        for name, value in softmax.state().items():
+            state = [self._state[f"{kind}.softmax.{name}"] for kind, _ in self._kinds()]
+            whole = [value, *state]
+            part = whole if every else [tensor.index_select(0, rows) for tensor in whole]
+            if isinstance(count, Tensor) and name == "weight":
+                self._update(part[0], grads[name], part[1:], lr, grad_scale, count.unsqueeze(1))
+            else:
+                self._update(part[0], grads[name], part[1:], lr, grad_scale, count)
+            if not every:
+                for tensor, updated in zip(whole, part, strict=True):
+                    tensor.index_copy_(0, rows, updated)
+
+    def _update(
+        self,
+        value: Tensor,
+        grad: Tensor,
+        state: Sequence[Tensor],
+        lr: float,
+        scale: float,
+        count: Tensor | int,
+    ) -> None:
+        if self.settings.name == "adagrad":
+            (total,) = state
+            total.addcmul_(grad, grad, value=scale * scale)
+            value.addcdiv_(grad, total.sqrt(), value=-lr * scale)
+            return
+        mean, square = state
+        beta1, beta2 = self.settings.betas
+        if self.settings.weight_decay:
+            value.mul_(1 - lr * self.settings.weight_decay)
+        mean.mul_(beta1).add_(grad, alpha=(1 - beta1) * scale)
+        square.mul_(beta2).addcmul_(grad, grad, value=(1 - beta2) * scale * scale)
+        steps = torch.as_tensor(count, dtype=torch.float64, device=value.device)
+        size = (lr / (1 - beta1**steps)).to(value.dtype)
+        root = (1 - beta2**steps).sqrt().to(value.dtype)
+        value.sub_(size * mean / (square.sqrt() / root + self.settings.eps))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to go on, as flat names; the tensors are the live ones, not copies."""
+        state = dict(self._state)
+        state["steps"] = torch.tensor(self.steps, dtype=torch.int64)
+        if self._row_steps is not None:
+            state["row_steps"] = self._row_steps
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state_dict` gave; names and shapes must be exactly ours."""
+        own = self.state_dict()
+        if own.keys() != state.keys():
+            odd = ", ".join(sorted(own.keys() ^ state.keys()))
+            raise ValueError(
+                f"optimiser state does not fit the model and rule; it differs in {odd}"
+            )
+        for name, tensor in own.items():
+            if state[name].shape != tensor.shape:
+                raise ValueError(
+                    f"optimiser state {name} has shape {tuple(state[name].shape)}, "
+                    f"not {tuple(tensor.shape)}"
+                )
+            tensor.copy_(state[name])
+        self.steps = int(state["steps"])

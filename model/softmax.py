@@ -1,0 +1,306 @@
+"""The softmax over the vocabulary: tied between the directions, sampled in training, row-sparse.
+
+With 800 k words the softmax holds four fifths of all parameters, yet a training step touches about
+one per cent of its rows. So it is not an `nn.Parameter` inside DDP: a step gathers the touched rows
+(targets of all ranks and negatives, sorted) into a compact `table` [U, P+1], weight and bias side
+by side, takes the gradient of that, and the optimiser writes the rows back.
+
+    rows = touched(targets, negatives)            # union over ranks: the caller's business
+    table = softmax.table(rows).requires_grad_()
+    loss = sampled_loss(hidden, targets, weights, rows, table, negatives, vocab_size)
+
+Negatives are n *distinct* log-uniform ids, drawn from (seed, step) alone, the same on every rank.
+Logits are corrected by the log of how often an id is expected among them, and a negative that is
+the target itself is left out. Where n would reach the vocabulary size, `full_table_loss` takes the
+place of `sampled_loss`: as n grows, one becomes the other.
+
+The losses are single autograd functions that compute their gradients on the way forward, piece by
+piece: no more than about 64 MB of logits exist at a time, whatever V and the number of positions
+are. Sampled: three GEMMs. Full: four (logits are computed twice, for the normaliser and again for
+the gradient), because V = 800 k times 2,560 positions is 8 GB. Evaluation is `nll`, always full.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+PIECE = 1 << 24
+"""Logits held at a time (64 MB in float32)."""
+VOCABULARY_PIECE = 1 << 13
+"""Words at a time where the whole vocabulary is summed over: wide enough for full GEMM speed."""
+
+
+class Softmax:
+    """Weight [V, P] and bias [V]: plain tensors, initialised as in bilm-tf."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    @classmethod
+    def create(
+        cls, vocab_size: int, projection_dim: int, seed: int, device: torch.device | str = "cpu"
+    ) -> "Softmax":
+        """Fresh values, a pure function of the seed."""
+        generator = torch.Generator().manual_seed(seed)
+        weight = torch.empty(vocab_size, projection_dim)
+        weight.normal_(0.0, projection_dim**-0.5, generator=generator)
+        return cls(weight.to(device), torch.zeros(vocab_size, device=device))
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weight.size(0)
+
+    def table(self, rows: Tensor) -> Tensor:
+        """A copy of some rows, bias in the last column."""
+        return torch.cat(
+            [self.weight.index_select(0, rows), self.bias.index_select(0, rows).unsqueeze(1)], dim=1
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        return {"weight": self.weight, "bias": self.bias}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over the values of `state()`; shapes must agree."""
+        for name, own in self.state().items():
+            if state[name].shape != own.shape:
+                raise ValueError(
+                    f"softmax {name} has shape {tuple(state[name].shape)}, not {tuple(own.shape)}"
+                )
+            own.copy_(state[name])
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """The ids that stand for the rest of the vocabulary in one step."""
+
+    ids: Tensor
+    """Distinct ids, sorted, int64."""
+    tries: int
+    """Draws it took to find them, which fixes how often each id was to be expected. 0 when every id
+    is present: nothing was drawn and nothing is to be corrected."""
+
+
+def draw_negatives(seed: int, step: int, n: int, vocab_size: int) -> Negatives:
+    """n distinct log-uniform ids, a pure function of (seed, step).
+
+    Draws are numbered; draw k is a hash of (seed, step, k), so the result depends on no library's
+    random generator. Ids are taken in order of their first draw until n are found.
+    """
+    if n >= vocab_size:
+        return Negatives(torch.arange(vocab_size), 0)
+    key = _splitmix64(_splitmix64(np.array([seed], np.int64).view(np.uint64)) + np.uint64(step))
+    draws = 4 * n
+    while True:
+        uniform = (_splitmix64(key + _GOLDEN * np.arange(draws, dtype=np.uint64)) >> 11) * 2.0**-53
+        ids = np.exp(uniform * np.log(vocab_size + 1.0)).astype(np.int64) - 1
+        found, first = np.unique(np.minimum(ids, vocab_size - 1), return_index=True)
+        if len(found) >= n:
+            break
+        draws *= 2
+    tries = int(np.partition(first, n - 1)[n - 1]) + 1
+    return Negatives(torch.from_numpy(found[first < tries]), tries)
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of splitmix64: a bijection of 64-bit integers that looks random."""
+    x = x + _GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def log_expected_count(ids: Tensor, tries: int, vocab_size: int) -> Tensor:
+    """log of the chance that each id is among the negatives after `tries` draws, float32.
+
+    P(k) = log1p(1/(k+1)) / log(V+1). In float64 and with log1p/expm1 throughout: the plain formula
+    in float32 is up to 4 % wrong for the rarest of 800 k words.
+    """
+    if tries == 0:
+        return torch.zeros(ids.shape, device=ids.device)
+    p = torch.log1p(1 / (ids.double() + 1)) / np.log1p(vocab_size)
+    chance: Tensor = -torch.expm1(tries * torch.log1p(-p))
+    return chance.log().float()
+
+
+def touched(targets: Tensor, negatives: Negatives) -> Tensor:
+    """The rows a step reads and writes: sorted union of targets and negatives."""
+    ids = torch.cat([targets.reshape(-1), negatives.ids.to(targets.device)])
+    rows: Tensor = torch.unique(ids, sorted=True)
+    return rows
+
+
+def sampled_loss(
+    hidden: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    rows: Tensor,
+    table: Tensor,
+    negatives: Negatives,
+    vocab_size: int,
+) -> Tensor:
+    """Sum over positions of weight × negative log-likelihood against target and negatives.
+
+    hidden [M, P]; targets [M] vocabulary ids; weights [M]; `rows` sorted, holding every target and
+    negative; `table` [U, P+1] = `softmax.table(rows)`. Differentiable in hidden and table.
+    """
+    ids = negatives.ids.to(rows.device)
+    true_shift = log_expected_count(targets, negatives.tries, vocab_size)
+    shift = log_expected_count(ids, negatives.tries, vocab_size)
+    at, columns = torch.searchsorted(rows, targets), torch.searchsorted(rows, ids)
+    return _loss(_SampledLoss, hidden, table, at, weights, true_shift, columns, shift)
+
+
+def full_table_loss(hidden: Tensor, targets: Tensor, weights: Tensor, table: Tensor) -> Tensor:
+    """The same sum over the whole vocabulary; `table` [V, P+1] holds every row."""
+    return _loss(_FullLoss, hidden, table, targets, weights)
+
+
+def full_loss(
+    hidden: Tensor, targets: Tensor, weights: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    """`full_table_loss` of a weight and bias that are kept apart (copies them once)."""
+    return full_table_loss(hidden, targets, weights, torch.cat([weight, bias.unsqueeze(1)], dim=1))
+
+
+@torch.no_grad()
+def nll(hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Negative log-likelihood of each target under the full softmax, [M] float32.
+
+    Logits are float32; each piece of the vocabulary is reduced by `logsumexp` and the pieces are
+    combined in float64, so that the error does not grow with the number of pieces.
+    """
+    hidden = hidden.to(weight.dtype)
+    parts = []
+    with torch.autocast(hidden.device.type, enabled=False):
+        for start in range(0, len(hidden), PIECE // VOCABULARY_PIECE):
+            end = start + PIECE // VOCABULARY_PIECE
+            h, at = hidden[start:end], targets[start:end]
+            true = (h * weight.index_select(0, at)).sum(1) + bias.index_select(0, at)
+            parts.append((_normaliser(h, weight, bias) - true.double()).float())
+    return torch.cat(parts) if parts else hidden.new_zeros(0)
+
+
+def _normaliser(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """log Σ exp(logits) over the vocabulary, [M] float64."""
+    total = torch.full((len(hidden),), -torch.inf, dtype=torch.float64, device=hidden.device)
+    for start in range(0, len(weight), VOCABULARY_PIECE):
+        end = start + VOCABULARY_PIECE
+        logits = torch.addmm(bias[start:end], hidden, weight[start:end].t())
+        total = torch.logaddexp(total, logits.logsumexp(1).double())
+    return total
+
+
+def _loss(function: Any, hidden: Tensor, table: Tensor, *rest: Tensor) -> Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):
+        loss: Tensor = function.apply(hidden.to(table.dtype), table, *rest)
+    return loss
+
+
+class _LossWithGradients(torch.autograd.Function):
+    """A scalar whose gradients were computed on the way forward: backward only scales them."""
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden, d_table = ctx.saved_tensors
+        return (d_hidden * scale, d_table * scale, *[None] * (len(ctx.needs_input_grad) - 2))
+
+
+class _SampledLoss(_LossWithGradients):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        table: Tensor,
+        at: Tensor,
+        weights: Tensor,
+        true_shift: Tensor,
+        columns: Tensor,
+        shift: Tensor,
+    ) -> Tensor:
+        negative = table.index_select(0, columns)
+        w_neg, b_neg = negative[:, :-1].contiguous(), negative[:, -1] - shift
+        loss = hidden.new_zeros((), dtype=torch.float64)
+        d_hidden, d_true = torch.empty_like(hidden), hidden.new_empty(len(hidden), table.size(1))
+        d_w, d_b = torch.zeros_like(w_neg), torch.zeros_like(b_neg)
+        for start in range(0, len(hidden), _positions(len(columns))):
+            piece = slice(start, start + _positions(len(columns)))
+            h, place, weight = hidden[piece], at[piece], weights[piece]
+            true_row = table.index_select(0, place)
+            true = (h * true_row[:, :-1]).sum(1) + true_row[:, -1] - true_shift[piece]
+            logits = torch.addmm(b_neg, h, w_neg.t())
+            _leave_out(logits, columns, place)
+            top = torch.maximum(logits.amax(1), true)
+            logits.sub_(top.unsqueeze(1)).exp_()
+            share = (true - top).exp_()
+            total = logits.sum(1) + share
+            loss += ((top + total.log() - true) * weight).sum(dtype=torch.float64)
+
+            # From here on `logits` holds exp(logit − top). Its factor weight/total is applied to
+            # the narrow matrices around it, which spares one pass over the wide one.
+            factor = (weight / total).unsqueeze(1)
+            d_score = ((share - total) * (weight / total)).unsqueeze(1)  # weight × (P(target) − 1)
+            torch.mm(logits, w_neg, out=d_hidden[piece])
+            d_hidden[piece].mul_(factor).addcmul_(d_score, true_row[:, :-1])
+            d_w.addmm_(logits.t(), h * factor)
+            d_b.addmv_(logits.t(), factor.squeeze(1))
+            torch.mul(d_score, h, out=d_true[piece, :-1])
+            d_true[piece, -1:] = d_score
+        d_table = _sum_rows(d_true, at, len(table))
+        d_table.index_copy_(
+            0, columns, d_table.index_select(0, columns) + torch.cat([d_w, d_b.unsqueeze(1)], dim=1)
+        )
+        ctx.save_for_backward(d_hidden, d_table)
+        return loss.to(hidden.dtype)
+
+
+class _FullLoss(_LossWithGradients):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, table: Tensor, at: Tensor, weights: Tensor) -> Tensor:
+        weight, bias = table[:, :-1], table[:, -1]
+        true_row = table.index_select(0, at)
+        true = (hidden * true_row[:, :-1]).sum(1) + true_row[:, -1]
+        total = _normaliser(hidden, weight, bias)
+        loss = ((total - true.double()) * weights).sum()
+
+        scale = weights.unsqueeze(1)
+        d_table = _sum_rows(torch.cat([-scale * hidden, -scale], dim=1), at, len(table))
+        d_hidden = -scale * true_row[:, :-1]
+        for start in range(0, len(table), VOCABULARY_PIECE):
+            piece = slice(start, start + VOCABULARY_PIECE)
+            logits = torch.addmm(bias[piece], hidden, weight[piece].t())
+            d_logits = logits.sub_(total.to(logits.dtype).unsqueeze(1)).exp_().mul_(scale)
+            d_hidden.addmm_(d_logits, weight[piece])
+            d_table[piece, :-1].addmm_(d_logits.t(), hidden)
+            d_table[piece, -1] += d_logits.sum(0)
+        ctx.save_for_backward(d_hidden, d_table)
+        return loss.to(hidden.dtype)
+
+
+def _positions(columns: int) -> int:
+    """How many positions to take at a time against so many columns."""
+    return max(64, PIECE // max(1, columns))
+
+
+def _leave_out(logits: Tensor, columns: Tensor, place: Tensor) -> None:
+    """Take a target that was also drawn as a negative out of its own row (accidental hit)."""
+    near = torch.searchsorted(columns, place).clamp_max_(len(columns) - 1)
+    hit = columns.index_select(0, near) == place
+    near = near.unsqueeze(1)
+    kept = logits.gather(1, near).masked_fill_(hit.unsqueeze(1), -torch.inf)
+    logits.scatter_(1, near, kept)
+
+
+def _sum_rows(values: Tensor, at: Tensor, count: int) -> Tensor:
+    """Add up the rows of `values` that share a place: the backward of a lookup, in fixed order."""
+    summed: Tensor = torch.ops.aten.embedding_dense_backward(values, at, count, -1, False)
+    return summed

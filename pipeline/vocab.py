@@ -1,0 +1,108 @@
+"""The vocabulary: which words the softmax can predict, and how often train has each.
+
+`vocab.txt` has one word a line: `<S>`, `</S>`, `<UNK>`, then by falling frequency in train, ties
+broken by the word's UTF-8 bytes, so that it is the same file wherever it is made. `counts.npy` has
+the exact number of train occurrences by id (sentences for the two marks, all words outside the
+vocabulary for `<UNK>`): the unigram model that a language model must beat.
+"""
+
+import io
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+from elmwright.pipeline.block import BOS, BOS_ID, EOS, EOS_ID, UNK, UNK_ID, Block
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage import write_atomic
+from numpy.typing import NDArray
+
+VOCAB = "vocab.txt"
+COUNTS = "counts.npy"
+Counts = NDArray[np.int64]
+
+
+def choose(counts: Mapping[str, int], max_size: int, min_count: int) -> list[str]:
+    """The words of the vocabulary, marks first."""
+    marks = (BOS, EOS, UNK)
+    frequent = [
+        (-count, word.encode(), word)
+        for word, count in counts.items()
+        if count >= min_count and word not in marks
+    ]
+    frequent.sort()
+    return [*marks, *(word for _, _, word in frequent[: max(0, max_size - len(marks))])]
+
+
+def counts_by_id(words: list[str], counts: Mapping[str, int], sentences: int) -> Counts:
+    """Train occurrences of each vocabulary id."""
+    by_id = np.fromiter((counts.get(word, 0) for word in words), np.int64, len(words))
+    by_id[BOS_ID] = by_id[EOS_ID] = sentences
+    by_id[UNK_ID] = sum(counts.values()) - int(by_id[UNK_ID + 1 :].sum())
+    return by_id
+
+
+def save_vocab(folder: Path, words: list[str], counts: Counts) -> None:
+    """Write `vocab.txt` and `counts.npy`."""
+    buffer = io.BytesIO()
+    np.save(buffer, counts, allow_pickle=False)
+    write_atomic(folder / COUNTS, buffer.getvalue())
+    write_atomic(folder / VOCAB, "".join(f"{word}\n" for word in words).encode())
+
+
+def load_vocab(path: Path) -> list[str]:
+    """Read a vocabulary file; a word's line number is its id."""
+    try:
+        text = Path(path).read_bytes().decode()
+    except FileNotFoundError:
+        raise UserError(f"the vocabulary {path} does not exist; check the path") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 at byte {error.start}; convert it") from error
+    words = text.removesuffix("\n").split("\n")
+    if tuple(words[:3]) != (BOS, EOS, UNK):
+        raise UserError(
+            f"{path} must begin with the lines {BOS}, {EOS}, {UNK}; it is no vocabulary"
+        )
+    seen: dict[str, int] = {}
+    for number, word in enumerate(words, 1):
+        if not word or word.split() != [word]:
+            raise UserError(
+                f"line {number} of {path} is empty or holds white space; one word a line"
+            )
+        if word in seen:
+            raise UserError(
+                f"line {number} of {path} repeats line {seen[word]}, {word!r}; remove it"
+            )
+        seen[word] = number
+    return words
+
+
+def load_counts(path: Path) -> Counts:
+    """Read `counts.npy`."""
+    counts: Counts = np.load(path, allow_pickle=False)
+    return counts
+
+
+def target_counts(blocks: Iterable[Block], size: int) -> Counts:
+    """How often each vocabulary id is a forward target (words and `</S>`) in some blocks."""
+    counts = np.zeros(size, np.int64)
+    for block in blocks:
+        counts += np.bincount(block.ids[block.tokens], minlength=size)
+        counts[EOS_ID] += block.lengths.size
+    return counts
+
+
+def unigram_perplexity(counts: Counts, heldout: Counts) -> float:
+    """Perplexity of the train unigram model over held-out targets (`target_counts`).
+
+    Maximum likelihood over words and `</S>`; a target never seen in train (which `<UNK>` may be, if
+    the vocabulary holds every train word) is counted as seen once.
+    """
+    train = counts.astype(np.float64)
+    train[BOS_ID] = 0
+    train[(train == 0) & (heldout > 0)] = 1
+    used = heldout > 0
+    if not used.any():
+        return math.nan
+    nats = -(heldout[used] * np.log(train[used] / train.sum())).sum() / heldout.sum()
+    return math.exp(nats)

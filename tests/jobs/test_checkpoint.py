@@ -1,0 +1,168 @@
+"""A checkpoint is whole or not there; a damaged one is found; a stale writer writes nothing."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from elmwright.jobs.checkpoint import (
+    CheckpointInfo,
+    CheckpointWriter,
+    Snapshot,
+    StaleAttempt,
+    begin_attempt,
+    list_checkpoints,
+    newest_valid,
+    verify_checkpoint,
+)
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.manifest import canonical
+from elmwright.pipeline.storage import sha256_bytes
+
+
+class Written:
+    """A checkpoint folder with its writer, and what the writer reported."""
+
+    def __init__(self, root: Path, keep_last: int = 2) -> None:
+        self.folder = root / "checkpoints"
+        self.attempt_file = root / "attempt.json"
+        (root / "vocab.txt").write_text("<S>\n</S>\n<UNK>\n")
+        self.infos: list[CheckpointInfo] = []
+        self.pruned: list[int] = []
+        self.writer = CheckpointWriter(
+            self.folder,
+            root / "vocab.txt",
+            self.attempt_file,
+            begin_attempt(self.attempt_file),
+            keep_last,
+            self.infos.append,
+            self.pruned.append,
+        )
+
+    def save(self, step: int, perplexity: float | None = None) -> None:
+        tensors = {"weight": torch.full((4, 3), float(step))}
+        stems = ("model", "softmax", "optimizer", "lanes")
+        self.writer.save(
+            Snapshot(
+                step=step,
+                tensors=dict.fromkeys(stems, tensors),
+                state={"step": step},
+                config={"format": 1},
+                perplexity={} if perplexity is None else {"heldout": perplexity},
+            )
+        )
+        self.writer.wait()
+
+    def steps(self) -> list[int]:
+        return [info.step for info in list_checkpoints(self.folder)]
+
+
+def test_a_checkpoint_is_written_verified_and_reported(tmp_path: Path) -> None:
+    written = Written(tmp_path)
+    written.save(3)
+    (info,) = written.infos
+    verify_checkpoint(info.path)
+    assert (info.step, info.path.name, info.perplexity) == (3, "step-00000003", {})
+    assert {p.name for p in info.path.iterdir()} == {
+        "model.safetensors", "softmax.safetensors", "optimizer.safetensors", "lanes.safetensors",
+        "state.json", "config.json", "vocab.txt", "MANIFEST.json",
+    }  # fmt: skip
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    written = Written(tmp_path, keep_last=2)
+    for step, perplexity in ((1, 9.0), (2, 5.0), (3, 7.0), (4, None), (5, 8.0)):
+        written.save(step, perplexity)
+    assert written.steps() == [2, 4, 5]
+    assert sorted(written.pruned) == [1, 3]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "softmax.safetensors", "optimizer.safetensors", "lanes.safetensors",
+     "state.json", "config.json", "vocab.txt", "MANIFEST.json"],
+)  # fmt: skip
+def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_names_the_file(
+    tmp_path: Path, name: str, damage: str
+) -> None:
+    written = Written(tmp_path)
+    written.save(1)
+    written.save(2)
+    file = written.folder / "step-00000002" / name
+    data = bytearray(file.read_bytes())
+    if damage == "truncate":
+        file.write_bytes(data[: len(data) // 2])
+    elif damage == "delete":
+        file.unlink()
+    else:
+        data[len(data) // 2] ^= 0x10
+        file.write_bytes(data)
+    warnings: list[str] = []
+    newest = newest_valid(written.folder, warnings.append)
+    assert newest is not None
+    assert newest.step == 1
+    assert len(warnings) == 1
+    assert name in warnings[0]
+
+
+def test_a_writer_of_an_older_attempt_writes_nothing(tmp_path: Path) -> None:
+    written = Written(tmp_path)
+    written.save(1)
+    begin_attempt(written.attempt_file)
+    with pytest.raises(StaleAttempt):
+        written.save(2)
+    assert written.steps() == [1]
+
+
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+    leftover = tmp_path / "checkpoints" / ".writing-step-00000009-1"
+    leftover.mkdir(parents=True)
+    (leftover / "model.safetensors").write_bytes(b"half")
+    written = Written(tmp_path)
+    assert not leftover.exists()
+    assert written.steps() == []
+
+
+def test_saving_returns_before_the_files_are_written(tmp_path: Path) -> None:
+    written = Written(tmp_path)
+    big = {"weight": torch.zeros(4_000_000)}
+    start = time.perf_counter()
+    snapshot = Snapshot(1, dict.fromkeys(("model", "softmax"), big), {"step": 1}, {}, {})
+    written.writer.save(snapshot)
+    returned = time.perf_counter() - start
+    written.writer.wait()
+    assert returned < (time.perf_counter() - start) / 2
+
+
+def test_a_full_disk_is_the_users_to_fix_and_leaves_earlier_ones_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Written(tmp_path)
+    written.save(1)
+
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("elmwright.jobs.checkpoint._fsync", full)
+    with pytest.raises(UserError, match=r"No space left on device.*earlier ones are intact"):
+        written.save(2)
+    monkeypatch.undo()
+    assert written.steps() == [1]
+    verify_checkpoint(written.folder / "step-00000001")
+    assert not list(written.folder.glob(".writing-*"))
+
+
+def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
+    written = Written(tmp_path)
+    written.save(1)
+    path = written.folder / "step-00000001"
+    manifest = json.loads((path / "MANIFEST.json").read_text())
+    del manifest["sha256"]
+    manifest["files"]["../../attempt.json"] = {"bytes": 1, "sha256": ""}
+    manifest["sha256"] = sha256_bytes(canonical(manifest))
+    (path / "MANIFEST.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="outside its folder"):
+        verify_checkpoint(path)

@@ -1,0 +1,50 @@
+"""The journal keeps the first record of every step, and survives being cut off."""
+
+from pathlib import Path
+
+from elmwright.jobs.journal import Journal, read_journal
+
+
+def records(path: Path) -> list[dict[str, object]]:
+    return [record for record, _ in read_journal(path, 0)]
+
+
+def test_records_come_back_in_order_and_from_any_position(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    for step in (1, 2, 3):
+        journal.write("metrics", step, values={"loss": 1.0 / step})
+    journal.close()
+    everything = list(read_journal(path, 0))
+    assert [record["step"] for record, _ in everything] == [1, 2, 3]
+    rest = [record["step"] for record, _ in read_journal(path, everything[0][1])]
+    assert rest == [2, 3]
+
+
+def test_a_step_computed_again_keeps_its_first_record(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    first = Journal(path)
+    first.write("metrics", 1, values={"loss": 3.0})
+    first.write("checkpoint", 1, sha256="a")
+    first.close()
+    before = records(path)
+    second = Journal(path)
+    second.write("metrics", 1, values={"loss": 99.0})
+    second.write("metrics", 2, values={"loss": 2.0})
+    second.close()
+    assert records(path)[:2] == before
+    assert [record["step"] for record in records(path)] == [1, 1, 2]
+
+
+def test_a_line_that_a_kill_cut_off_is_dropped_and_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.write("metrics", 1, values={})
+    journal.close()
+    with path.open("ab") as file:
+        file.write(b'{"kind": "metrics", "st')
+    assert len(records(path)) == 1
+    journal = Journal(path)
+    journal.write("metrics", 2, values={})
+    journal.close()
+    assert [record["step"] for record in records(path)] == [1, 2]
