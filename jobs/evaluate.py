@@ -7,6 +7,7 @@ how lanes are spread over processes cannot change the result. Mean perplexity is
 the mean of the forward and backward negative log-likelihoods a token.
 """
 
+import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ class Score:
     """The same, backward."""
     unk_share: float
     """Share of the targets that are `<UNK>`."""
+    lanes: int
+    """Rows the set was read in: states pass along a row, so the result depends on it a little."""
 
     @property
     def perplexity(self) -> float:
@@ -106,6 +109,7 @@ def evaluate(
         forward_nll=forward / tokens,
         backward_nll=backward / tokens,
         unk_share=unknown_total / tokens,
+        lanes=lanes,
     )
 
 
@@ -137,20 +141,29 @@ def evaluate_model(model: str, corpus: Path, split: str | None) -> dict[str, dic
         )
     word_ids = {word: number for number, word in enumerate(loaded.vocab)}
     window = _eval_window(manifest.block_steps)
-    return {
-        name: evaluate(
+    lanes = recorded_lanes(loaded.folder)
+    scores = {}
+    for name in [split] if split else splits:
+        scores[name] = evaluate(
             loaded.bilm,
             loaded.softmax,
             corpus,
             manifest,
             name,
             Ranks(),
-            lanes=16,
+            lanes=lanes,
             window=window,
             word_ids=word_ids,
         ).as_dict()
-        for name in ([split] if split else splits)
-    }
+    return scores
+
+
+def recorded_lanes(folder: Path) -> int:
+    """The evaluation lanes a bundle or checkpoint was measured with, so that scores compare."""
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if "run_config" in content:
+        return int(content["run_config"]["eval"]["lanes"])
+    return int(content["eval_lanes"])
 
 
 def _eval_window(block_steps: int) -> int:

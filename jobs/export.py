@@ -79,6 +79,7 @@ def _write(
     extra = {
         "evaluation": evaluation,
         "vocab": {"size": manifest.vocab.size, "sha256": manifest.vocab.sha256},
+        "eval_lanes": config.eval.lanes,
         "tokenizer": config.corpus.tokenizer,
         "language": config.corpus.language,
     }

@@ -21,7 +21,7 @@ from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.console import Console, console_for_run
 from elmwright.jobs.layout import RunFolder, locked, open_run_folder
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.storage import write_atomic
 
@@ -45,7 +45,8 @@ def run(
         done = [stage for stage in wanted if stage not in pending]
         if done:
             console.say(f"Already done: {', '.join(done)}.")
-        with stop_signals() as stop:
+        stop = threading.Event()
+        with stop_signals(stop):
             _do(pending, config, folder, console, stop)
         minutes, seconds = divmod(int(time.monotonic() - started), 60)
         console.say(f"Done in {minutes} min {seconds} s.\n")
@@ -94,11 +95,14 @@ def _do(
     if "corpus" in pending or "train" in pending:
         from elmwright.jobs.cluster import ray_cluster
 
-        with ray_cluster(config, folder):
+        # Ray takes SIGTERM for itself when it starts (and dies of it), so ours go on top again.
+        with ray_cluster(config, folder), stop_signals(stop):
             if "corpus" in pending:
                 _corpus(config, folder, console, stop)
+            _stop_here(stop)
             if "train" in pending:
                 _train(config, folder, console, stop)
+    _stop_here(stop)
     if "export" in pending:
         from elmwright.jobs.export import export
 
@@ -106,6 +110,7 @@ def _do(
             checks = export(config, folder)
             advance(1)
         console.say(f"Bundle written and checked: {checks}")
+        _stop_here(stop)
     if "publish" in pending:
         from elmwright.jobs.publish import publish
 
@@ -188,9 +193,8 @@ def _train(config: RunConfig, folder: RunFolder, console: Console, stop: threadi
 
 
 @contextmanager
-def stop_signals() -> Iterator[threading.Event]:
+def stop_signals(event: threading.Event) -> Iterator[None]:
     """SIGINT and SIGTERM set the event; a second one ends the process at once."""
-    event = threading.Event()
 
     def handler(_number: int, _frame: object) -> None:
         if event.is_set():
@@ -199,10 +203,16 @@ def stop_signals() -> Iterator[threading.Event]:
 
     before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield event
+        yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def _stop_here(stop: threading.Event) -> None:
+    """Between stages there is nothing to save: what is done is on disk."""
+    if stop.is_set():
+        raise Interrupted("stopped between two stages; the same command goes on from there")
 
 
 def _closing(config: RunConfig, folder: RunFolder, until: str, console: Console) -> dict[str, Any]:
@@ -223,7 +233,7 @@ def _closing(config: RunConfig, folder: RunFolder, until: str, console: Console)
     say(f"  corpus      {_short(folder.corpus)}  ({manifest.splits['train'].words:,} words)")
     if until == "corpus":
         say(
-            f"\nNext: look at {_short(folder.corpus / 'MANIFEST.json')}, then elmwright train CONFIG"
+            f"\nNext: look at {_short(folder.corpus / 'MANIFEST.json')}, then: elmwright train …"
         )
         return found
     infos = list_checkpoints(folder.checkpoints)

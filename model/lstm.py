@@ -28,7 +28,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_aten = torch.ops.aten
+_sigmoid_back = torch.ops.aten.sigmoid_backward.grad_input
+_tanh_back = torch.ops.aten.tanh_backward.grad_input
+_clip_back = torch.ops.aten.hardtanh_backward.grad_input
 
 
 def projected_lstm(
@@ -105,10 +107,9 @@ class _ProjectedLSTM(torch.autograd.Function):
                 dm.masked_fill_(_past_end(lengths, steps), 0.0)
             dc_in, dc0, dm0 = _final_grads(dm, gc, gm, c0, m0, steps, lengths)
 
-            dz = torch.empty_like(gates)
-            _run_back(
-                dz, dm, dc_in, dc0, w[:, width:], w_proj, c0, gates, cells, tanh_cells, y, ctx.clips
-            )
+            saved = gates, cells, tanh_cells, y
+            dz, dc = _run_back(dm, dc_in, w[:, width:], w_proj, c0, saved, ctx.clips)
+            dc0 += dc
             dm0.baddbmm_(dz[:, 0], w[:, width:].transpose(1, 2))
 
             flat = dz.flatten(1, 2)
@@ -154,54 +155,49 @@ def _run(
 
 
 def _run_back(
-    dz: Tensor,
     dm: Tensor,
     dc_in: list[Tensor | None],
-    dc: Tensor,
     w_rec: Tensor,
     w_proj: Tensor,
     c0: Tensor,
-    gates: Tensor,
-    cells: Tensor,
-    tanh_cells: Tensor,
-    y: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor, Tensor],
     clips: tuple[float, float],
-) -> None:
-    """Back through time: fills dz, completes dm, and leaves the gradient of c0 in dc.
+) -> tuple[Tensor, Tensor]:
+    """Back through time: completes dm, returns the gradients of z and of c0.
 
     `hardtanh_backward` on the clipped value is zero exactly where the clip binds, in one pass.
     """
-    cell_clip, proj_clip = clips
+    (cell_clip, proj_clip), (gates, cells, tanh_cells, y) = clips, saved
     w_rec_t, w_proj_t = w_rec.transpose(1, 2), w_proj.transpose(1, 2)
+    dz, dc = torch.empty_like(gates), torch.zeros_like(c0)
     dh, part = torch.empty_like(c0), torch.empty_like(c0)
-    carried = dc  # the part of dc0 that belongs to rows of length 0, added back at the end
-    dc = torch.zeros_like(dc)
-    for t in range(dz.size(1) - 1, -1, -1):
-        i, j, f, o = gates[:, t].chunk(4, dim=-1)
-        dz_i, dz_j, dz_f, dz_o = dz[:, t].chunk(4, dim=-1)
-        cell, tanh_cell, dm_t = cells[:, t], tanh_cells[:, t], dm[:, t]
-        previous = cells[:, t - 1] if t else c0
-
-        if t + 1 < dz.size(1):
-            dm_t.baddbmm_(dz[:, t + 1], w_rec_t)
-        _aten.hardtanh_backward.grad_input(dm_t, y[:, t], -proj_clip, proj_clip, grad_input=dm_t)
+    # All views of all steps at once: taken one by one they cost a tenth of a small model's step.
+    i, j, f, o = (gate.unbind(1) for gate in gates.chunk(4, dim=-1))
+    dz_i, dz_j, dz_f, dz_o = (gate.unbind(1) for gate in dz.chunk(4, dim=-1))
+    cell, tanh_cell, out = cells.unbind(1), tanh_cells.unbind(1), y.unbind(1)
+    dz_step, dm_step = dz.unbind(1), dm.unbind(1)
+    last = len(dz_step) - 1
+    for t in range(last, -1, -1):
+        dm_t, arriving = dm_step[t], dc_in[t]
+        if t < last:
+            dm_t.baddbmm_(dz_step[t + 1], w_rec_t)
+        _clip_back(dm_t, out[t], -proj_clip, proj_clip, grad_input=dm_t)
         torch.bmm(dm_t, w_proj_t, out=dh)
-        torch.mul(dh, tanh_cell, out=part)
-        _aten.sigmoid_backward.grad_input(part, o, grad_input=dz_o)
-        _aten.tanh_backward.grad_input(dh.mul_(o), tanh_cell, grad_input=dh)
+        torch.mul(dh, tanh_cell[t], out=part)
+        _sigmoid_back(part, o[t], grad_input=dz_o[t])
+        _tanh_back(dh.mul_(o[t]), tanh_cell[t], grad_input=dh)
         dc.add_(dh)
-        arriving = dc_in[t]
         if arriving is not None:
             dc.add_(arriving)
-        _aten.hardtanh_backward.grad_input(dc, cell, -cell_clip, cell_clip, grad_input=dc)
-        torch.mul(dc, j, out=part)
-        _aten.sigmoid_backward.grad_input(part, i, grad_input=dz_i)
-        torch.mul(dc, i, out=part)
-        _aten.tanh_backward.grad_input(part, j, grad_input=dz_j)
-        torch.mul(dc, previous, out=part)
-        _aten.sigmoid_backward.grad_input(part, f, grad_input=dz_f)
-        dc.mul_(f)
-    carried.add_(dc)
+        _clip_back(dc, cell[t], -cell_clip, cell_clip, grad_input=dc)
+        torch.mul(dc, j[t], out=part)
+        _sigmoid_back(part, i[t], grad_input=dz_i[t])
+        torch.mul(dc, i[t], out=part)
+        _tanh_back(part, j[t], grad_input=dz_j[t])
+        torch.mul(dc, cell[t - 1] if t else c0, out=part)
+        _sigmoid_back(part, f[t], grad_input=dz_f[t])
+        dc.mul_(f[t])
+    return dz, dc
 
 
 def _final_grads(

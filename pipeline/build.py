@@ -17,14 +17,14 @@ while building `work/`, of about twice the size of the text.
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from elmwright.pipeline import harvest, sources
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
-from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import (
     NAME,
     SHARDS,
@@ -37,7 +37,8 @@ from elmwright.pipeline.manifest import (
     canonical,
 )
 from elmwright.pipeline.progress import Progress, silent
-from elmwright.pipeline.storage import free_bytes, sha256_bytes, sha256_file, write_atomic
+from elmwright.pipeline.storage import free_bytes, sha256_bytes, sha256_file
+from elmwright.pipeline.tasks import Report, Runner, task
 
 WORK = "work"
 PIECES = "sentencepiece.model"
@@ -45,22 +46,6 @@ RECIPE = 1
 """Raised whenever a change of the code changes the shards that the same settings give."""
 DISK_FACTOR = 3
 """Bytes of disk a build needs for a byte of input, at its peak."""
-
-Report = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Task:
-    """One call of a stage, and the name of its completion mark."""
-
-    mark: str
-    """The mark's name in the work folder."""
-    call: Callable[..., Report]
-    """The stage."""
-    args: tuple[Any, ...]
-    """What it takes."""
-    named: dict[str, Any]
-    """What it takes by name."""
 
 
 def corpus_key(corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, seed: int) -> str:
@@ -153,7 +138,7 @@ def build_corpus(
     if manifest is None:
         # From here on the folder holds no finished corpus, whatever it held before.
         (folder / NAME).unlink(missing_ok=True)
-        runner = _Runner(folder / WORK, progress, in_flight, stop)
+        runner = Runner(folder / WORK, progress, in_flight, stop)
         if EMBEDDED in corpus.sources and harvest.frozen_parts(folder) is None:
             _harvest(folder, runner)
         manifest = _Build(corpus, vocab, shards, seed, folder, runner).run(key)
@@ -162,33 +147,29 @@ def build_corpus(
     return manifest
 
 
-def _harvest(folder: Path, runner: "_Runner") -> None:
+def _harvest(folder: Path, runner: Runner) -> None:
     groups = harvest.group_modules(harvest.list_modules())
     # A killed harvest is begun again: the packages may have changed in between.
     runner.open(sha256_bytes(canonical(groups)))
     parts = [harvest.part_path(folder, number) for number in range(len(groups))]
     pairs = zip(groups, parts, strict=True)
-    tasks = [_task(f"harvest-{n:05d}", harvest.harvest_group, *p) for n, p in enumerate(pairs)]
+    tasks = [task(f"harvest-{n:05d}", harvest.harvest_group, *p) for n, p in enumerate(pairs)]
     reports = runner.run("harvest", tasks, "groups of modules")
     names = ("modules", "skipped", "documents")
     harvest.finish(folder, parts, {name: sum(r[name] for r in reports) for name in names})
 
 
-def _task(mark: str, call: Callable[..., Report], *args: Any, **named: Any) -> Task:
-    return Task(mark, call, args, named)
-
-
 class _Build:
     """One build: its settings, and what its stages have found so far."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         corpus: CorpusConfig,
         vocab: VocabConfig,
         shards: ShardsConfig,
         seed: int,
         folder: Path,
-        runner: "_Runner",
+        runner: Runner,
     ) -> None:
         self.corpus, self.vocab, self.shards = corpus, vocab, shards
         self.seed, self.folder, self.runner = seed, folder, runner
@@ -220,7 +201,7 @@ class _Build:
                 "give more text or a smaller corpus.heldout_fraction"
             )
         words = [r["words"] for r in kept]
-        make = _task("vocab", stages.make_vocab, words, self.vocab, sentences, str(self.folder))
+        make = task("vocab", stages.make_vocab, words, self.vocab, sentences, str(self.folder))
         found = self.runner.run("vocabulary", [make], "vocabulary")[0]
         splits = self._shards(kept, found["sha256"])
         perplexity = self._unigram(splits)
@@ -261,7 +242,7 @@ class _Build:
         group = 64
         paths = [file.path for file in files]
         tasks = [
-            _task(f"digest-{begin:07d}", stages.digest_files, paths[begin : begin + group])
+            task(f"digest-{begin:07d}", stages.digest_files, paths[begin : begin + group])
             for begin in range(0, len(paths), group)
         ]
         reports = self.runner.run("digests", tasks, "groups of files")
@@ -279,13 +260,13 @@ class _Build:
             if chunk[0].file.split == "train"
         ]
         tasks = [
-            _task(Path(o).stem, stages.sample_chunk, c, self.corpus, self.seed, limit, o)
+            task(Path(o).stem, stages.sample_chunk, c, self.corpus, self.seed, limit, o)
             for c, o in samples
         ]
         self.runner.run("sample", tasks, "chunks")
         model = str(self.folder / PIECES)
         paths = [path for _, path in samples]
-        train = _task("pieces", stages.train_pieces, paths, self.corpus, model)
+        train = task("pieces", stages.train_pieces, paths, self.corpus, model)
         self.runner.run("sentencepiece", [train], "model")
         return model
 
@@ -298,8 +279,8 @@ class _Build:
             name = f"clean-{number:05d}"
             out = str(self.work / name)
             args = (chunk, self.corpus, self.seed, model, out)
-            tasks.append(_task(name, stages.clean_chunk, *args))
-        parts = []
+            tasks.append(task(name, stages.clean_chunk, *args))
+        parts: list[Report] = []
         for report in self.runner.run("clean", tasks, "chunks"):
             parts.extend({**part, "side": report["split"]} for part in report["parts"])
             if report["split"] == "train":
@@ -352,12 +333,12 @@ class _Build:
                 tables.append((n, out, p["side"] != "train"))
                 args = (n, p["name"], document_losers)
                 rest = {"side": p["side"], "seed": self.seed, "limit": limit, "out": out}
-                tasks.append(_task(f"sentences-{n:05d}", stages.sentence_keys, *args, **rest))
+                tasks.append(task(f"sentences-{n:05d}", stages.sentence_keys, *args, **rest))
             keys = sum(r["keys"] for r in self.runner.run("sentences", tasks, "parts"))
             once, given = corpus.dedup == "sentence", bool(corpus.heldout)
             sentence_losers = self._reduce(dedup.SENTENCE, tables, keys, once=once, given=given)
         tasks = [
-            _task(
+            task(
                 f"keep-{n:05d}",
                 stages.keep_part,
                 n,
@@ -394,7 +375,7 @@ class _Build:
         outs = [str(self.work / f"{unit}-{n:05d}.npy") for n in range(count)]
         how = {"unit": unit, "once": once, "given": given}
         tasks = [
-            _task(f"{unit}-{n:05d}", dedup.reduce_keys, tables, n, count, **how, out=out)
+            task(f"{unit}-{n:05d}", dedup.reduce_keys, tables, n, count, **how, out=out)
             for n, out in enumerate(outs)
         ]
         self.runner.run(unit.replace("_", " "), tasks, "key ranges")
@@ -413,7 +394,7 @@ class _Build:
             total = sum(m["words"] + m["sentences"] for m in mine)
             count = max(1, -(-total // (steps * self.shards.blocks_per_shard)))
             for number in range(count):
-                task = _task(
+                one = task(
                     f"shard-{name}-{number:05d}",
                     stages.make_shard,
                     [m["path"] for m in mine],
@@ -425,7 +406,7 @@ class _Build:
                     vocab_sha256=vocab_sha256,
                     folder=str(self.folder / SHARDS),
                 )
-                tasks.append(task)
+                tasks.append(one)
                 split_of.append(name)
         reports = self.runner.run("shards", tasks, "shards")
         splits: dict[str, Split] = {}
@@ -443,7 +424,7 @@ class _Build:
 
         heldout = [split for split in splits.values() if split.name != "train"]
         tasks = [
-            _task(f"unigram-{s.name}", stages.unigram, str(self.folder), [x.tar for x in s.shards])
+            task(f"unigram-{s.name}", stages.unigram, str(self.folder), [x.tar for x in s.shards])
             for s in heldout
         ]
         reports = self.runner.run("unigram", tasks, "held-out sets")
@@ -460,86 +441,6 @@ class _Build:
         inside = path.is_relative_to(self.folder)
         name = path.relative_to(self.folder).as_posix() if inside else file.path
         return Input(name, file.bytes, file.mtime_ns, digest)
-
-
-class _Runner:
-    """Runs tasks on Ray, a bounded number at a time, passing over those already marked."""
-
-    def __init__(
-        self, work: Path, progress: Progress, in_flight: int | None, stop: Callable[[], bool]
-    ) -> None:
-        self.root, self.progress, self.stop = work, progress, stop
-        self.in_flight = in_flight
-        self.work = work
-
-    def open(self, digest: str) -> Path:
-        """The work folder for this digest; those of other settings or inputs are removed."""
-        self.work = self.root / digest[:16]
-        if self.root.exists():
-            for other in self.root.iterdir():
-                if other != self.work:
-                    shutil.rmtree(other, ignore_errors=True)
-        return self.work
-
-    def run(self, name: str, tasks: Sequence[Task], unit: str) -> list[Report]:
-        """The reports of all tasks, in the order of the tasks."""
-        import ray
-
-        limit = self.in_flight or max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
-        reports: dict[int, Report] = {}
-        waiting = list(range(len(tasks)))[::-1]
-        running: dict[Any, int] = {}
-        with self.progress(name, len(tasks), unit) as advance:
-            try:
-                while waiting or running:
-                    if self.stop():
-                        raise Interrupted(f"stopped while building the corpus ({name})")
-                    while waiting and len(running) < limit:
-                        number = waiting.pop()
-                        mark = self.work / f"{tasks[number].mark}.done.json"
-                        if mark.exists():
-                            reports[number] = json.loads(mark.read_bytes())
-                            advance(1)
-                        else:
-                            running[_remote(tasks[number], mark)] = number
-                    ready, _ = ray.wait(list(running), timeout=0.5) if running else ([], [])
-                    for reference in ready:
-                        reports[running.pop(reference)] = _result(reference)
-                        advance(1)
-            finally:
-                for reference in running:
-                    ray.cancel(reference)
-        return [reports[number] for number in range(len(tasks))]
-
-
-def _remote(task: Task, mark: Path) -> Any:
-    import ray
-
-    return ray.remote(max_retries=5)(_once).remote(str(mark), task.call, task.args, task.named)
-
-
-def _once(
-    mark: str, call: Callable[..., Report], args: tuple[Any, ...], named: dict[str, Any]
-) -> Report:
-    """Call a stage and leave its mark: only now does its output count as there."""
-    report = call(*args, **named)
-    write_atomic(Path(mark), json.dumps(report).encode())
-    return report
-
-
-def _result(reference: Any) -> Report:
-    """A task's report; what went wrong for the user comes out as it went in."""
-    import ray
-    from ray.exceptions import RayTaskError
-
-    try:
-        report: Report = ray.get(reference)
-    except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, UserError):
-            raise UserError(str(cause)) from None
-        raise
-    return report
 
 
 def _sweep(folder: Path, manifest: Manifest) -> None:

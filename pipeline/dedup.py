@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from elmwright.pipeline.storage import atomic_file
 from numpy.typing import NDArray
+
+from elmwright.pipeline.storage import atomic_file
 
 Table = NDArray[np.void]
 

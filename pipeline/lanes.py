@@ -81,7 +81,7 @@ def position(
     return epoch, slot, window
 
 
-def block_at(  # noqa: PLR0917
+def block_at(
     seed: int, step: int, lane: int, lanes: int, blocks: int, windows_per_block: int
 ) -> tuple[int, int, int]:
     """What a lane reads at a step: the epoch, the block's number in the split, the window in it."""

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from elmwright.pipeline import clean, dedup, vocab, words
 from elmwright.pipeline.block import pack
 from elmwright.pipeline.config import CorpusConfig, VocabConfig
@@ -22,7 +24,6 @@ from elmwright.pipeline.lanes import hash64
 from elmwright.pipeline.shards import ShardReader, write_shard
 from elmwright.pipeline.sources import Chunk, read
 from elmwright.pipeline.storage import atomic_file, sha256_file, write_atomic
-from numpy.typing import NDArray
 
 Report = dict[str, Any]
 """What a stage returns: counts and names, small, JSON."""

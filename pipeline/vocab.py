@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+
 from elmwright.pipeline.block import BOS, BOS_ID, EOS, EOS_ID, UNK, UNK_ID, Block
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import write_atomic
-from numpy.typing import NDArray
 
 VOCAB = "vocab.txt"
 COUNTS = "counts.npy"

@@ -43,7 +43,7 @@ WRAP = 120
 SAFE = {BOS: "< S >", EOS: "< / S >"}
 
 ABBREVIATIONS = frozenset(
-    "al approx apr aug ave bros cf ch co corp dec dept dr ed eq eqs est etc ex feb fig figs gen "  # noqa: SIM905
+    "al approx apr aug ave bros cf ch co corp dec dept dr ed eq eqs est etc ex feb fig figs gen "
     "gov hon inc jan jr jul jun lt ltd maj mar mr mrs ms mt no nos nov oct p pp prof ref refs rep "
     "resp rev sec sen sep sept sgt sr st vol vs".split()
 )
@@ -113,22 +113,27 @@ def ptb(sentence: str) -> str:
     chunks = sentence.split()
     if not chunks:
         return ""
-    if len(_inside) > MEMORY:
-        _inside.clear()
-    words = [_inside[chunk] for chunk in chunks[:-1]]
-    words.append(_split(chunks[-1], last=True))
+    final = _final[chunks.pop()]
+    words = [_inside[chunk] for chunk in chunks]
+    words.append(final)
     return " ".join(words)
 
 
 class _Memo(dict[str, str]):
-    """Words of the chunks met so far."""
+    """Words of the chunks met so far, at the end of a sentence or within."""
+
+    def __init__(self, *, last: bool) -> None:
+        super().__init__()
+        self.last = last
 
     def __missing__(self, chunk: str) -> str:
-        words = self[chunk] = _split(chunk, last=False)
+        if len(self) > MEMORY:
+            self.clear()
+        words = self[chunk] = _split(chunk, last=self.last)
         return words
 
 
-_inside = _Memo()
+_inside, _final = _Memo(last=False), _Memo(last=True)
 
 
 def _split(chunk: str, *, last: bool) -> str:

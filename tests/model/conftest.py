@@ -1,0 +1,12 @@
+"""One thread: the tensors here are tiny, and a second thread costs more than it brings."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

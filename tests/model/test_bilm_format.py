@@ -1,0 +1,138 @@
+"""options.json + weights.hdf5, there and back, and everything that can be wrong with them."""
+
+import json
+import time
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from elmwright.model.bilm import BiLM
+from elmwright.model.bilm_format import datasets, read_options, read_weights, write_weights
+from elmwright.model.config import ModelConfig
+from elmwright.model.folder import load_folder, load_tensors, model_tensors
+from elmwright.pipeline.errors import UserError
+from hypothesis import given, settings
+from tests.model.shapes import GOLDEN, TINY, configs, write_model
+
+CELL = "RNN_1/RNN/MultiRNNCell/Cell0/LSTMCell"
+
+
+@settings(max_examples=25, deadline=None)
+@given(configs())
+def test_a_round_trip_keeps_every_bit_of_any_model(tmp_path_factory, config):
+    folder = tmp_path_factory.mktemp("model")
+    bilm = BiLM(config, 1)
+    options, weights = write_model(folder, bilm)
+    assert read_options(options) == config
+    again = BiLM(config, 2)
+    load_tensors(again, read_weights(weights, config))
+    for name, tensor in model_tensors(bilm).items():
+        assert torch.equal(tensor, model_tensors(again)[name])
+
+
+def test_two_writes_are_the_same_file(tmp_path):
+    bilm = BiLM(TINY, 1)
+    write_weights(tmp_path / "a.hdf5", TINY, model_tensors(bilm))
+    time.sleep(1.1)  # past the resolution of HDF5's time stamps
+    write_weights(tmp_path / "b.hdf5", TINY, model_tensors(bilm))
+    assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
+
+
+def test_the_layout_is_the_published_one(tmp_path):
+    _, weights = write_model(tmp_path, BiLM(TINY, 1))
+    with h5py.File(weights) as file:
+        assert file["char_embed"].shape == (261, 4)
+        assert file["CNN/W_cnn_1"].shape == (1, 2, 4, 4)
+        assert file[f"{CELL}/W_0"].shape == (12, 48)
+        assert file[f"{CELL}/W_0"].dtype == np.float32
+    if GOLDEN.is_dir():
+        config = read_options(GOLDEN / "options.json")
+        with h5py.File(GOLDEN / "lm_weights.hdf5") as file:
+            for name, (shape, _) in datasets(config).items():
+                assert file[name].shape == shape
+
+
+def test_the_projection_is_left_out_where_the_widths_agree():
+    config = ModelConfig(projection_dim=12, filters=((1, 5), (2, 7)))
+    assert not any(name.startswith("CNN_proj") for name in datasets(config))
+    assert BiLM(config).encoder.projection is None
+
+
+@pytest.mark.parametrize("n_characters", [261, 262])
+def test_both_numberings_of_characters_are_read_alike(tmp_path, n_characters):
+    options, _ = write_model(tmp_path, BiLM(TINY, 1))
+    content = json.loads(options.read_text())
+    content["char_cnn"]["n_characters"] = n_characters
+    options.write_text(json.dumps(content))
+    assert read_options(options) == TINY
+
+
+def test_a_file_with_the_mask_row_is_read_too(tmp_path):
+    bilm = BiLM(TINY, 1)
+    _, weights = write_model(tmp_path, bilm)
+    with h5py.File(weights, "r+") as file:
+        rows = np.concatenate([np.zeros((1, 4), np.float32), file["char_embed"][()]])
+        del file["char_embed"]
+        file["char_embed"] = rows
+    tensors = read_weights(weights, TINY)
+    assert torch.equal(tensors["encoder.char_embed"], bilm.encoder.char_embed)
+
+
+def damage(weights, name, value):
+    with h5py.File(weights, "r+") as file:
+        if name in file:
+            del file[name]
+        if value is not None:
+            file[name] = value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (f"{CELL}/B", None, rf"no dataset {CELL}/B \(expected with shape \(48,\)\)"),
+        (f"{CELL}/B", np.zeros(47, np.float32), r"has shape \(47,\), .* ask for \(48,\)"),
+        ("extra/W", np.zeros(3, np.float32), r"extra/W with shape \(3,\) that the options do not"),
+        (f"{CELL}/B", np.full(48, np.nan, np.float32), r"48 values that are NaN"),
+        (f"{CELL}/B", np.full(48, np.inf, np.float32), r"infinite"),
+        (f"{CELL}/B", np.zeros(48, np.int32), r"holds int32"),
+        ("char_embed", np.ones((262, 4), np.float32), r"262 rows and the first, the mask, is not"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path, name, value, message):
+    _, weights = write_model(tmp_path, BiLM(TINY, 1))
+    damage(weights, name, value)
+    with pytest.raises(UserError, match=message):
+        load_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda o: o["lstm"].pop("dim"), r"no lstm\.dim"),
+        (lambda o: o.pop("char_cnn"), r"no char_cnn\.n_characters"),
+        (lambda o: o["char_cnn"].update(n_characters=300), "261 or 262"),
+        (lambda o: o["char_cnn"].update(activation="gelu"), "gelu"),
+        (lambda o: o["char_cnn"].update(filters=[1, 2]), "wrong kind"),
+        (lambda o: o.update(bidirectional=False), "one direction"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(tmp_path, change, message):
+    options, _ = write_model(tmp_path, BiLM(TINY, 1))
+    content = json.loads(options.read_text())
+    change(content)
+    options.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        read_options(options)
+
+
+def test_files_that_are_something_else(tmp_path):
+    options, weights = write_model(tmp_path, BiLM(TINY, 1))
+    weights.write_bytes(b"not hdf5")
+    with pytest.raises(UserError, match="cannot be read as HDF5"):
+        read_weights(weights, TINY)
+    options.write_text("{")
+    with pytest.raises(UserError, match="is not JSON"):
+        read_options(options)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_options(tmp_path / "absent.json")

@@ -1,0 +1,116 @@
+"""The hand-written LSTM against a plain one, in value and gradient."""
+
+import pytest
+import torch
+from elmwright.model.lstm import projected_lstm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def inputs(groups, steps, rows, width, dim, proj, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+    return [
+        draw(groups, steps, rows, width),
+        draw(groups, width + proj, 4 * dim),
+        draw(groups, 4 * dim),
+        draw(groups, dim, proj),
+        draw(groups, rows, dim),
+        draw(groups, rows, proj),
+    ]
+
+
+def plain(x, w, b, w_proj, c, m, cell_clip, proj_clip, lengths=None):
+    """The equations, step by step, with autograd."""
+    outputs = []
+    for t in range(x.size(1)):
+        z = torch.cat([x[:, t], m], -1) @ w + b.unsqueeze(1)
+        i, j, f, o = z.chunk(4, -1)
+        c_new = ((f + 1).sigmoid() * c + i.sigmoid() * j.tanh()).clamp(-cell_clip, cell_clip)
+        m_new = ((o.sigmoid() * c_new.tanh()) @ w_proj).clamp(-proj_clip, proj_clip)
+        alive = torch.ones(x.size(2), 1, dtype=torch.bool)
+        if lengths is not None:
+            alive = (t < lengths).unsqueeze(-1)
+        c, m = torch.where(alive, c_new, c), torch.where(alive, m_new, m)
+        outputs.append(torch.where(alive, m_new, 0.0))
+    return torch.stack(outputs, 1), c, m
+
+
+@pytest.mark.parametrize("clips", [(50.0, 50.0), (0.4, 0.3)], ids=["free", "clipped"])
+@pytest.mark.parametrize("lengths", [None, [4, 0, 2]], ids=["full", "ragged"])
+def test_gradients_are_right_in_double_precision(clips, lengths):
+    args = inputs(2, 4, 3, 3, 4, 2)
+    ends = None if lengths is None else torch.tensor(lengths)
+    if clips[0] < 1:
+        cells = projected_lstm(*args, *clips, ends)[1]
+        assert (cells.abs() == clips[0]).any()  # the clip does bind
+    assert torch.autograd.gradcheck(lambda *a: projected_lstm(*a, *clips, ends), args)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 2),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.sampled_from([(0.2, 0.1), (3.0, 3.0)]),
+    st.data(),
+)
+def test_any_shape_equals_the_plain_loop(groups, steps, rows, width, dim, proj, clips, data):
+    args = inputs(groups, steps, rows, width, dim, proj, data.draw(st.integers(0, 99)))
+    lengths = None
+    if data.draw(st.booleans()):
+        lengths = torch.tensor(
+            data.draw(st.lists(st.integers(0, steps), min_size=rows, max_size=rows))
+        )
+    results = []
+    for function in (projected_lstm, plain):
+        outputs = function(*args, *clips, lengths)
+        loss = sum((out * (k + 1)).sin().sum() for k, out in enumerate(outputs))
+        results.append((outputs, torch.autograd.grad(loss, args)))
+    for got, wanted in zip(results[0][0], results[1][0], strict=True):
+        torch.testing.assert_close(got, wanted)
+    for got, wanted in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_windows_that_hand_on_their_states_equal_one_long_window():
+    args = inputs(2, 6, 3, 3, 4, 2)
+    y, c, m = projected_lstm(*args, 3.0, 3.0)
+    x, *weights = args
+    y1, c1, m1 = projected_lstm(x[:, :4], *weights, 3.0, 3.0)
+    y2, c2, m2 = projected_lstm(x[:, 4:], *weights[:3], c1, m1, 3.0, 3.0)
+    torch.testing.assert_close(torch.cat([y1, y2], 1), y)
+    torch.testing.assert_close((c2, m2), (c, m))
+
+
+def test_an_empty_window_keeps_the_states():
+    args = inputs(2, 3, 2, 3, 4, 2)
+    y, c, m = projected_lstm(args[0][:, :0], *args[1:], 3.0, 3.0)
+    assert y.shape == (2, 0, 2, 2)
+    assert torch.equal(c, args[4])
+    assert torch.equal(m, args[5])
+
+
+def test_repeated_runs_give_the_same_bits():
+    def grads():
+        args = [a.float().detach().requires_grad_() for a in inputs(2, 8, 16, 16, 32, 16)]
+        return torch.autograd.grad(projected_lstm(*args, 3.0, 3.0)[0].sum(), args)
+
+    first = grads()
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(first, grads(), strict=True))
+
+
+def test_autocast_changes_nothing_but_the_inputs():
+    args = [a.float().detach().requires_grad_() for a in inputs(2, 4, 3, 3, 4, 2)]
+    with torch.autocast("cpu", torch.bfloat16):
+        y = projected_lstm(*args, 3.0, 3.0)[0]
+        y.sum().backward()
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, projected_lstm(*args, 3.0, 3.0)[0])

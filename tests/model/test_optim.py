@@ -1,0 +1,134 @@
+"""Row-sparse updates against torch's dense optimisers."""
+
+import pytest
+import torch
+from elmwright.model.optim import Optimizer, OptimSettings, global_norm
+from elmwright.model.softmax import Softmax
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+V, P = 40, 5
+
+
+def setup(settings):
+    generator = torch.Generator().manual_seed(0)
+    dense = {
+        "a": nn.Parameter(torch.randn(4, 3, generator=generator)),
+        "b": nn.Parameter(torch.randn(7, generator=generator)),
+    }
+    softmax = Softmax.create(V, P, 0)
+    return dense, softmax, Optimizer(dense, softmax, settings)
+
+
+def twin(dense, softmax):
+    """The same values as parameters of a torch optimiser."""
+    values = [*dense.values(), softmax.weight, softmax.bias]
+    return [nn.Parameter(v.detach().clone()) for v in values]
+
+
+def train(settings, theirs, steps, touch):
+    """The same gradients, clipped to norm 1, into ours (row-sparse) and torch's (dense)."""
+    dense, softmax, ours = setup(settings)
+    copies = twin(dense, softmax)
+    reference = theirs(copies)
+    generator = torch.Generator().manual_seed(1)
+    clipped = 0
+    for _ in range(steps):
+        rows = torch.randperm(V, generator=generator)[: touch(generator)].sort().values
+        table_grad = torch.randn(len(rows), P + 1, generator=generator) * 0.1
+        for parameter, copy in zip(dense.values(), copies, strict=False):
+            parameter.grad = torch.randn(parameter.shape, generator=generator) * 0.1
+            copy.grad = parameter.grad.clone()
+        copies[2].grad = torch.zeros(V, P).index_copy(0, rows, table_grad[:, :-1])
+        copies[3].grad = torch.zeros(V).index_copy(0, rows, table_grad[:, -1])
+
+        norm = float(global_norm([p.grad for p in dense.values()], table_grad))
+        theirs_norm = nn.utils.clip_grad_norm_(copies, 1.0)
+        assert norm == pytest.approx(theirs_norm.item(), rel=1e-5)
+        clipped += norm > 1
+        ours.step(0.2, min(1.0, 1.0 / norm), rows, table_grad)
+        reference.step()
+    assert 0 < clipped < steps or clipped == steps
+    got = [*dense.values(), softmax.weight, softmax.bias]
+    for value, copy in zip(got, copies, strict=True):
+        torch.testing.assert_close(value.detach(), copy.detach(), atol=1e-6, rtol=1e-6)
+
+
+def some(generator):
+    return int(torch.randint(1, 15, (1,), generator=generator))
+
+
+def test_row_sparse_adagrad_is_dense_adagrad_over_100_steps_with_clipping():
+    def theirs(parameters):
+        return torch.optim.Adagrad(parameters, lr=0.2, initial_accumulator_value=1.0)
+
+    train(OptimSettings(), theirs, 100, some)
+
+
+def test_lazy_adamw_is_dense_adamw_when_every_row_is_touched():
+    def theirs(parameters):
+        return torch.optim.AdamW(parameters, lr=0.2, weight_decay=0.01, betas=(0.9, 0.98))
+
+    settings = OptimSettings("adamw", betas=(0.9, 0.98), weight_decay=0.01)
+    train(settings, theirs, 30, lambda _: V)
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adamw"])
+def test_untouched_rows_keep_every_bit(name):
+    _, softmax, optimizer = setup(OptimSettings(name, weight_decay=0.1))
+    before = softmax.weight.clone()
+    rows = torch.tensor([3, 17])
+    optimizer.step(0.2, 1.0, rows, torch.ones(2, P + 1))
+    changed = (softmax.weight != before).any(1).nonzero().flatten()
+    assert changed.tolist() == rows.tolist()
+
+
+def test_a_late_row_starts_with_a_first_step():
+    """Lazy AdamW corrects by the row's own count, so its first step is lr, whenever that is."""
+    _, softmax, optimizer = setup(OptimSettings("adamw"))
+    for _ in range(50):
+        optimizer.step(0.01, 1.0, torch.tensor([0]), torch.ones(1, P + 1))
+    before = softmax.bias[1].item()
+    optimizer.step(0.01, 1.0, torch.tensor([1]), torch.full((1, P + 1), 0.3))
+    assert before - softmax.bias[1].item() == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adamw"])
+def test_state_goes_through_safetensors_and_training_continues_bit_for_bit(name, tmp_path):
+    def advance(parts, steps):
+        dense, softmax, optimizer = parts
+        for k in steps:
+            rows = torch.arange(k, k + 5)
+            for p in dense.values():
+                p.grad = torch.full_like(p, 0.1 * k)
+            optimizer.step(0.1, 0.7, rows, torch.full((5, P + 1), 0.2 * k))
+        return [*dense.values(), softmax.weight, softmax.bias]
+
+    settings = OptimSettings(name)
+    straight = advance(setup(settings), range(10))
+    first = setup(settings)
+    advance(first, range(6))
+    save_file(first[2].state_dict(), tmp_path / "optimizer.safetensors")
+    second = setup(settings)
+    for p, q in zip(second[0].values(), first[0].values(), strict=True):
+        p.data.copy_(q)
+    second[1].load(first[1].state())
+    second[2].load_state_dict(load_file(tmp_path / "optimizer.safetensors"))
+    for a, b in zip(straight, advance(second, range(6, 10)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_state_of_another_rule_or_model_is_refused():
+    _, _, adagrad = setup(OptimSettings())
+    _, _, adamw = setup(OptimSettings("adamw"))
+    with pytest.raises(ValueError, match="does not fit the model and rule"):
+        adamw.load_state_dict(adagrad.state_dict())
+    state = dict(adagrad.state_dict())
+    state["sum.a"] = torch.zeros(2, 2)
+    with pytest.raises(ValueError, match=r"sum\.a has shape \(2, 2\), not \(4, 3\)"):
+        adagrad.load_state_dict(state)
+
+
+def test_the_norm_of_nothing_is_zero_and_of_a_bad_gradient_not_finite():
+    assert float(global_norm([], None)) == 0
+    assert not torch.isfinite(global_norm([torch.tensor([1.0, float("nan")])], None))

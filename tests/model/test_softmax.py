@@ -1,0 +1,199 @@
+"""Sampled and full losses, and the sampler behind the first."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from elmwright.model import softmax as module
+from elmwright.model.softmax import (
+    Negatives,
+    Softmax,
+    draw_negatives,
+    full_loss,
+    full_table_loss,
+    log_expected_count,
+    nll,
+    sampled_loss,
+    touched,
+)
+
+V, P, M = 50, 6, 17
+FROZEN_IDS, FROZEN_TRIES = [0, 2, 5, 7, 29, 364, 502, 761], 11
+
+
+@pytest.fixture
+def case():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(M, P, dtype=torch.float64, generator=generator)
+    targets = torch.randint(0, V, (M,), generator=generator)
+    weights = torch.rand(M, dtype=torch.float64, generator=generator)
+    softmax = Softmax.create(V, P, 1)
+    softmax.weight, softmax.bias = softmax.weight.double(), torch.linspace(-1, 1, V).double()
+    return hidden, targets, weights, softmax
+
+
+def obvious_sampled(hidden, targets, weights, rows, table, negatives, vocab_size):
+    """One position at a time."""
+    total = torch.zeros((), dtype=torch.float64)
+    where = {int(row): k for k, row in enumerate(rows)}
+    for h, target, weight in zip(hidden, targets.tolist(), weights, strict=True):
+        ids = [target, *[i for i in negatives.ids.tolist() if i != target]]
+        at = torch.tensor([where[i] for i in ids])
+        shift = log_expected_count(torch.tensor(ids), negatives.tries, vocab_size)
+        logits = table.index_select(0, at)[:, :-1] @ h + table.index_select(0, at)[:, -1] - shift
+        total = total - weight * logits.log_softmax(0)[0]
+    return total
+
+
+@pytest.mark.parametrize("piece", [module.PIECE, 128], ids=["whole", "pieces"])
+def test_sampled_loss_and_gradients_equal_the_obvious_ones(case, piece, monkeypatch):
+    monkeypatch.setattr(module, "PIECE", piece)
+    monkeypatch.setattr(module, "_positions", lambda columns: max(1, module.PIECE // columns))
+    hidden, targets, weights, softmax = case
+    negatives = draw_negatives(0, 7, 20, V)
+    rows = touched(targets, negatives)
+    assert torch.isin(targets, negatives.ids).any()  # accidental hits occur
+    results = []
+    for function in (sampled_loss, obvious_sampled):
+        h, table = hidden.clone().requires_grad_(), softmax.table(rows).requires_grad_()
+        loss = function(h, targets, weights, rows, table, negatives, V)
+        (3 * loss).backward()
+        results.append((loss.detach(), h.grad, table.grad))
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_losses_pass_a_gradient_check(case):
+    hidden, targets, weights, softmax = case
+    negatives = draw_negatives(0, 7, 20, V)
+    rows = touched(targets, negatives)
+    arguments = hidden.requires_grad_(), softmax.table(rows).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda h, t: sampled_loss(h, targets, weights, rows, t, negatives, V), arguments
+    )
+    every = softmax.table(torch.arange(V)).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda h, t: full_table_loss(h, targets, weights, t), (hidden, every)
+    )
+
+
+@pytest.mark.parametrize("piece", [module.COLUMNS, 7], ids=["whole", "pieces"])
+def test_full_loss_and_nll_equal_torch(case, piece, monkeypatch):
+    monkeypatch.setattr(module, "COLUMNS", piece)
+    monkeypatch.setattr(module, "_positions", lambda _: 5)
+    hidden, targets, weights, softmax = case
+    leaves = [hidden, softmax.weight, softmax.bias]
+    results = []
+    for ours in (True, False):
+        h, weight, bias = (leaf.detach().clone().requires_grad_() for leaf in leaves)
+        if ours:
+            loss = full_loss(h, targets, weights, weight, bias)
+        else:
+            each = F.cross_entropy(h @ weight.t() + bias, targets, reduction="none")
+            loss = (each * weights).sum()
+        loss.backward()
+        results.append((loss.detach(), h.grad, weight.grad, bias.grad))
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted)
+    scores = nll(hidden, targets, softmax.weight, softmax.bias)
+    wanted = F.cross_entropy(hidden @ softmax.weight.t() + softmax.bias, targets, reduction="none")
+    torch.testing.assert_close(scores, wanted.float())
+
+
+def test_the_sampled_loss_becomes_the_full_one_as_samples_grow(case):
+    hidden, targets, weights, softmax = case
+    full = full_loss(hidden, targets, weights, softmax.weight, softmax.bias)
+    gaps = []
+    for n in (5, 20, V - 1):
+        losses = []
+        for step in range(40):
+            negatives = draw_negatives(1, step, n, V)
+            rows = touched(targets, negatives)
+            table = softmax.table(rows)
+            losses.append(sampled_loss(hidden, targets, weights, rows, table, negatives, V))
+        gaps.append(abs(torch.stack(losses).mean() - full).item() / full.item())
+    assert gaps[0] > gaps[1] > gaps[2]
+    assert gaps[2] < 0.01
+    everything = draw_negatives(1, 0, V, V)
+    table = softmax.table(touched(targets, everything))
+    last = sampled_loss(hidden, targets, weights, torch.arange(V), table, everything, V)
+    torch.testing.assert_close(last, full)
+
+
+def test_negatives_are_a_function_of_seed_and_step():
+    one = draw_negatives(3, 10, 100, 5000)
+    again = draw_negatives(3, 10, 100, 5000)
+    assert torch.equal(one.ids, again.ids)
+    assert one.tries == again.tries
+    assert not torch.equal(one.ids, draw_negatives(3, 11, 100, 5000).ids)
+    assert not torch.equal(one.ids, draw_negatives(4, 10, 100, 5000).ids)
+    assert not torch.equal(one.ids, draw_negatives(2, 11, 100, 5000).ids)
+    # Frozen: another result here means that resumed runs would draw other negatives.
+    assert draw_negatives(1, 2, 8, 1000).ids.tolist() == FROZEN_IDS
+    assert draw_negatives(1, 2, 8, 1000).tries == FROZEN_TRIES
+
+
+def test_negatives_are_distinct_sorted_and_match_theory_at_full_size():
+    size, n, steps = 793_471, 8192, 60
+    seen = np.zeros(size)
+    expected = np.zeros(size)
+    every = torch.arange(size)
+    for step in range(steps):
+        drawn = draw_negatives(0, step, n, size)
+        ids = drawn.ids.numpy()
+        assert len(ids) == n
+        assert (np.diff(ids) > 0).all()
+        assert ids[0] >= 0
+        assert ids[-1] < size
+        seen[ids] += 1
+        if step < 5:
+            expected += np.exp(log_expected_count(every, drawn.tries, size).numpy()) * steps / 5
+    edges = [0, 10, 100, 1000, 10_000, 100_000, size]
+    for low, high in pairwise(edges):
+        want = expected[low:high].sum()
+        assert seen[low:high].sum() == pytest.approx(want, rel=5 / want**0.5 + 0.01)
+
+
+def test_expected_counts_are_exact_for_the_rarest_words():
+    size, tries = 793_471, 12_345
+    k = size - 1
+    p = np.log1p(np.longdouble(1) / (k + 1)) / np.log1p(np.longdouble(size))
+    wanted = np.log(-np.expm1(tries * np.log1p(-p)))
+    got = log_expected_count(torch.tensor([k]), tries, size).item()
+    assert got == pytest.approx(float(wanted), rel=1e-6)
+
+
+def test_a_large_vocabulary_never_materialises(monkeypatch):
+    largest = 0
+    addmm = torch.addmm
+
+    def watched(*args, **kwargs):
+        nonlocal largest
+        result = addmm(*args, **kwargs)
+        largest = max(largest, result.numel())
+        return result
+
+    monkeypatch.setattr(torch, "addmm", watched)
+    size, positions = 50_000, 2560
+    softmax = Softmax.create(size, 4, 0)
+    hidden, targets = torch.randn(positions, 4), torch.randint(0, size, (positions,))
+    nll(hidden, targets, softmax.weight, softmax.bias)
+    full_table_loss(hidden, targets, torch.ones(positions), softmax.table(torch.arange(size)))
+    assert 0 < largest <= module.PIECE
+
+
+def test_state_round_trip_and_misfit():
+    one, other = Softmax.create(9, 4, 0), Softmax.create(9, 4, 1)
+    other.load(one.state())
+    assert torch.equal(one.weight, other.weight)
+    with pytest.raises(ValueError, match="softmax weight has shape"):
+        Softmax.create(8, 4, 0).load(one.state())
+
+
+def test_negatives_hold_no_correction_when_all_ids_are_there():
+    negatives = draw_negatives(0, 0, 99, 10)
+    assert negatives.tries == 0
+    assert isinstance(negatives, Negatives)
+    assert not log_expected_count(negatives.ids, 0, 10).any()

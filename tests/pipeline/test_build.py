@@ -1,0 +1,384 @@
+"""A corpus build: the same bytes whatever happens, nothing lost unseen, and clear refusals."""
+
+import bz2
+import gzip
+import hashlib
+import json
+import logging
+import lzma
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+import ray
+import webdataset
+
+from elmwright.pipeline import build, harvest
+from elmwright.pipeline.build import build_corpus, corpus_key, is_current
+from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
+from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.shards import ShardReader
+from elmwright.pipeline.vocab import load_counts, load_vocab
+
+SHARDS = ShardsConfig(block_steps=320, blocks_per_shard=100)
+VOCAB = VocabConfig(max_size=400, min_count=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    ray.init(
+        address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR,
+        log_to_driver=False,
+    )  # fmt: skip
+    yield
+    ray.shutdown()
+
+
+def some_text(documents: int, seed: int = 0) -> str:
+    """Documents of random sentences, some of them copies, separated by empty lines."""
+    draw = random.Random(seed)
+    words = [
+        f"{a}{b}ldirinopasteru" for a in ("ka", "lo", "mi", "nu", "pre") for b in ("ta", "ri", "x")
+    ]
+    made: list[str] = []
+    for _ in range(documents):
+        if made and draw.random() < 0.1:
+            made.append(draw.choice(made))
+            continue
+        sentences = [
+            " ".join(draw.choice(words) for _ in range(draw.randint(1, 14))).capitalize() + "."
+            for _ in range(draw.randint(1, 8))
+        ]
+        made.append("\n".join(sentences))
+    return "\n\n".join(made)
+
+
+def make(folder: Path, corpus: CorpusConfig, **options) -> Manifest:
+    settings = {"vocab": VOCAB, "shards": SHARDS, "seed": 7, **options}
+    return build_corpus(corpus, folder=folder, **settings)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
+
+
+def sentences(folder: Path, split: str) -> list[str]:
+    found = []
+    for shard in Manifest.load(folder).splits[split].shards:
+        reader = ShardReader(folder / shard.tar)
+        for block in map(reader.read, range(len(reader))):
+            words = [block.types[token] for token in block.tokens]
+            for end, length in zip(np.cumsum(block.lengths), block.lengths, strict=True):
+                found.append(" ".join(words[end - length : end]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three text files of about 3 MB in all, so that tasks of 1 MB cut them up."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "a.txt").write_text(some_text(5500, 1))
+    (folder / "b.txt").write_text(some_text(700, 2))
+    records = [json.dumps({"text": doc}) for doc in some_text(700, 3).split("\n\n")]
+    (folder / "c.jsonl").write_text("\n".join(records))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(text: Path) -> CorpusConfig:
+    return CorpusConfig(sources=(str(text),), heldout_fraction=0.05, chunk_mb=16)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, corpus: CorpusConfig) -> Path:
+    """The corpus as it should be, built without disturbance."""
+    folder = tmp_path_factory.mktemp("whole")
+    make(folder, corpus)
+    return folder
+
+
+def test_other_chunks_and_one_worker_give_the_same_bytes(tmp_path, corpus, whole):
+    make(tmp_path, CorpusConfig(**{**vars(corpus), "chunk_mb": 1}), in_flight=1)
+    assert digests(tmp_path) == digests(whole)
+
+
+def test_a_killed_build_goes_on_and_gives_the_same_bytes(tmp_path, corpus, whole):
+    small = {**vars(corpus), "chunk_mb": 1}
+    program = (
+        "import ray, logging\n"
+        "from pathlib import Path\n"
+        "from elmwright.pipeline.build import build_corpus\n"
+        "from elmwright.pipeline.config import *\n"
+        "ray.init(address='local', num_cpus=1, include_dashboard=False, logging_level=40)\n"
+        f"build_corpus(CorpusConfig(**{small!r}), {VOCAB!r}, {SHARDS!r}, seed=7,\n"
+        f"    folder=Path({str(tmp_path)!r}), in_flight=1)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("work/*/clean-*.done.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    marks = sorted(tmp_path.glob("work/*/clean-*.done.json"))
+    assert marks
+    assert not (tmp_path / "MANIFEST.json").exists()
+    before = {mark: mark.stat().st_mtime_ns for mark in marks}
+    seen: list[int] = []
+
+    def progress(name, total, unit):
+        if name == "dedup document":
+            seen.extend(before[mark] == mark.stat().st_mtime_ns for mark in marks)
+        return build.silent(name, total, unit)
+
+    make(tmp_path, CorpusConfig(**small), progress=progress)
+    assert seen
+    assert all(seen), "what was done before the kill was done again"
+    assert digests(tmp_path) == digests(whole)
+
+
+def test_asked_to_stop_it_stops_and_later_goes_on(tmp_path, corpus, whole):
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) > 6
+
+    with pytest.raises(Interrupted):
+        make(tmp_path, corpus, stop=stop)
+    assert not (tmp_path / "MANIFEST.json").exists()
+    make(tmp_path, corpus)
+    assert digests(tmp_path) == digests(whole)
+
+
+def test_no_document_comes_twice_and_no_heldout_sentence_is_in_train(whole):
+    train, heldout = sentences(whole, "train"), sentences(whole, "heldout")
+    assert heldout
+    assert not set(train) & set(heldout)
+    manifest = Manifest.load(whole)
+    dropped = {step.rule: step for step in manifest.funnel}
+    assert dropped["dedup_document"].documents > 200
+    assert dropped["heldout_overlap"].sentences > 0
+    share = manifest.splits["heldout"].documents / dropped["kept"].documents
+    assert 0.03 < share < 0.07
+
+
+def test_the_funnel_accounts_for_every_word(whole):
+    read, *rules, kept = Manifest.load(whole).funnel
+    assert (read.rule, kept.rule) == ("read", "kept")
+    for unit in ("documents", "sentences", "words"):
+        lost = sum(getattr(step, unit) for step in rules)
+        assert getattr(read, unit) == lost + getattr(kept, unit)
+    assert kept.words == sum(split.words for split in Manifest.load(whole).splits.values())
+
+
+def test_the_text_itself_comes_out(tmp_path):
+    """Every distinct sentence of the input is in the corpus once, as it was."""
+    source = tmp_path / "in.txt"
+    lines = [f"line {n % 70} of the text" for n in range(100)]
+    source.write_text("\n".join(lines))
+    config = CorpusConfig(
+        sources=(str(source),), documents="line", sentences="line", tokenizer="whitespace",
+        dedup="sentence", heldout_fraction=0.1,
+    )  # fmt: skip
+    make(tmp_path / "out", config)
+    found = sentences(tmp_path / "out", "train") + sentences(tmp_path / "out", "heldout")
+    assert sorted(found) == sorted(set(lines))
+    assert found != sorted(found), "not shuffled"
+
+
+@pytest.mark.parametrize("shuffle", ["document", "sentence"])
+def test_without_dedup_copies_stay_and_are_spread(tmp_path, shuffle):
+    source = tmp_path / "in.txt"
+    source.write_text("\n".join([f"word{n % 5} and more" for n in range(200)]))
+    config = CorpusConfig(
+        sources=(str(source),), documents="line", dedup="none", heldout_fraction=0
+    )
+    make(tmp_path / "out", config, shards=ShardsConfig(64, 40, shuffle))
+    found = sentences(tmp_path / "out", "train")
+    assert len(found) == 200
+    assert sum(a == b for a, b in pairwise(found)) < 80
+
+
+def test_given_heldout_files_stay_whole_and_train_gives_way(tmp_path):
+    (tmp_path / "train.txt").write_text("Shared words here.\n\nOnly in train. Ok.")
+    (tmp_path / "valid.txt").write_text("Shared words here. Ok.\n\nShared words here. Ok.")
+    config = CorpusConfig(
+        sources=(str(tmp_path / "train.txt"),),
+        heldout={"valid": (str(tmp_path / "valid.txt"),)},
+        min_sentence_words=3,
+        dedup="sentence",
+    )
+    manifest = make(tmp_path / "out", config)
+    assert sentences(tmp_path / "out", "train") == ["Only in train ."]
+    assert sentences(tmp_path / "out", "valid") == ["Shared words here .", "Ok ."] * 2
+    assert list(manifest.splits) == ["train", "valid"]
+
+
+def test_vocabulary_and_counts_come_from_train_alone(whole):
+    manifest = Manifest.load(whole)
+    words, counts = load_vocab(whole / "vocab.txt"), load_counts(whole / "counts.npy")
+    assert words[:3] == ["<S>", "</S>", "<UNK>"]
+    train = " ".join(sentences(whole, "train")).split()
+    assert counts[0] == counts[1] == manifest.splits["train"].sentences
+    assert counts[words.index(train[0])] == train.count(train[0])
+    assert counts[1:].sum() == manifest.splits["train"].steps
+    assert counts[3:].tolist() == sorted(counts[3:].tolist(), reverse=True)
+    assert 3 < manifest.unigram_perplexity["heldout"] < 60
+    assert manifest.unk_share["train"] == counts[2] / manifest.splits["train"].steps
+
+
+def test_webdataset_reads_the_whole_split(whole):
+    tars = [str(whole / shard.tar) for shard in Manifest.load(whole).splits["train"].shards]
+    assert len(tars) > 1
+    samples = list(webdataset.WebDataset(tars, shardshuffle=False))
+    assert len(samples) == Manifest.load(whole).splits["train"].blocks
+
+
+def test_sentencepiece_pieces_become_the_words_and_are_the_same_for_other_chunks(tmp_path):
+    for number in range(3):
+        (tmp_path / f"in{number}.txt").write_text(some_text(1200, number))
+    config = {
+        "sources": (str(tmp_path / "in*.txt"),),
+        "tokenizer": "sentencepiece",
+        "sentencepiece_size": 60,
+    }
+    one = make(tmp_path / "one", CorpusConfig(**config, chunk_mb=16))
+    two = make(tmp_path / "two", CorpusConfig(**config, chunk_mb=1))
+    assert one.fingerprint == two.fingerprint
+    assert "sentencepiece.model" in one.extra_files
+    pieces = sentences(tmp_path / "one", "train")[0].split()
+    assert pieces[0].startswith("▁")
+    assert one.verify(tmp_path / "one") == []
+
+
+def test_a_finished_corpus_is_current_until_its_input_or_settings_change(tmp_path):
+    source = tmp_path / "in" / "a.txt"
+    source.parent.mkdir()
+    source.write_text(some_text(30))
+    config = CorpusConfig(sources=(str(source.parent),))
+    key = corpus_key(config, VOCAB, SHARDS, 7)
+    out = tmp_path / "out"
+    assert is_current(out, key, config) is None
+    manifest = make(out, config)
+    assert is_current(out, key, config) == manifest
+    os.utime(source)
+    assert is_current(out, key, config) == manifest, "same bytes, another time"
+    assert is_current(out, corpus_key(config, VOCAB, SHARDS, 8), config) is None
+    source.with_name("b.txt").write_text("One more.")
+    assert is_current(out, key, config) is None
+
+
+@pytest.mark.parametrize("damage", ["tar", "vocab", "missing"])
+def test_verification_names_the_damaged_file(tmp_path, damage):
+    (tmp_path / "in.txt").write_text(some_text(60))
+    manifest = make(tmp_path / "out", CorpusConfig(sources=(str(tmp_path / "in.txt"),)))
+    assert manifest.verify(tmp_path / "out") == []
+    file = "vocab.txt" if damage == "vocab" else manifest.splits["train"].shards[0].tar
+    path = tmp_path / "out" / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    if damage == "missing":
+        path.unlink()
+    (problem,) = manifest.verify(tmp_path / "out")
+    assert str(path) in problem
+
+
+COMPRESS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: pyarrow.compress(data, codec="zstd", asbytes=True),
+}
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_compressed_files_are_read_like_plain_ones(tmp_path, ending):
+    path = tmp_path / f"in.txt{ending}"
+    path.write_bytes(COMPRESS[ending](b"\xef\xbb\xbfOne fine day.\n\nAnother fine day."))
+    make(tmp_path / "out", CorpusConfig(sources=(str(path),), heldout_fraction=0))
+    assert sorted(sentences(tmp_path / "out", "train")) == ["Another fine day .", "One fine day ."]
+
+
+def test_broken_records_are_counted_and_skipped(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "Good one."}\n{"text": 3}\nnonsense\n{"text": "Good two."}\n')
+    manifest = make(tmp_path / "out", CorpusConfig(sources=(str(path),), heldout_fraction=0))
+    assert {s.rule: s.documents for s in manifest.funnel}["broken record"] == 2
+    assert manifest.splits["train"].documents == 2
+
+
+BAD = [
+    ("none.txt", None, {}, "does not exist"),
+    ("*.nothing", None, {}, "matches no file"),
+    ("in.txt", b"", {}, "hold no text"),
+    ("in.txt", b"Hi.", {"min_words": 9}, "'min_words' dropped"),
+    ("in.txt", b"abc \xff def", {}, "not valid utf-8 at byte 4; set corpus.encoding"),
+    ("in.txt", b"abc", {"encoding": "utf-99"}, "not an encoding"),
+    ("in.jsonl", b'{"body": "x"}\n', {}, 'field "text"'),
+    ("in.txt.gz", gzip.compress(os.urandom(5000))[:900], {}, "truncated or damaged"),
+    ("in.txt.zst", COMPRESS[".zst"](os.urandom(5000))[:900], {}, "truncated or damaged"),
+    ("in.txt", b"abc", {"heldout": {"a.b": ("in.txt",)}}, "cannot name a held-out set"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "settings", "sentence"), BAD)
+def test_bad_input_is_told_in_one_sentence(tmp_path, name, data, settings, sentence):
+    path = tmp_path / name
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(UserError) as error:
+        make(tmp_path / "out", CorpusConfig(sources=(str(path),), **settings))
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out" / "MANIFEST.json").exists()
+
+
+def test_too_little_disk_is_told_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "in.txt").write_text(some_text(30))
+    monkeypatch.setattr(build, "free_bytes", lambda _folder: 10)
+    with pytest.raises(UserError, match=r"needs about .* GB"):
+        make(tmp_path / "out", CorpusConfig(sources=(str(tmp_path / "in.txt"),)))
+
+
+def test_a_manifest_of_another_format_is_refused(tmp_path):
+    (tmp_path / "MANIFEST.json").write_text('{"format": 99, "created_by": "elmwright 9"}')
+    with pytest.raises(UserError, match=r"format 99.*elmwright 9"):
+        Manifest.load(tmp_path)
+
+
+def test_the_same_file_named_twice_is_read_once(tmp_path):
+    (tmp_path / "in.txt").write_text("One fine day.")
+    config = CorpusConfig(
+        sources=(str(tmp_path), str(tmp_path / "in.txt"), str(tmp_path / "*.txt")),
+        heldout_fraction=0,
+        dedup="none",
+    )
+    assert make(tmp_path / "out", config).splits["train"].documents == 1
+
+
+def test_the_harvest_is_frozen_once(tmp_path, monkeypatch):
+    modules = [(name, path) for name, path in harvest.list_modules() if name.startswith("json/")]
+    assert len(modules) >= 4
+    monkeypatch.setattr(harvest, "list_modules", lambda: modules)
+    config = CorpusConfig(sources=(EMBEDDED,), heldout_fraction=0.2)
+    first = make(tmp_path, config)
+    assert any("JSON" in sentence for sentence in sentences(tmp_path, "train"))
+    monkeypatch.setattr(harvest, "list_modules", lambda: modules[:1])
+    again = make(tmp_path, config, seed=8)
+    assert again.inputs == first.inputs
