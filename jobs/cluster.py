@@ -7,6 +7,7 @@ checked, not assumed, that each of them sees `run.dir`.
 
 import logging
 import os
+import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ def ray_cluster(config: RunConfig, folder: RunFolder) -> Iterator[None]:
     arguments = {"log_to_driver": False, "logging_level": logging.WARNING}
     try:
         if is_remote(config):
+            _check_answers(config.cluster.address)
             ray.init(address=config.cluster.address, **arguments)
         else:
             ray.init(
@@ -62,6 +64,13 @@ def ray_cluster(config: RunConfig, folder: RunFolder) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would try for minutes to reach a cluster that is not there."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _check_shared(root: Path) -> None:
