@@ -85,7 +85,6 @@ def train(config: RunConfig, folder: RunFolder, attempt: int, ranks: Ranks) -> N
             device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
             find_unused_parameters=True,
             gradient_as_bucket_view=True,
-            broadcast_buffers=False,
         )
     journal = Journal(folder.journal) if ranks.rank == 0 else None
     writer = _writer(config, folder, attempt, journal) if journal else None

@@ -232,9 +232,7 @@ def _closing(config: RunConfig, folder: RunFolder, until: str, console: Console)
     say = console.say
     say(f"  corpus      {_short(folder.corpus)}  ({manifest.splits['train'].words:,} words)")
     if until == "corpus":
-        say(
-            f"\nNext: look at {_short(folder.corpus / 'MANIFEST.json')}, then: elmwright train …"
-        )
+        say(f"\nNext: look at {_short(folder.corpus / 'MANIFEST.json')}, then: elmwright train …")
         return found
     infos = list_checkpoints(folder.checkpoints)
     result = json.loads(folder.result.read_text())

@@ -152,7 +152,7 @@ class Elmo(nn.Module):
         self,
         sentences: Sequence[Sentence],
         *,
-        max_tokens: int = 4096,
+        max_tokens: int = 2048,
         batch_size: int | None = None,
     ) -> list[Vectors]:
         """All layers of each sentence, (layers + 1, words, 2·projection_dim), in the given order.

@@ -9,13 +9,13 @@ of a batch once, never a token twice.
 ids, so they have the same value, and the maximum over all windows equals the maximum over the
 starts 0 … n (or all, if there are fewer): every different window is among them, and start n stands
 for the rest. So a group of words needs only n_max + 1 windows a filter. Words are sorted by n and
-cut into a few groups with similar n; on English text this leaves about a quarter of the 50
-positions. The bias is added after the maximum, which is the same number by monotonicity.
+cut into a few groups with similar n; on the types of 2,560-token batches of WikiText-2 this leaves
+21 % of the windows. The bias is added after the maximum, which is the same number by monotonicity.
 
-The convolutions are GEMMs over gathered windows, channels last: 1.3–2 times as fast as
-`F.conv1d` forward and backward on CPU for these narrow inputs (measured).
+The convolutions are GEMMs over gathered windows, channels last: up to twice as fast as `F.conv1d`
+forward and backward on CPU for narrow filters, 1.3 times for the widest.
 
-Group sizes depend on the data, so on CUDA this costs one synchronisation a batch.
+Group sizes depend on the data, so on CUDA this costs two synchronisations a batch.
 """
 
 import math

@@ -8,7 +8,7 @@
 one autograd function runs a whole window: a single GEMM for the inputs of all steps, a loop that
 does only what is sequential, and in the backward pass one GEMM for each weight after the loop. The
 leading axis holds the directions: two independent LSTMs share every batched GEMM and pointwise
-call, which halves the cost of launching them and leaves the GEMM rate as it is (measured).
+call: half as many calls, at the same GEMM rate (measured from 256/64 to 4096/512).
 
 Layout is [direction, time, row, width], so a step is a strided slice and the window is one matrix.
 Kept for the backward pass: gates (4·dim), cell and tanh(cell) for each token and direction.
@@ -171,7 +171,7 @@ def _run_back(
     w_rec_t, w_proj_t = w_rec.transpose(1, 2), w_proj.transpose(1, 2)
     dz, dc = torch.empty_like(gates), torch.zeros_like(c0)
     dh, part = torch.empty_like(c0), torch.empty_like(c0)
-    # All views of all steps at once: taken one by one they cost a tenth of a small model's step.
+    # All views of all steps at once: taken one by one they cost 4 % of a small model's step.
     i, j, f, o = (gate.unbind(1) for gate in gates.chunk(4, dim=-1))
     dz_i, dz_j, dz_f, dz_o = (gate.unbind(1) for gate in dz.chunk(4, dim=-1))
     cell, tanh_cell, out = cells.unbind(1), tanh_cells.unbind(1), y.unbind(1)

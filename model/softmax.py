@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 PIECE = 1 << 20
-"""Logits held at a time: 4 MB in float32, so that the passes over them stay in the cache. (64 MB
-pieces took two to four times as long: fresh pages are zeroed by the kernel each time.)"""
+"""Logits held at a time: 4 MB in float32, so that the passes over them stay in the cache (pieces of
+64 MB took 1.1 to 1.6 times as long, with 8,192 negatives and over a vocabulary of 50,000)."""
 COLUMNS = 1 << 11
 """Words at a time where the sum runs over the whole vocabulary."""
 
@@ -95,7 +95,7 @@ def draw_negatives(seed: int, step: int, n: int, vocab_size: int) -> Negatives:
     """
     if n >= vocab_size:
         return Negatives(torch.arange(vocab_size), 0)
-    key = _splitmix64(_splitmix64(np.array([seed], np.int64).view(np.uint64)) + np.uint64(step))
+    key = _splitmix64(_splitmix64(np.array([seed % 2**64], np.uint64)) + np.uint64(step))
     draws = 4 * n
     while True:
         uniform = (_splitmix64(key + _GOLDEN * np.arange(draws, dtype=np.uint64)) >> 11) * 2.0**-53
@@ -195,8 +195,8 @@ def _normaliser(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     total = torch.full((len(hidden),), -torch.inf, dtype=torch.float64, device=hidden.device)
     for words in _pieces(len(weight), COLUMNS):
         logits = torch.addmm(bias[words], hidden, weight[words].t())
-        top = logits.amax(1)
-        sums = logits.sub_(top.unsqueeze(1)).exp_().sum(1)  # in place: half the time of logsumexp
+        top = logits.amax(1)  # logsumexp by hand, in place: no second buffer
+        sums = logits.sub_(top.unsqueeze(1)).exp_().sum(1)
         total = torch.logaddexp(total, sums.double().log() + top)
     return total
 

@@ -10,7 +10,8 @@ the text as small integers into that table. So training touches no strings, the 
 batch are known for free, and another vocabulary needs no new shards (`remap`).
 
 On disk a block is one WebDataset sample of six members that numpy and json read with no code of
-ours: about 3 bytes a word. Packing runs at about 8 M words/s, reading at about 1,500 blocks/s.
+ours: about 10 bytes a word for K = 1280, less for larger K, most of it the types' surface forms.
+Packing runs at 2 M words/s and more, reading at about 1,400 blocks/s with their streams (one core).
 """
 
 import io

@@ -11,7 +11,7 @@ Every order comes from a keyed hash or from a document's place, never from arriv
 workers does not matter either.
 
 In a corpus folder: `MANIFEST.json vocab.txt counts.npy shards/ source/` (the frozen harvest), and
-while building `work/`, of about twice the size of the text.
+while building `work/`, for intermediate tables.
 """
 
 import json
@@ -45,7 +45,7 @@ PIECES = "sentencepiece.model"
 RECIPE = 1
 """Raised whenever a change of the code changes the shards that the same settings give."""
 DISK_FACTOR = 3
-"""Bytes of disk a build needs for a byte of input, at its peak."""
+"""Bytes of disk asked for a byte of input before a build begins: a rough guess, not measured."""
 
 
 def corpus_key(corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, seed: int) -> str:
@@ -66,10 +66,11 @@ def is_current(folder: Path, key: str, corpus: CorpusConfig) -> Manifest | None:
     folder = Path(folder)
     if not (folder / NAME).exists():
         return None
-    manifest = Manifest.load(folder)
-    if manifest.key != key or not all((folder / file).exists() for file, _ in manifest.files()):
-        return None
     try:
+        # A manifest that is damaged or of another format is as good as none: build again.
+        manifest = Manifest.load(folder)
+        if manifest.key != key or not all((folder / file).exists() for file, _ in manifest.files()):
+            return None
         found = [str(path) for paths in _find(folder, corpus).values() for path in paths]
     except UserError:
         return None

@@ -45,7 +45,7 @@ RULES = (DOCUMENT, SENTENCE, OVERLAP)
 """The rules of this file; a loser's `rule` is an index into it."""
 
 KEYS_PER_REDUCER = 4_000_000
-"""About 400 MB of memory for a reducer."""
+"""Bounds the memory of a reducer: a key is 37 bytes, and sorting holds a few copies."""
 
 
 def keys_of(texts: Iterable[str]) -> NDArray[np.uint64]:

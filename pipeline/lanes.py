@@ -6,7 +6,7 @@ for epoch 1, and so on without a gap. Lane i of N takes items i, i+N, i+2N, …,
 can drift, and the number of processes may change between runs.
 
 The permutation is an argsort of our own 64-bit hash (the finaliser of splitmix64), not a numpy
-Generator, whose streams may change between versions. A permutation costs about 0.1 s and 8 MB for
+Generator, whose streams may change between versions. A permutation costs about 0.2 s and 8 MB for
 a million blocks, once an epoch.
 """
 

@@ -5,7 +5,8 @@ temporary name in the same folder, fsynced, renamed, and the folder fsynced. So 
 leaves either the old file or the new one, never half of one. What the operating system refuses
 (no space, no permission, a read-only disk) reaches the user as one sentence.
 
-Cost: one fsync a file, 1-20 ms; so the pipeline writes few large files, not many small ones.
+Cost: an fsync of each file and its folder; so the pipeline writes few large files, not many small
+ones.
 Object stores come later and will live here too.
 """
 

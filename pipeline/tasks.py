@@ -6,9 +6,13 @@ again if its worker dies; what the user must put right comes back as the `UserEr
 """
 
 import json
+import os
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,9 @@ from elmwright.pipeline.storage import write_atomic
 
 Report = dict[str, Any]
 """What a task returns: counts and names, small, JSON."""
+
+PATIENCE = 10.0
+"""Seconds that tasks at work get to finish when the build stops."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +56,14 @@ class Runner:
         self.root, self.progress, self.stop = work, progress, stop
         self.in_flight = in_flight
         self.work = work
+        self.recall = work / f"recall-{os.getpid()}-{time.time_ns()}"
 
     def open(self, digest: str) -> Path:
         """The work folder for this digest; those of other settings or inputs are removed."""
         self.work = self.root / digest[:16]
         if self.root.exists():
             for other in self.root.iterdir():
-                if other != self.work:
+                if other != self.work and other.is_dir():
                     shutil.rmtree(other, ignore_errors=True)
         return self.work
 
@@ -79,27 +87,51 @@ class Runner:
                             reports[number] = json.loads(mark.read_bytes())
                             advance(1)
                         else:
-                            running[_remote(tasks[number], mark)] = number
+                            one = tasks[number]
+                            call = (str(mark), str(self.recall), one.call, one.args, one.named)
+                            running[_remote().remote(*call)] = number
                     ready, _ = ray.wait(list(running), timeout=0.5) if running else ([], [])
                     for reference in ready:
                         reports[running.pop(reference)] = _result(reference)
                         advance(1)
-            finally:
-                for reference in running:
-                    ray.cancel(reference)
+            except BaseException:
+                self._recall(running)
+                raise
         return [reports[number] for number in range(len(tasks))]
 
+    def _recall(self, running: Collection[Any]) -> None:
+        """Let queued tasks end before they begin, and give those at work a moment to finish.
 
-def _remote(task: Task, mark: Path) -> Any:
+        Not by `ray.cancel`: in Ray 2.60 a task that ends while it is cancelled brings down the
+        driver ("Tried to complete task that was not pending").
+        """
+        import ray
+
+        with suppress(OSError, UserError):
+            write_atomic(self.recall, b"")
+        if running:
+            ray.wait(list(running), num_returns=len(running), timeout=PATIENCE)
+        self.recall.unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=1)
+def _remote() -> Any:
+    """The one remote function: Ray keeps what it knows of a function for ever."""
     import ray
 
-    return ray.remote(max_retries=5)(_once).remote(str(mark), task.call, task.args, task.named)
+    return ray.remote(max_retries=5)(_once)
 
 
 def _once(
-    mark: str, call: Callable[..., Report], args: tuple[Any, ...], named: dict[str, Any]
+    mark: str,
+    recall: str,
+    call: Callable[..., Report],
+    args: tuple[Any, ...],
+    named: dict[str, Any],
 ) -> Report:
     """Call a stage and leave its mark: only now does its output count as there."""
+    if Path(recall).exists():
+        return {}
     report = call(*args, **named)
     write_atomic(Path(mark), json.dumps(report).encode())
     return report

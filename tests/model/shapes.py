@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import hypothesis.strategies as st
+
 from elmwright.model.bilm import BiLM
 from elmwright.model.bilm_format import write_options, write_weights
 from elmwright.model.config import ModelConfig

@@ -5,9 +5,10 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
 from elmwright.model.bilm import BiLM, States, dropout_masks
 from elmwright.model.chars import char_ids
-from torch.nn.parallel import DistributedDataParallel
 from tests.model.shapes import TINY
 
 WORDS = ["<S>", "</S>", "a", "few", "different", "words", "Łódź"]

@@ -7,12 +7,13 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+
 from elmwright.model.bilm import BiLM
 from elmwright.model.bilm_format import datasets, read_options, read_weights, write_weights
 from elmwright.model.config import ModelConfig
 from elmwright.model.folder import load_folder, load_tensors, model_tensors
 from elmwright.pipeline.errors import UserError
-from hypothesis import given, settings
 from tests.model.shapes import GOLDEN, TINY, configs, write_model
 
 CELL = "RNN_1/RNN/MultiRNNCell/Cell0/LSTMCell"

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from elmwright.model.chars import N_CHARS, char_ids, lengths
-from elmwright.model.reference import ReferenceBiLM
 from hypothesis import given
 from hypothesis import strategies as st
+
+from elmwright.model.chars import N_CHARS, char_ids, lengths
+from elmwright.model.reference import ReferenceBiLM
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from elmwright.model import elmo as module
 from elmwright.model.bilm import BiLM
 from elmwright.model.elmo import Elmo, ScalarMix, batch_to_ids
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.errors import UserError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.model.shapes import TINY, configs, write_model
 
 SENTENCES = [

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from elmwright.model.bilm import BiLM
 from elmwright.model.chars import char_ids
 from elmwright.model.config import ModelConfig
 from elmwright.model.encoder import TokenEncoder
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.errors import UserError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.model.shapes import TINY, configs, write_model
 
 

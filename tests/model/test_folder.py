@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from elmwright.model.bilm import BiLM
 from elmwright.model.folder import (
     load_folder,
@@ -15,7 +17,6 @@ from elmwright.model.folder import (
 )
 from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
-from safetensors.torch import save_file
 from tests.model.shapes import TINY, write_model
 
 

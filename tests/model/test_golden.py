@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+
 from elmwright.model.chars import char_ids
 from elmwright.model.elmo import Elmo
 from elmwright.model.folder import load_folder

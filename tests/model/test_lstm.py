@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from elmwright.model.lstm import projected_lstm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from elmwright.model.lstm import projected_lstm
 
 
 def inputs(groups, steps, rows, width, dim, proj, seed=0):

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from elmwright.model.optim import Optimizer, OptimSettings, global_norm
-from elmwright.model.softmax import Softmax
 from safetensors.torch import load_file, save_file
 from torch import nn
+
+from elmwright.model.optim import Optimizer, OptimSettings, global_norm
+from elmwright.model.softmax import Softmax
 
 V, P = 40, 5
 

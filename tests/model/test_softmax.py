@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+
 from elmwright.model import softmax as module
 from elmwright.model.softmax import (
     Negatives,

@@ -1,6 +1,7 @@
 """A corpus build: the same bytes whatever happens, nothing lost unseen, and clear refusals."""
 
 import bz2
+import errno
 import gzip
 import hashlib
 import json
@@ -28,6 +29,8 @@ from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, Voca
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.shards import ShardReader
+from elmwright.pipeline.storage import atomic_file
+from elmwright.pipeline.tasks import Runner, task
 from elmwright.pipeline.vocab import load_counts, load_vocab
 
 SHARDS = ShardsConfig(block_steps=320, blocks_per_shard=100)
@@ -354,6 +357,29 @@ def test_too_little_disk_is_told_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "free_bytes", lambda _folder: 10)
     with pytest.raises(UserError, match=r"needs about .* GB"):
         make(tmp_path / "out", CorpusConfig(sources=(str(tmp_path / "in.txt"),)))
+
+
+def test_a_task_whose_worker_is_killed_is_run_again(tmp_path):
+    def die_once() -> dict[str, int]:
+        if not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"answer": 42}
+
+    runner = Runner(tmp_path / "work", build.silent, None, lambda: False)
+    assert runner.run("test", [task("one", die_once)], "tasks") == [{"answer": 42}]
+
+
+def test_a_full_disk_in_a_task_is_told_in_one_sentence(tmp_path):
+    def fill() -> dict[str, int]:
+        with atomic_file(tmp_path / "big") as file:
+            file.write(b"x")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    runner = Runner(tmp_path / "work", build.silent, None, lambda: False)
+    with pytest.raises(UserError, match=r"no space left on the disk of .* nothing is lost"):
+        runner.run("test", [task("one", fill)], "tasks")
+    assert list(tmp_path.glob("*big*")) == []
 
 
 def test_a_manifest_of_another_format_is_refused(tmp_path):
