@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elmwright import __version__
-from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.errors import Failed, Interrupted, UserError
+from elmwright.pipeline.storage import explain
 
 DONE, FAILED, MISTAKE, RESUMABLE = 0, 1, 2, 75
 
@@ -42,6 +43,15 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped: interrupted; nothing is lost", file=sys.stderr)
         return RESUMABLE
+    except Failed as failure:
+        print(f"failed: {failure}", file=sys.stderr)
+        return FAILED
+    except OSError as error:
+        sentence = explain(error, Path(error.filename or "here"))
+        if sentence is None:
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        return MISTAKE
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -278,8 +278,14 @@ def _check(config: RunConfig) -> None:
         )
     if re.match(r"[a-z][a-z0-9+]*://", config.run.dir):
         raise _BadKey("run.dir", "must be a folder on a disk that every process can reach")
+    uri = config.tracking.uri
+    if uri and not re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri):
+        raise _BadKey(
+            "tracking.uri",
+            f"{uri!r} is not an MLflow server (http://…) or database (sqlite:///…, postgresql://…)",
+        )
     remote = config.cluster.address not in ("", "local")
-    if remote and (not config.tracking.uri or config.tracking.uri.startswith("sqlite:")):
+    if remote and (not uri or uri.startswith("sqlite")):
         raise _BadKey(
             "tracking.uri",
             f"a SQLite file cannot serve a remote cluster ({config.cluster.address}); "

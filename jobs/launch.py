@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from elmwright.jobs.config_file import config_from, to_dict
 from elmwright.jobs.console import Bar, Console
 from elmwright.jobs.journal import read_journal
 from elmwright.jobs.layout import RunFolder
-from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.storage import explain
 
 log = logging.getLogger("elmwright")
 
@@ -91,12 +93,16 @@ def launch(
             error = _attempt(config, folder, attempt, watcher, stopped)
             if error is None:
                 break
-            _raise_users_mistake(folder, attempt)
+            _raise_users_mistake(error, folder, attempt)
             log.error("attempt %d failed", attempt, exc_info=error)
             if stopped():
                 break
             if restarts >= config.train.max_restarts:
-                raise error
+                raise Failed(
+                    f"training stopped unexpectedly {restarts + 1} times, the last time because of "
+                    f"{_reason(error)}; details are in {folder.log}, checkpoints are safe, and the "
+                    "same command goes on from the newest"
+                )
             pause = BACK_OFF[min(restarts, len(BACK_OFF) - 1)]
             restarts += 1
             console.warn(
@@ -205,22 +211,34 @@ def worker(job: dict[str, Any]) -> None:
     ranks = Ranks(context.get_world_rank(), context.get_world_size(), device)
     try:
         train(config_from(job["config"], "config"), folder, int(job["attempt"]), ranks)
-    except UserError as error:
+    except (UserError, OSError) as error:
         # Left on disk, because peers that lose this process may be the first to be reported.
-        _mistake_file(folder, job["attempt"]).write_text(str(error))
+        with suppress(OSError):
+            _mistake_file(folder, job["attempt"]).write_text(_mistake(error, folder))
         raise
+
+
+def _mistake(error: BaseException, folder: RunFolder) -> str:
+    """What the user can do about an error, if anything."""
+    if isinstance(error, OSError):
+        return explain(error, Path(error.filename or folder.root)) or ""
+    return str(error) if isinstance(error, UserError) else ""
 
 
 def _mistake_file(folder: RunFolder, attempt: int) -> Path:
     return folder.train / f"mistake-{attempt}.txt"
 
 
-def _raise_users_mistake(folder: RunFolder, attempt: int) -> None:
+def _raise_users_mistake(error: Exception, folder: RunFolder, attempt: int) -> None:
+    """If an attempt failed by something the user can put right, say that and nothing else."""
     path = _mistake_file(folder, attempt)
-    if path.is_file():
-        text = path.read_text()
-        path.unlink()
-        raise UserError(text)
+    sentences = [path.read_text()] if path.is_file() else []
+    path.unlink(missing_ok=True)
+    failures = getattr(error, "worker_failures", None) or {}
+    sentences += [_mistake(failure, folder) for failure in (error, *failures.values())]
+    for sentence in sentences:
+        if sentence:
+            raise UserError(sentence)
 
 
 def _reason(error: Exception) -> str:

@@ -1,8 +1,8 @@
 """A bundle becomes a version of a registered model; the alias moves to it.
 
 The version is created last, after the artifacts have been stored and verified, so every version
-that MLflow lists is whole. Publishing is keyed on the bundle's digest (without provenance): the same
-model never becomes a second version, however often the command is repeated or killed.
+that MLflow lists is whole. Publishing is keyed on the bundle's digest (without provenance): a model
+never becomes a second version, however often the command is repeated or killed.
 """
 
 import json

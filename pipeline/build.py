@@ -62,7 +62,10 @@ def _settings(
 
 
 def is_current(folder: Path, key: str, corpus: CorpusConfig) -> Manifest | None:
-    """The manifest of a finished corpus with these settings and unchanged inputs, else None."""
+    """The manifest of a finished corpus with these settings and unchanged inputs, else None.
+
+    Inputs that are all gone count as unchanged; that some were added, changed or removed does not.
+    """
     folder = Path(folder)
     if not (folder / NAME).exists():
         return None
@@ -71,6 +74,8 @@ def is_current(folder: Path, key: str, corpus: CorpusConfig) -> Manifest | None:
         manifest = Manifest.load(folder)
         if manifest.key != key or not all((folder / file).exists() for file, _ in manifest.files()):
             return None
+        if not any(_input_path(folder, item).exists() for item in manifest.inputs):
+            return manifest  # the raw text was taken away: the corpus does not need it any more
         found = [str(path) for paths in _find(folder, corpus).values() for path in paths]
     except UserError:
         return None

@@ -13,3 +13,7 @@ class UserError(Exception):
 
 class Interrupted(Exception):  # noqa: N818 - a state, not a mistake
     """The run was asked to stop and can be resumed by the same command (exit code 75)."""
+
+
+class Failed(Exception):  # noqa: N818 - the end of a run, told in a sentence
+    """The run could not go on, by no mistake of the user's (exit code 1); details are logged."""

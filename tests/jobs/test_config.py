@@ -64,6 +64,7 @@ def test_the_published_models_have_the_published_number_of_parameters() -> None:
         ("corpus.sources=[]", r"corpus\.sources: is empty"),
         ("corpus.sources=a.txt", r"corpus\.sources: expected a list of strings"),
         ("cluster.address=ray://head:10001", r"tracking\.uri: a SQLite file cannot serve a remote"),
+        ("tracking.uri=mlruns", r"tracking\.uri: 'mlruns' is not an MLflow server"),
         ("run.name='a/b'", r"run\.name: 'a/b': use letters"),
         ("run.dir='s3://bucket/run'", r"run\.dir: must be a folder"),
         ("export.alias=v9", r"export\.alias: names like v9"),

@@ -9,6 +9,7 @@ import logging
 import lzma
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -283,6 +284,8 @@ def test_a_finished_corpus_is_current_until_its_input_or_settings_change(tmp_pat
     assert is_current(out, corpus_key(config, VOCAB, SHARDS, 8), config) is None
     source.with_name("b.txt").write_text("One more.")
     assert is_current(out, key, config) is None
+    shutil.rmtree(source.parent)
+    assert is_current(out, key, config) == manifest, "raw text may be taken away"
 
 
 @pytest.mark.parametrize("damage", ["tar", "vocab", "missing"])

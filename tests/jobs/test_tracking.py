@@ -1,0 +1,140 @@
+"""MLflow is fed from the journal: nothing missing, nothing doubled, and never in the way."""
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from elmwright.jobs import tracking
+from elmwright.jobs.config import RunConfig
+from elmwright.jobs.config_file import load_config
+from elmwright.jobs.journal import Journal
+from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.tracking import Tracker
+from elmwright.pipeline.manifest import Manifest, Shard, Split, Vocab
+from tests.jobs.tiny import write_config, write_text
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[RunConfig, RunFolder]:
+    config = load_config(str(write_config(tmp_path, write_text(tmp_path / "t.txt", 2))))
+    folder = RunFolder.of(config)
+    folder.corpus.mkdir(parents=True)
+    manifest().save(folder.corpus)
+    return config, folder
+
+
+def manifest() -> Manifest:
+    shard = Shard("train-00000", "0" * 64, 1, "0" * 64, 1, 1, 1, 1, 0, 2, 0)
+    return Manifest(
+        created_by="test",
+        key="k",
+        block_steps=200,
+        splits={"train": Split("train", (shard,))},
+        vocab=Vocab("vocab.txt", "0" * 64, 3, "counts.npy", "0" * 64),
+        funnel=(),
+        inputs=(),
+        long_words=0.0,
+        unigram_perplexity={},
+        config={},
+    )
+
+
+def write_records(folder: RunFolder, steps: range) -> None:
+    journal = Journal(folder.journal)
+    for step in steps:
+        journal.write("metrics", step, values={"train/loss": 1.0 / step})
+        if step % 5 == 0:
+            journal.write(
+                "checkpoint", step, path="/x", sha256="ab" * 32, perplexity={"heldout": 9.0}
+            )
+        if step > 5 and step % 5 == 0:
+            journal.write("pruned", step - 5)
+    journal.close()
+
+
+def feed(run: tuple[RunConfig, RunFolder]) -> str | None:
+    tracker = Tracker(*run, manifest())
+    tracker.start()
+    return tracker.finish("FINISHED")
+
+
+def look(folder: RunFolder) -> tuple[list[tuple[int, float]], list[str]]:
+    """(step, loss) points and names of the logged models."""
+    uri = f"sqlite:///{folder.mlflow / 'mlflow.db'}"
+    client = MlflowClient(uri, uri)
+    experiment = client.get_experiment_by_name("elmwright")
+    (found,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(found.info.run_id, "train/loss")
+    models = client.search_logged_models([experiment.experiment_id])
+    return sorted((m.step, m.value) for m in history), sorted(m.name for m in models)
+
+
+def test_everything_arrives_once_also_when_it_is_sent_again(
+    run: tuple[RunConfig, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = run
+    monkeypatch.setattr(tracking, "BATCH", 7)
+    write_records(folder, range(1, 21))
+    assert feed(run) is None
+    points, models = look(folder)
+    assert points == [(step, 1.0 / step) for step in range(1, 21)]
+    assert models == ["tiny-step-20"]
+
+    # A kill after sending and before remembering it: everything is sent again.
+    state = folder.root / "tracking.json"
+    saved = json.loads(state.read_text())
+    state.write_text(json.dumps({**saved, "cursor": 0}))
+    write_records(folder, range(21, 26))
+    assert feed(run) is None
+    points, models = look(folder)
+    assert points == [(step, 1.0 / step) for step in range(1, 26)]
+    assert models == ["tiny-step-25"]
+
+
+def test_a_failing_server_loses_nothing_and_the_next_attempt_sends_the_rest(
+    run: tuple[RunConfig, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = run
+    write_records(folder, range(1, 11))
+    real, calls = MlflowClient.log_batch, []
+
+    def failing(self: MlflowClient, *arguments: object, **named: object) -> object:
+        calls.append(1)
+        if named.get("metrics"):
+            raise ConnectionError("the server is restarted on a Friday night")
+        return real(self, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MlflowClient, "log_batch", failing)
+    problem = feed(run)
+    assert problem is not None
+    assert "Friday night" in problem
+    assert calls
+    monkeypatch.undo()
+    assert feed(run) is None
+    points, models = look(folder)
+    assert points == [(step, 1.0 / step) for step in range(1, 11)]
+    assert models == ["tiny-step-10"]
+
+
+def test_a_server_that_never_answers_costs_no_more_than_the_time_allowed(
+    run: tuple[RunConfig, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = run
+    write_records(folder, range(1, 3))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(tracking, "tracking_uri", lambda *_: uri)
+        tracker = Tracker(config, folder, manifest())
+        start = time.monotonic()
+        tracker.start()
+        assert time.monotonic() - start < 0.5
+        problem = tracker.finish("FINISHED", seconds=1.0)
+        assert time.monotonic() - start < 3
+    assert problem is not None
+    assert "the journal has it" in problem
