@@ -31,11 +31,14 @@ def is_remote(config: RunConfig) -> bool:
 @contextmanager
 def ray_cluster(config: RunConfig, folder: RunFolder) -> Iterator[None]:
     """Ray for the length of a run."""
-    # Ray looks at these when it is first imported. Usage reports need a network; the metrics
-    # exporter logs an error for every start where its agent is not installed.
+    # Ray reads these when it is imported. Nothing is reported to anyone; our own journal has the
+    # metrics; and a finished worker is noticed at once instead of up to two seconds later.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    if not is_remote(config):
+        # A machine of one's own is not drained: a process less to start.
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     import ray
 
     arguments = {"log_to_driver": False, "logging_level": logging.WARNING}

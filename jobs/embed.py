@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from elmwright.jobs.models import resolve
 from elmwright.pipeline.errors import UserError
 
 
@@ -31,11 +32,12 @@ def embed_file(
         raise UserError("--batch-size must be at least 1")
     if not output.absolute().parent.is_dir():
         raise UserError(f"there is no folder {output.absolute().parent} to write {output.name} in")
+    folder = resolve(model)
     import h5py
 
-    from elmwright.jobs.models import load
+    from elmwright.model.elmo import Elmo
 
-    elmo = load(model, carry_state=carry_state)
+    elmo = Elmo.from_pretrained(folder, carry_state=carry_state)
     elmo.eval()
     beside = output.with_name(f".{output.name}.{os.getpid()}")
     lines = words = 0

@@ -46,15 +46,18 @@ def resolve(model: str, tracking_uri: str = "") -> Path:
 
 def _from_registry(uri: str, tracking_uri: str) -> Path:
     """Download a registered version (a local artifact is used where it lies)."""
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
     if not tracking_uri:
         raise UserError(
             f"{uri} is looked up in MLflow; set MLFLOW_TRACKING_URI, for example "
             "sqlite:///runs/demo/mlflow/mlflow.db"
         )
+    database = tracking_uri.removeprefix("sqlite:///")
+    if database != tracking_uri and not Path(database).is_file():
+        raise UserError(f"there is no MLflow database {database} (MLFLOW_TRACKING_URI)")
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
     mlflow.set_tracking_uri(tracking_uri)
     try:
         return Path(mlflow.artifacts.download_artifacts(artifact_uri=uri))

@@ -82,9 +82,12 @@ class Tracker:
         while True:
             closing = self._closing.is_set()
             try:
-                if self._client is None:
-                    self._client = self._connect()
-                self._send()
+                # Importing MLflow and creating a database take seconds that the start of training
+                # needs itself: wait until there is something to send.
+                if closing or self._client is not None or self._folder.journal.exists():
+                    if self._client is None:
+                        self._client = self._connect()
+                    self._send()
                 self._error = None
             except Exception as error:
                 log.warning("tracking: %s", error)

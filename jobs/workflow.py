@@ -89,7 +89,10 @@ def _do(
 ) -> None:
     # Mistakes that can be seen now are reported before anything is started.
     if "corpus" in pending:
+        from elmwright.pipeline.build import check_sources
+
         _guard_corpus(folder)
+        check_sources(folder.corpus, config.corpus)
     elif "train" in pending:
         _check_training(config, folder)
     if "corpus" in pending or "train" in pending:

@@ -116,6 +116,11 @@ def _find(folder: Path, corpus: CorpusConfig) -> dict[str, list[Path]]:
     return found
 
 
+def check_sources(folder: Path, corpus: CorpusConfig) -> None:
+    """Raise the `UserError` of a source that cannot be found, before anything is started."""
+    _find(Path(folder).absolute(), corpus)
+
+
 def _check_name(name: str) -> None:
     if name == "train" or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 60:
         raise UserError(

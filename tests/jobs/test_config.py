@@ -60,7 +60,7 @@ def test_the_published_models_have_the_published_number_of_parameters() -> None:
             r"shards\.block_steps: 1281 is not a multiple of train\.window",
         ),
         ("train.lanes=33", r"train\.lanes: 33 lanes cannot be shared evenly by 2 processes"),
-        ("train.processes=64", r"train\.processes: is 64, more than train\.lanes = 32"),
+        ("train.processes=65", r"train\.processes: is 65, more than train\.lanes = 64"),
         ("corpus.sources=[]", r"corpus\.sources: is empty"),
         ("corpus.sources=a.txt", r"corpus\.sources: expected a list of strings"),
         ("cluster.address=ray://head:10001", r"tracking\.uri: a SQLite file cannot serve a remote"),

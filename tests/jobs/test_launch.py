@@ -1,0 +1,104 @@
+"""Starting again after a failure, without the cost of starting Ray: `_fit` is stood in for."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from elmwright.jobs import launch as launching
+from elmwright.jobs.config import RunConfig
+from elmwright.jobs.config_file import load_config
+from elmwright.jobs.console import Console
+from elmwright.jobs.journal import Journal
+from elmwright.jobs.launch import launch
+from elmwright.jobs.layout import RunFolder
+from elmwright.pipeline.errors import Failed, Interrupted, UserError
+from tests.jobs.tiny import write_config
+
+
+class Fits:
+    """Attempts that do what they are told, one after the other."""
+
+    def __init__(self, *outcomes: Exception | str) -> None:
+        self.outcomes = list(outcomes)
+        self.attempts: list[int] = []
+
+    def __call__(self, config: RunConfig, folder: RunFolder, attempt: int) -> None:
+        self.attempts.append(attempt)
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        if outcome == "finish":
+            journal = Journal(folder.journal)
+            journal.write("metrics", config.train.max_steps, values={"train/loss": 1.5})
+            journal.close()
+            folder.result.write_text(json.dumps({"step": config.train.max_steps}))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunConfig, RunFolder, Console]:
+    monkeypatch.setattr(launching, "BACK_OFF", (0.0,))
+    monkeypatch.setattr(launching, "POLL_SECONDS", 0.01)
+    config = load_config(str(write_config(tmp_path, tmp_path, train_max_restarts=2)))
+    folder = RunFolder.of(config)
+    folder.train.mkdir(parents=True)
+    return config, folder, Console(io.StringIO())
+
+
+def test_failed_workers_are_started_again_under_a_higher_attempt_number(
+    run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits = Fits(RuntimeError("a worker died"), RuntimeError("again"), "finish")
+    monkeypatch.setattr(launching, "_fit", fits)
+    launch(*run, stopped=lambda: False)
+    assert fits.attempts == [1, 2, 3]
+    output = run[2].stream.getvalue()  # type: ignore[attr-defined]
+    assert "a worker died" in output
+    assert "restart 2 of 2" in output
+    assert "12/12 steps" in output
+
+
+def test_after_the_last_restart_it_fails_in_a_sentence(
+    run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "_fit", Fits(*[RuntimeError("bad memory")] * 3))
+    with pytest.raises(Failed, match=r"3 times, .*bad memory.*checkpoints are safe"):
+        launch(*run, stopped=lambda: False)
+
+
+def test_a_users_mistake_is_not_tried_again(
+    run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits = Fits(UserError("no such GPU"))
+    monkeypatch.setattr(launching, "_fit", fits)
+    with pytest.raises(UserError, match="no such GPU"):
+        launch(*run, stopped=lambda: False)
+
+    class WorkerGroupError(Exception):
+        worker_failures = {1: OSError(28, "No space left on device", "/full/disk")}  # noqa: RUF012
+
+    monkeypatch.setattr(launching, "_fit", Fits(WorkerGroupError()))
+    with pytest.raises(UserError, match="no space left on the disk of /full"):
+        launch(*run, stopped=lambda: False)
+
+
+def test_a_stop_leaves_a_note_for_the_workers_and_ends_as_resumable(
+    run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder, _ = run
+    seen = []
+
+    def fit(*_: object) -> None:
+        for _ in range(500):
+            if folder.stop_request.exists():
+                seen.append(True)
+                return
+            import time
+
+            time.sleep(0.01)
+
+    monkeypatch.setattr(launching, "_fit", fit)
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        launch(*run, stopped=lambda: True)
+    assert seen == [True]
