@@ -70,7 +70,7 @@ class Console:
         from rich.console import Console as RichConsole
 
         bars = rp.Progress(
-            rp.TextColumn("  {task.description:<10}"),
+            rp.TextColumn("  {task.description:<14}"),
             rp.BarColumn(bar_width=28),
             rp.TextColumn("{task.completed:,.0f}/{task.total:,.0f} {task.fields[unit]}"),
             rp.TimeElapsedColumn(),
@@ -79,6 +79,8 @@ class Console:
             rp.TextColumn("{task.fields[detail]}"),
             console=RichConsole(file=self.stream),
             refresh_per_second=5,
+            redirect_stdout=False,  # what others print belongs in the log, not between the bars
+            redirect_stderr=False,
         )
         self._bars = bars
         try:
@@ -132,7 +134,7 @@ class _PlainBar(Bar):
         seconds = self._last - self._start
         detail = f"  {self._detail}" if self._detail else ""
         self._console.say(
-            f"  {self._name:<10} {self._done:,}/{self._total:,} {self._unit}, "
+            f"  {self._name:<14} {self._done:,}/{self._total:,} {self._unit}, "
             f"{seconds:.0f} s{detail}"
         )
 

@@ -280,4 +280,4 @@ class _Watcher:
                 self._shown["held-out"] = f"held-out ppl {scores[0]:.1f}"
             elif record["kind"] == "checkpoint":
                 self._shown["saved"] = f"saved at {record['step']:,}"
-        self._bar.set(self._step, ", ".join(self._shown.values()))
+        self._bar.set(self._step, ", ".join(self._shown.values()) or "starting the processes")

@@ -162,12 +162,15 @@ def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: thread
 
 
 def corpus_summary(manifest: Manifest) -> Iterator[str]:
-    """The funnel and the sizes, as lines."""
+    """The funnel (rules that dropped nothing left out) and the sizes, as lines."""
     for step in manifest.funnel:
-        yield (
-            f"    {step.rule:<22} {step.documents:>10,} documents {step.sentences:>12,} sentences "
-            f"{step.words:>13,} words"
-        )
+        end = step.rule in ("read", "kept")
+        if end or step.documents or step.sentences or step.words:
+            name = step.rule if end else f"  - {step.rule}"
+            yield (
+                f"    {name:<24} {step.documents:>10,} documents {step.sentences:>12,} sentences "
+                f"{step.words:>14,} words"
+            )
     for name, split in manifest.splits.items():
         yield (
             f"  {name}: {split.words:,} words in {split.sentences:,} sentences, "
