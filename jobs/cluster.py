@@ -15,7 +15,7 @@ from pathlib import Path
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.layout import RunFolder
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Interrupted, UserError
 
 
 def local_cpus(config: RunConfig) -> int:
@@ -54,6 +54,10 @@ def ray_cluster(config: RunConfig, folder: RunFolder) -> Iterator[None]:
                 object_store_memory=256 * 2**20,  # tasks pass names, not data
                 **arguments,
             )
+    except SystemExit:
+        # Ray's own SIGTERM handler, between its coming into force and our taking it back.
+        ray.shutdown()
+        raise Interrupted("stopped while Ray was starting; the same command goes on") from None
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         if is_remote(config):
             raise UserError(

@@ -98,8 +98,8 @@ def _do(
     if "corpus" in pending or "train" in pending:
         from elmwright.jobs.cluster import ray_cluster
 
-        # Ray takes SIGTERM for itself when it starts (and dies of it), so ours go on top again.
-        with ray_cluster(config, folder), stop_signals(stop):
+        with ray_cluster(config, folder):
+            take_signals(stop)  # Ray takes SIGTERM for itself when it starts, and dies of it
             if "corpus" in pending:
                 _corpus(config, folder, console, stop)
             _stop_here(stop)
@@ -201,18 +201,23 @@ def _train(config: RunConfig, folder: RunFolder, console: Console, stop: threadi
 @contextmanager
 def stop_signals(event: threading.Event) -> Iterator[None]:
     """SIGINT and SIGTERM set the event; a second one ends the process at once."""
-
-    def handler(_number: int, _frame: object) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    take_signals(event)
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def take_signals(event: threading.Event) -> None:
+    def handler(_number: int, _frame: object) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
 
 
 def _stop_here(stop: threading.Event) -> None:
