@@ -18,7 +18,6 @@ still alive (its driver was killed, say) sees a newer attempt number and writes 
 
 import json
 import logging
-import os
 import re
 import shutil
 import threading
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import canonical
-from elmwright.pipeline.storage import sha256_bytes, sha256_file, write_atomic
+from elmwright.pipeline.storage import sha256_bytes, sha256_file, sync_to_disk, write_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -231,13 +230,13 @@ class CheckpointWriter:
             manifest["sha256"] = sha256_bytes(canonical(manifest))
             (beside / MANIFEST).write_text(json.dumps(manifest, indent=1))
             for file in beside.iterdir():
-                _fsync(file)
-            _fsync(beside)
+                sync_to_disk(file)
+            sync_to_disk(beside)
             self.check_attempt()
             if target.exists():  # damaged (it was skipped at resume), or of a replaced attempt
                 target.rename(self._folder / f".writing-old-{target.name}-{self._attempt}")
             beside.rename(target)
-            _fsync(self._folder)
+            sync_to_disk(self._folder)
         except OSError as error:
             shutil.rmtree(beside, ignore_errors=True)
             raise UserError(
@@ -268,11 +267,3 @@ class CheckpointWriter:
                 info.path.rename(doomed)
                 shutil.rmtree(doomed)
                 self._pruned(info.step)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from elmwright.pipeline.progress import Advance
 
@@ -90,17 +90,17 @@ class Console:
             self._bars = None
 
 
-class Bar:
-    """A progress bar that can be advanced, or set to a position with a detail behind it."""
+class Bar(Protocol):
+    """A progress bar."""
 
     def advance(self, n: int) -> None:
-        raise NotImplementedError
+        """So many more are done."""
 
     def set(self, done: int, detail: str = "") -> None:
-        raise NotImplementedError
+        """So many are done in all; `detail` is shown behind the bar."""
 
 
-class _RichBar(Bar):
+class _RichBar:
     def __init__(self, bars: "RichProgress", task: int) -> None:
         self._bars, self._task = bars, task
 
@@ -111,7 +111,7 @@ class _RichBar(Bar):
         self._bars.update(self._task, completed=done, detail=detail)  # type: ignore[arg-type]
 
 
-class _PlainBar(Bar):
+class _PlainBar:
     def __init__(self, console: Console, name: str, total: int, unit: str) -> None:
         self._console, self._name, self._total, self._unit = console, name, total, unit
         self._done = 0

@@ -65,7 +65,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-            sync_folder(path.parent)
+            sync_to_disk(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -76,9 +76,9 @@ def write_atomic(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_to_disk(path: Path) -> None:
+    """Make a file's content, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

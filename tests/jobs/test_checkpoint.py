@@ -146,7 +146,7 @@ def test_a_full_disk_is_the_users_to_fix_and_leaves_earlier_ones_intact(
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("elmwright.jobs.checkpoint._fsync", full)
+    monkeypatch.setattr("elmwright.jobs.checkpoint.sync_to_disk", full)
     with pytest.raises(UserError, match=r"No space left on device.*earlier ones are intact"):
         written.save(2)
     monkeypatch.undo()
