@@ -74,7 +74,7 @@ def is_done(stage: str, config: RunConfig, folder: RunFolder) -> bool:
 
 
 def current_corpus(config: RunConfig, folder: RunFolder) -> Manifest | None:
-    from elmwright.pipeline.build import corpus_key, is_current
+    from elmwright.pipeline.current import corpus_key, is_current
 
     key = corpus_key(config.corpus, config.vocab, config.shards, config.run.seed)
     return is_current(folder.corpus, key, config.corpus)
@@ -89,7 +89,7 @@ def _do(
 ) -> None:
     # Mistakes that can be seen now are reported before anything is started.
     if "corpus" in pending:
-        from elmwright.pipeline.build import check_sources
+        from elmwright.pipeline.current import check_sources
 
         _guard_corpus(folder)
         check_sources(folder.corpus, config.corpus)

@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.journal import read_journal
-from tests.jobs.test_run import Run, training_process
+from tests.jobs.test_run import STEPS, Run, training_process
 from tests.jobs.tiny import elmwright
 
 pytestmark = pytest.mark.heavy
 
 KILLS = int(os.environ.get("CHAOS_KILLS", "10"))
 SEED = int(os.environ.get("CHAOS_SEED", str(time.time_ns() % 1_000_000)))
-LONGEST = 40.0
-"""Seconds a victim lives at most: about as long as a whole run, so kills fall on every stage."""
+EARLY = 25.0
+"""Half of the victims are struck within so many seconds of their start: corpus, Ray starting,
+processes starting. The other half are struck some steps further than the run has come."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,10 @@ def test_random_kills_end_in_the_same_bundle(undisturbed: Run, tmp_path: Path) -
     for number in range(KILLS):
         process = run.start()
         victim = draw.choice(["driver", "driver", "worker", "terminate"])
-        time.sleep(draw.uniform(0.5, LONGEST))
+        if draw.random() < 0.5:
+            time.sleep(draw.uniform(0.3, EARLY))
+        else:
+            run.wait_for_step(min(STEPS, reached(run) + draw.randint(1, STEPS // 3)), process)
         if process.poll() is not None:  # the run came to its end first: begin another
             assert process.returncode == 0, process.stdout and process.stdout.read()
             assert run.digests() == undisturbed.digests()
@@ -78,13 +82,18 @@ def strike(process: "subprocess.Popen[str]", victim: str) -> None:
     process.wait()
 
 
+def reached(run: Run) -> int:
+    """The newest step in the journal."""
+    records = read_journal(run.folder / "train" / "journal.jsonl", 0)
+    return max((record["step"] for record, _ in records), default=0)
+
+
 def where(run: Run) -> str:
     """How far the run had come, for the report."""
     if (run.folder / "published.json").exists():
         return "the end"
     if (run.folder / "bundle").exists():
         return "publish"
-    steps = [r["step"] for r, _ in read_journal(run.folder / "train" / "journal.jsonl", 0)]
-    if steps:
-        return f"step {max(steps)}"
+    if reached(run):
+        return f"step {reached(run)}"
     return "train" if (run.folder / "corpus" / "MANIFEST.json").exists() else "corpus"

@@ -64,7 +64,9 @@ class Run:
         for _ in range(2400):
             if any(record["step"] >= step for record, _ in read_journal(journal, 0)):
                 return
-            assert process.poll() is None, process.stdout and process.stdout.read()
+            if process.poll() is not None:
+                assert process.returncode == 0, process.stdout and process.stdout.read()
+                return
             time.sleep(0.05)
         raise AssertionError(f"step {step} was not reached in two minutes")
 

@@ -25,8 +25,9 @@ import ray
 import webdataset
 
 from elmwright.pipeline import build, harvest
-from elmwright.pipeline.build import build_corpus, corpus_key, is_current
+from elmwright.pipeline.build import build_corpus
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
+from elmwright.pipeline.current import corpus_key, is_current
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.shards import ShardReader
