@@ -28,7 +28,13 @@ from typing import TYPE_CHECKING, Any
 
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import canonical
-from elmwright.pipeline.storage import sha256_bytes, sha256_file, sync_to_disk, write_atomic
+from elmwright.pipeline.storage import (
+    read_json,
+    sha256_bytes,
+    sha256_file,
+    sync_to_disk,
+    write_atomic,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +64,8 @@ class CheckpointInfo:
     """Size of all files."""
     perplexity: dict[str, float]
     """Mean held-out perplexity by split; empty where none was computed at this step."""
+    tokens: int
+    """Held-out tokens that perplexity was computed on: only equal numbers can be compared."""
 
 
 def folder_name(step: int) -> str:
@@ -86,6 +94,7 @@ def read_info(path: Path) -> CheckpointInfo:
         sha256=files["model.safetensors"]["sha256"],
         bytes=sum(entry["bytes"] for entry in files.values()),
         perplexity=manifest["perplexity"],
+        tokens=manifest["tokens"],
     )
 
 
@@ -129,10 +138,15 @@ def newest_valid(folder: Path, warn: Callable[[str], None]) -> CheckpointInfo | 
 
 
 def current_attempt(path: Path) -> int:
-    try:
-        return int(json.loads(path.read_text())["attempt"])
-    except FileNotFoundError:
-        return 0
+    content = read_json(path)
+    return int(content["attempt"]) if content else 0
+
+
+def check_attempt(path: Path, attempt: int) -> None:
+    """Raise if a newer attempt of this run has begun: this process must write no more."""
+    newest = current_attempt(path)
+    if newest != attempt:
+        raise StaleAttempt(f"attempt {newest} of this run has begun; attempt {attempt} stops")
 
 
 def begin_attempt(path: Path) -> int:
@@ -153,6 +167,8 @@ class Snapshot:
     state: dict[str, Any]
     config: dict[str, Any]
     perplexity: dict[str, float]
+    tokens: int
+    """Held-out tokens behind that perplexity."""
 
 
 class CheckpointWriter:
@@ -225,6 +241,7 @@ class CheckpointWriter:
                 "format": FORMAT,
                 "step": snapshot.step,
                 "perplexity": snapshot.perplexity,
+                "tokens": snapshot.tokens,
                 "files": files,
             }
             manifest["sha256"] = sha256_bytes(canonical(manifest))
@@ -232,7 +249,7 @@ class CheckpointWriter:
             for file in beside.iterdir():
                 sync_to_disk(file)
             sync_to_disk(beside)
-            self.check_attempt()
+            check_attempt(self._attempt_file, self._attempt)
             if target.exists():  # damaged (it was skipped at resume), or of a replaced attempt
                 target.rename(self._folder / f".writing-old-{target.name}-{self._attempt}")
             beside.rename(target)
@@ -247,23 +264,23 @@ class CheckpointWriter:
             shutil.rmtree(leftover)
         return read_info(target)
 
-    def check_attempt(self) -> None:
-        newest = current_attempt(self._attempt_file)
-        if newest != self._attempt:
-            raise StaleAttempt(
-                f"attempt {newest} of this run has begun; attempt {self._attempt} stops"
-            )
-
     def _prune(self) -> None:
-        """Keep the newest `keep_last` and the best by held-out perplexity."""
+        """Keep the newest `keep_last` and the best by held-out perplexity.
+
+        An evaluation in the loop and the final one score different numbers of tokens and are not
+        compared: there can be a best of each kind.
+        """
         infos = list_checkpoints(self._folder)
         keep = {info.step for info in infos[-self._keep_last :]}
-        scored = [info for info in infos if info.perplexity]
-        if scored:
-            keep.add(min(scored, key=lambda i: (next(iter(i.perplexity.values())), i.step)).step)
+        best: dict[int, tuple[float, int]] = {}
+        for info in infos:
+            for score in list(info.perplexity.values())[:1]:
+                mine = (score, info.step)
+                best[info.tokens] = min(best.get(info.tokens, mine), mine)
+        keep |= {step for _, step in best.values()}
         for info in infos:
             if info.step not in keep:
+                self._pruned(info.step)  # said first: what is said twice does no harm
                 doomed = info.path.with_name(f".writing-old-{info.path.name}")
                 info.path.rename(doomed)
                 shutil.rmtree(doomed)
-                self._pruned(info.step)

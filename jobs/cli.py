@@ -7,7 +7,7 @@ so that `elmwright --help` answers at once. Exit codes: 0 done, 1 failed, 2 the 
 
 import argparse
 import json
-import signal
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +30,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; the console script's entry point."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int | None] = options.command
-    # A closed pipe (elmwright ... | head) ends the command quietly, as it does any Unix tool.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         return command(options) or DONE
     except UserError as error:
@@ -43,6 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped: interrupted; nothing is lost", file=sys.stderr)
         return RESUMABLE
+    except BrokenPipeError:
+        # The reader of a pipe (elmwright … | head) has seen enough. SIGPIPE itself stays ignored:
+        # it would also end a run whose tracking server closes a connection.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except Failed as failure:
         print(f"failed: {failure}", file=sys.stderr)
         return FAILED

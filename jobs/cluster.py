@@ -57,7 +57,7 @@ def ray_cluster(config: RunConfig, folder: RunFolder) -> Iterator[None]:
     except SystemExit:
         # Ray's own SIGTERM handler, between its coming into force and our taking it back.
         ray.shutdown()
-        raise Interrupted("stopped while Ray was starting; the same command goes on") from None
+        raise Interrupted("while Ray was starting; the same command goes on") from None
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         if is_remote(config):
             raise UserError(

@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import inspect
 import json
+import math
 import re
 import tomllib
 import types
@@ -149,6 +150,8 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         return {str(k): _convert(v, arguments[1], f"{key}.{k}") for k, v in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if hint is float and isinstance(value, float) and not math.isfinite(value):
+        raise _BadKey(key, f"expected a number, got {value!r}")
     if type(value) is not hint:
         raise _BadKey(key, f"expected {_name(hint)}, got {value!r}")
     return value
@@ -179,12 +182,9 @@ def _resolve(config: RunConfig) -> RunConfig:
     run = config.run
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run.name):
         raise _BadKey("run.name", f"{run.name!r}: use letters, digits, '.', '-' and '_'")
-    try:
-        folder = run.dir.format(name=run.name)
-        scratch = run.scratch.format(name=run.name, dir=folder)
-        model = config.export.name.format(name=run.name)
-    except (KeyError, IndexError, ValueError) as error:
-        raise _BadKey("run", f"only {{name}} and {{dir}} may stand in braces ({error})") from None
+    folder = run.dir.replace("{name}", run.name)
+    scratch = run.scratch.replace("{name}", run.name).replace("{dir}", folder)
+    model = config.export.name.replace("{name}", run.name)
     return dataclasses.replace(
         config,
         run=dataclasses.replace(run, dir=folder, scratch=scratch),
@@ -225,6 +225,11 @@ def _check(config: RunConfig) -> None:
             raise _BadKey(key, f"must be above 0, got {value(key)}")
 
     corpus, model, train = config.corpus, config.model, config.train
+    for source in (*corpus.sources, *(p for paths in corpus.heldout.values() for p in paths)):
+        if re.match(r"[a-z][a-z0-9+]*://", source):
+            raise _BadKey(
+                "corpus.sources", f"{source}: URLs are not read yet; name files on a disk"
+            )
     if not corpus.sources:
         raise _BadKey("corpus.sources", "is empty; name the files, folders or globs to read")
     if not 0 <= corpus.heldout_fraction < 1:
@@ -277,7 +282,9 @@ def _check(config: RunConfig) -> None:
             f"{config.eval.lanes} lanes cannot be shared evenly by {train.processes} processes",
         )
     if re.match(r"[a-z][a-z0-9+]*://", config.run.dir):
-        raise _BadKey("run.dir", "must be a folder on a disk that every process can reach")
+        raise _BadKey(
+            "run.dir", "object stores are not supported yet; name a folder that every process sees"
+        )
     uri = config.tracking.uri
     if uri and not re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri):
         raise _BadKey(

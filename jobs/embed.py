@@ -28,6 +28,8 @@ def embed_file(
     """Embed every line of `source` into the HDF5 file `output`."""
     if output.exists() and not force:
         raise UserError(f"{output} exists already; choose another name or add --force")
+    if output.is_dir():
+        raise UserError(f"{output} is a folder; name a file to write")
     if batch_size < 1:
         raise UserError("--batch-size must be at least 1")
     if not output.absolute().parent.is_dir():

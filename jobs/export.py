@@ -20,7 +20,7 @@ import numpy as np
 
 from elmwright import __version__
 from elmwright.jobs.bundle import verify_bundle, write_sums
-from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
+from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.layout import RunFolder
@@ -44,7 +44,6 @@ of the order of 1, and the trained demo differs by about 1e-6."""
 def export(config: RunConfig, folder: RunFolder) -> str:
     """Write `bundle/` from the newest checkpoint; a sentence about what was checked."""
     info = list_checkpoints(folder.checkpoints)[-1]
-    verify_checkpoint(info.path)
     manifest = Manifest.load(folder.corpus)
     beside = folder.root / ".writing-bundle"
     shutil.rmtree(beside, ignore_errors=True)
@@ -75,7 +74,10 @@ def _write(
     settings = {"dropout": config.train.dropout, "n_tokens_vocab": manifest.vocab.size}
     write_options(target / "options.json", config.model, settings)
     write_weights(target / "weights.hdf5", config.model, model_tensors(loaded.bilm))
-    evaluation = json.loads((info.path / "state.json").read_text())["evaluation"]
+    result = json.loads(folder.result.read_text())
+    if result["checkpoint_sha256"] != info.sha256:
+        raise RuntimeError(f"{folder.result} does not speak of {info.path}")
+    evaluation = result["evaluation"]
     extra = {
         "evaluation": evaluation,
         "vocab": {"size": manifest.vocab.size, "sha256": manifest.vocab.sha256},

@@ -7,11 +7,12 @@ it the timestamp, of the first time: so a replay to MLflow merges instead of dou
 Records: {"kind": "metrics" | "eval" | "checkpoint" | "pruned", "step": n, "time": ms, …}.
 """
 
+import errno
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ Record = dict[str, Any]
 class Journal:
     """The writing end. Opening it repairs a last line that a kill left half written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, guard: Callable[[], None] = lambda: None) -> None:
+        """`guard` is called before every write, and raises if this process may not write."""
         self._lock = threading.Lock()
+        self._guard = guard
+        self._path = str(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         end = complete_end(path)
@@ -32,15 +36,24 @@ class Journal:
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append a record, unless the journal already holds one of this kind and step."""
         with self._lock:
-            if (kind, step) in self._held:
+            if (kind, step) in self._held or self._descriptor < 0:
                 return
-            self._held.add((kind, step))
+            self._guard()
             record = {"kind": kind, "step": step, "time": int(time.time() * 1000), **values}
-            os.write(self._descriptor, (json.dumps(record) + "\n").encode())
+            line = (json.dumps(record) + "\n").encode()
+            end = os.fstat(self._descriptor).st_size
+            if os.write(self._descriptor, line) != len(line):
+                # Half a line would swallow the next one: take it back.
+                os.ftruncate(self._descriptor, end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+            self._held.add((kind, step))
 
     def close(self) -> None:
-        os.fsync(self._descriptor)
-        os.close(self._descriptor)
+        """Nothing is written after this, whoever still tries."""
+        with self._lock:
+            os.fsync(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def complete_end(path: Path) -> int:

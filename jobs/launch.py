@@ -25,7 +25,7 @@ from elmwright.jobs.journal import read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.manifest import Manifest
-from elmwright.pipeline.storage import explain
+from elmwright.pipeline.storage import explain, read_json
 
 log = logging.getLogger("elmwright")
 
@@ -36,18 +36,19 @@ BACK_OFF = (2.0, 10.0, 30.0, 60.0)
 
 def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
     """Refuse to continue checkpoints of a different training, naming what differs."""
-    infos = list_checkpoints(folder.checkpoints)
-    if not infos:
+    for info in reversed(list_checkpoints(folder.checkpoints)):
+        saved, state = read_json(info.path / "config.json"), read_json(info.path / "state.json")
+        if saved and state:  # else it is damaged, and will be skipped
+            break
+    else:
         return
-    saved = json.loads((infos[-1].path / "config.json").read_text())["run_config"]
-    state = json.loads((infos[-1].path / "state.json").read_text())
     advice = "give the run another run.name, or set it back"
     if state["corpus_fingerprint"] != manifest.fingerprint:
         raise UserError(
-            f"the corpus in {folder.corpus} is not the one that {infos[-1].path} was trained on; "
+            f"the corpus in {folder.corpus} is not the one that {info.path} was trained on; "
             "give the run another run.name"
         )
-    now = to_dict(config)
+    saved, now = saved["run_config"], to_dict(config)
     if saved["run"]["seed"] != now["run"]["seed"]:
         raise UserError(
             f"run.seed is {now['run']['seed']}, but the run was begun with "
@@ -85,6 +86,7 @@ def launch(
 ) -> None:
     """Train to the end; raises Interrupted when asked to stop, UserError or the failure else."""
     folder.stop_request.unlink(missing_ok=True)
+    folder.result.unlink(missing_ok=True)  # of a shorter training, or of a damaged checkpoint
     restarts = 0
     with console.bar("train", config.train.max_steps, "steps") as bar:
         watcher = _Watcher(folder.journal, bar)
@@ -109,8 +111,13 @@ def launch(
                 f"training stopped unexpectedly ({_reason(error)}); starting again from the newest "
                 f"checkpoint in {pause:.0f} s (restart {restarts} of {config.train.max_restarts})"
             )
-            time.sleep(pause)
-    if not folder.result.is_file() or _result_step(folder) < config.train.max_steps:
+            until = time.monotonic() + pause
+            while time.monotonic() < until and not stopped():
+                time.sleep(POLL_SECONDS)
+            if stopped():
+                break
+    result = read_json(folder.result)
+    if not result or result["step"] < config.train.max_steps:
         raise Interrupted(f"training is at {_where(folder)}; the same command goes on from there")
 
 
@@ -247,10 +254,6 @@ def _reason(error: Exception) -> str:
         rank, failure = sorted(failures.items())[0]
         return f"rank {rank}: {str(failure).strip().splitlines()[-1][:200]}"
     return str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
-
-
-def _result_step(folder: RunFolder) -> int:
-    return int(json.loads(folder.result.read_text())["step"])
 
 
 def _where(folder: RunFolder) -> str:

@@ -57,9 +57,11 @@ def _from_registry(uri: str, tracking_uri: str) -> Path:
         raise UserError(f"there is no MLflow database {database} (MLFLOW_TRACKING_URI)")
     import mlflow
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     mlflow.set_tracking_uri(tracking_uri)
     try:
         return Path(mlflow.artifacts.download_artifacts(artifact_uri=uri))
-    except MlflowException as error:
-        raise UserError(f"{uri} cannot be loaded from {tracking_uri}: {error.message}") from error
+    except (MlflowException, SQLAlchemyError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{uri} cannot be loaded from {tracking_uri}: {reason}") from error

@@ -38,12 +38,13 @@ def is_published(config: RunConfig, folder: RunFolder) -> bool:
 def publish(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
     """Register the run's bundle and move the alias; what `published.json` then says."""
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     verify_bundle(folder.bundle)
     uri = tracking_uri(config, folder)
     try:
         version = _register(config, folder, connect(uri))
-    except MlflowException as error:
+    except (MlflowException, SQLAlchemyError) as error:
         raise UserError(
             f"MLflow at {uri} refused the bundle ({str(error).splitlines()[0]}); it is safe in "
             f"{folder.bundle}: run the same command again when the registry answers"

@@ -28,6 +28,8 @@ from elmwright.pipeline.shards import ShardReader
 Array = NDArray[Any]
 AHEAD = 4
 """Batches prepared ahead of the model."""
+OPEN_SHARDS = 128
+"""Shards a process keeps open."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,10 @@ class Blocks:
         word_ids: Mapping[str, int] | None = None,
         keep: int = 64,
     ) -> None:
-        self._readers = [ShardReader(corpus / shard.tar) for shard in manifest.splits[split].shards]
-        self._starts = np.cumsum([0, *(len(reader) for reader in self._readers)])
+        shards = manifest.splits[split].shards
+        self._tars = [corpus / shard.tar for shard in shards]
+        self._starts = np.cumsum([0, *(shard.blocks for shard in shards)])
+        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
         self._max_chars, self._word_ids, self._keep = max_chars, word_ids, keep
         self._rows: OrderedDict[int, _Row] = OrderedDict()
         self.steps = manifest.block_steps
@@ -86,12 +90,22 @@ class Blocks:
         row = self._rows.pop(number, None)
         if row is None:
             shard = int(np.searchsorted(self._starts, number, side="right")) - 1
-            block = self._readers[shard].read(number - int(self._starts[shard]))
+            block = self._reader(shard).read(number - int(self._starts[shard]))
             row = self._prepare(block if self._word_ids is None else remap(block, self._word_ids))
         self._rows[number] = row
         while len(self._rows) > self._keep:
             self._rows.popitem(last=False)
         return row
+
+    def _reader(self, shard: int) -> ShardReader:
+        """An open shard; a corpus has more shards than a process may have open files."""
+        reader = self._readers.pop(shard, None)
+        if reader is None:
+            reader = ShardReader(self._tars[shard])
+        self._readers[shard] = reader
+        while len(self._readers) > OPEN_SHARDS:
+            self._readers.popitem(last=False)[1].close()
+        return reader
 
     def _prepare(self, block: Block) -> _Row:
         s = streams(block)

@@ -23,12 +23,14 @@ from elmwright.jobs.journal import Record, read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
-from elmwright.pipeline.storage import write_atomic
+from elmwright.pipeline.storage import read_json, write_atomic
 
 log = logging.getLogger("elmwright")
 
 POLL_SECONDS = 2.0
 RETRY_SECONDS = 10.0
+STATE = "tracking.json"
+"""Which MLflow run this is and how much of the journal it has, in the run's folder."""
 BATCH = 500
 """Metrics in one request; MLflow accepts at most 1,000."""
 
@@ -44,12 +46,11 @@ class Tracker:
     def __init__(self, config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
         self._config, self._folder, self._manifest = config, folder, manifest
         self._uri = tracking_uri(config, folder)
-        self._state_file = folder.root / "tracking.json"
+        self._state_file = folder.root / STATE
         self._state: dict[str, Any] = {"uri": self._uri, "run_id": "", "cursor": 0}
-        if self._state_file.is_file():
-            saved = json.loads(self._state_file.read_text())
-            if saved["uri"] == self._uri:
-                self._state = saved
+        saved = read_json(self._state_file)
+        if saved and saved["uri"] == self._uri:
+            self._state = saved
         self._client: Any = None
         self._closing = threading.Event()
         self._error: Exception | None = None
@@ -76,6 +77,8 @@ class Tracker:
             self._client.set_terminated(self.run_id, status)
         except Exception as error:
             return f"MLflow at {self._uri} could not close the run ({error})"
+        self._state["status"] = status
+        self._save()
         return None
 
     def _work(self) -> None:
@@ -99,7 +102,9 @@ class Tracker:
     def _connect(self) -> Any:
         client = connect(self._uri)
         if self.run_id:
+            self._state["status"] = "RUNNING"
             client.update_run(self.run_id, status="RUNNING")
+            self._describe(client)
             return client
         name = self._config.tracking.experiment
         experiment = client.get_experiment_by_name(name)
@@ -118,12 +123,15 @@ class Tracker:
         run = client.create_run(experiment_id, run_name=self._config.run.name, tags=tags)
         self._state |= {"run_id": run.info.run_id, "experiment_id": experiment_id, "cursor": 0}
         self._save()
-        self._log_start(client)
+        self._describe(client)
         return client
 
-    def _log_start(self, client: Any) -> None:
+    def _describe(self, client: Any) -> None:
+        """Log what the run is, once; saying it again after a kill in between does no harm."""
         from mlflow.entities import Param
 
+        if self._state.get("described"):
+            return
         settings = []
         for section, values in to_dict(self._config).items():
             if isinstance(values, dict):
@@ -135,6 +143,8 @@ class Tracker:
         client.log_batch(self.run_id, params=settings)
         client.log_dict(self.run_id, to_dict(self._config), "config.json")
         client.log_artifact(self.run_id, str(self._folder.corpus / "MANIFEST.json"), "corpus")
+        self._state["described"] = True
+        self._save()
 
     def _send(self) -> None:
         """Send all complete records behind the cursor, which moves only over what was taken."""
@@ -227,7 +237,17 @@ def connect(uri: str) -> Any:
 
 def read_run_id(folder: RunFolder) -> str:
     """The MLflow run of this run, or nothing."""
-    try:
-        return str(json.loads((folder.root / "tracking.json").read_text())["run_id"])
-    except FileNotFoundError:
-        return ""
+    state = read_json(folder.root / STATE)
+    return str(state["run_id"]) if state else ""
+
+
+def is_caught_up(config: RunConfig, folder: RunFolder) -> bool:
+    """Does MLflow have the whole journal, and know that the run is finished?"""
+    state = read_json(folder.root / STATE)
+    return bool(
+        state
+        and state["uri"] == tracking_uri(config, folder)
+        and state.get("status") == "FINISHED"
+        and folder.journal.is_file()
+        and state["cursor"] == folder.journal.stat().st_size
+    )

@@ -15,7 +15,6 @@ adds is a deterministic one (`index_select`, `F.embedding`).
 import json
 import logging
 import math
-import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +29,12 @@ from elmwright.jobs.checkpoint import (
     CheckpointInfo,
     CheckpointWriter,
     Snapshot,
+    check_attempt,
     folder_name,
     newest_valid,
+    read_info,
 )
+from elmwright.jobs.clock import Clock
 from elmwright.jobs.config import OptimSection, RunConfig
 from elmwright.jobs.config_file import to_dict
 from elmwright.jobs.evaluate import Score, evaluate
@@ -75,7 +77,6 @@ def train(config: RunConfig, folder: RunFolder, attempt: int, ranks: Ranks) -> N
     torch.set_num_threads(config.train.threads)
     manifest = Manifest.load(folder.corpus)
     lanes = ranks.lanes(config.train.lanes)
-    heldout = [name for name in manifest.splits if name != "train"]
 
     trainer = _start(config, folder, manifest, ranks)
     bilm: torch.nn.Module = trainer.bilm
@@ -86,14 +87,16 @@ def train(config: RunConfig, folder: RunFolder, attempt: int, ranks: Ranks) -> N
             find_unused_parameters=True,
             gradient_as_bucket_view=True,
         )
-    journal = Journal(folder.journal) if ranks.rank == 0 else None
+    journal: Journal | None = None
+    if ranks.rank == 0:
+        journal = Journal(folder.journal, lambda: check_attempt(folder.attempt, attempt))
     writer = _writer(config, folder, attempt, journal) if journal else None
     blocks = Blocks(folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes))
     prefetch = Prefetch(
         blocks, config.run.seed, trainer.step, lanes, config.train.lanes, config.train.window
     )
-    clock = _Clock()
-    stopping = False
+    clock = Clock()
+    stopping = last = False
     scores: dict[str, Score] = {}
     bad = 0
     try:
@@ -114,15 +117,9 @@ def train(config: RunConfig, folder: RunFolder, attempt: int, ranks: Ranks) -> N
             last = trainer.step == config.train.max_steps
             scores = {}
             every = config.eval.every_steps
-            if heldout and (last or (every and trainer.step % every == 0)):
+            if last or (every and trainer.step % every == 0):
                 limit = None if last else config.eval.max_tokens
-                for split in heldout:
-                    scores[split] = evaluate(
-                        trainer.bilm, trainer.softmax, folder.corpus, manifest, split, ranks,
-                        lanes=config.eval.lanes, window=config.train.window, max_tokens=limit,
-                    )  # fmt: skip
-                if journal:
-                    journal.write("eval", trainer.step, values=_score_metrics(scores))
+                scores = _evaluate(config, folder, manifest, trainer, ranks, limit, journal)
                 clock.lap("evaluate")
 
             if journal and (trainer.step % config.tracking.every_steps == 0 or last):
@@ -146,8 +143,11 @@ def train(config: RunConfig, folder: RunFolder, attempt: int, ranks: Ranks) -> N
                 clock.lap("checkpoint")
         if writer:
             writer.wait()
-        if journal and trainer.step >= config.train.max_steps:
-            _write_result(folder, config, trainer, scores)
+        if trainer.step >= config.train.max_steps:
+            if not last:  # the checkpoint was final already: an earlier attempt ended right there
+                scores = _evaluate(config, folder, manifest, trainer, ranks, None, journal)
+            if journal:
+                _write_result(folder, trainer, scores)
     finally:
         prefetch.close()
         if journal:
@@ -334,6 +334,7 @@ def _snapshot(
         },
         config={"format": 1, "model": to_dict(config)["model"], "run_config": to_dict(config)},
         perplexity={split: score.perplexity for split, score in scores.items()},
+        tokens=sum(score.tokens for score in scores.values()),
     )
 
 
@@ -360,15 +361,45 @@ def _writer(
     )
 
 
-def _write_result(
-    folder: RunFolder, config: RunConfig, trainer: Trainer, scores: dict[str, Score]
-) -> None:
+def _write_result(folder: RunFolder, trainer: Trainer, scores: dict[str, Score]) -> None:
+    """Say what the final checkpoint is and what it was measured at: training is done."""
     result = {
         "step": trainer.step,
+        "checkpoint_sha256": read_info(folder.checkpoints / folder_name(trainer.step)).sha256,
         "skipped": len(trainer.skipped),
         "evaluation": {split: score.as_dict() for split, score in scores.items()},
     }
     write_atomic(folder.result, json.dumps(result, indent=1).encode())
+
+
+def _evaluate(
+    config: RunConfig,
+    folder: RunFolder,
+    manifest: Manifest,
+    trainer: Trainer,
+    ranks: Ranks,
+    max_tokens: int | None,
+    journal: Journal | None,
+) -> dict[str, Score]:
+    """Score every held-out set, on about `max_tokens` tokens of it or on all of them."""
+    scores = {
+        split: evaluate(
+            trainer.bilm,
+            trainer.softmax,
+            folder.corpus,
+            manifest,
+            split,
+            ranks,
+            lanes=config.eval.lanes,
+            window=config.train.window,
+            max_tokens=max_tokens,
+        )
+        for split in manifest.splits
+        if split != "train"
+    }
+    if journal and scores:
+        journal.write("eval", trainer.step, values=_score_metrics(scores))
+    return scores
 
 
 def _score_metrics(scores: dict[str, Score]) -> dict[str, float]:
@@ -377,27 +408,3 @@ def _score_metrics(scores: dict[str, Score]) -> dict[str, float]:
         for split, score in scores.items()
         for name, value in score.as_dict().items()
     }
-
-
-class _Clock:
-    """Where the time goes, between two logged steps."""
-
-    def __init__(self) -> None:
-        self._spent: dict[str, float] = {}
-        self._last = self._since = time.perf_counter()
-        self._step: int | None = None
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self._spent[name] = self._spent.get(name, 0.0) + now - self._last
-        self._last = now
-
-    def metrics(self, step: int, tokens: int) -> dict[str, float]:
-        """Tokens a second and shares of the time since the last call."""
-        total = max(time.perf_counter() - self._since, 1e-9)
-        found = {f"time/{name}_share": spent / total for name, spent in self._spent.items()}
-        if self._step is not None:
-            working = max(total - self._spent.get("evaluate", 0.0), 1e-9)
-            found["train/tokens_per_s"] = (step - self._step) * tokens / working
-        self._spent, self._since, self._step = {}, time.perf_counter(), step
-        return found

@@ -15,15 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.bundle import SUMS
-from elmwright.jobs.checkpoint import list_checkpoints
+from elmwright.jobs.bundle import FILES, SUMS
+from elmwright.jobs.checkpoint import list_checkpoints, verify_checkpoint
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.console import Console, console_for_run
 from elmwright.jobs.layout import RunFolder, locked, open_run_folder
+from elmwright.jobs.planning import finished_corpus
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.manifest import Manifest
-from elmwright.pipeline.storage import write_atomic
+from elmwright.pipeline.storage import read_json, write_atomic
 
 STAGES = ("corpus", "train", "export", "publish")
 
@@ -36,7 +37,7 @@ def run(
     wanted = STAGES[: STAGES.index(until) + 1]
     with locked(folder), console_for_run(folder.log, to_stderr=quiet) as console:
         started = time.monotonic()
-        pending = [stage for stage in wanted if not is_done(stage, config, folder)]
+        pending = _pending(wanted, config, folder, console)
         if not pending:
             console.say(f"Everything is up to date in {folder.root}.")
             return _closing(config, folder, until, console)
@@ -53,24 +54,41 @@ def run(
         return _closing(config, folder, until, console)
 
 
+def _pending(
+    wanted: tuple[str, ...], config: RunConfig, folder: RunFolder, console: Console
+) -> tuple[str, ...]:
+    """The first stage that is not done, and all after it: they depend on it."""
+    first = next((n for n, stage in enumerate(wanted) if not is_done(stage, config, folder)), None)
+    if first is None:
+        return ()
+    if wanted[first] == "export":
+        # The one stage that reads the final checkpoint: if that is damaged, train is not done.
+        try:
+            verify_checkpoint(list_checkpoints(folder.checkpoints)[-1].path)
+        except UserError as error:
+            console.warn(f"checkpoint skipped: {error}; training goes on from the one before")
+            first -= 1
+    return wanted[first:]
+
+
 def is_done(stage: str, config: RunConfig, folder: RunFolder) -> bool:
-    """Has this stage been completed for exactly this config?"""
+    """Has this stage been completed for exactly this config and what the stages before it left?"""
     if stage == "corpus":
         return current_corpus(config, folder) is not None
-    if stage == "train":
-        if not folder.result.is_file():
-            return False
-        infos = list_checkpoints(folder.checkpoints)
-        return bool(infos) and infos[-1].step >= config.train.max_steps
-    if stage == "export":
-        infos = list_checkpoints(folder.checkpoints)
-        provenance = folder.bundle / "provenance.json"
-        if not (folder.bundle / SUMS).is_file() or not infos:
-            return False
-        return bool(json.loads(provenance.read_text())["checkpoint_sha256"] == infos[-1].sha256)
-    from elmwright.jobs.publish import is_published
+    if stage == "publish":
+        from elmwright.jobs.publish import is_published
+        from elmwright.jobs.tracking import is_caught_up
 
-    return is_published(config, folder)
+        return is_published(config, folder) and is_caught_up(config, folder)
+    infos = list_checkpoints(folder.checkpoints)
+    result = read_json(folder.result)
+    if not infos or not result or result.get("checkpoint_sha256") != infos[-1].sha256:
+        return False
+    if stage == "train":
+        return infos[-1].step >= config.train.max_steps
+    provenance = read_json(folder.bundle / "provenance.json")
+    whole = all((folder.bundle / name).is_file() for name in (*FILES, SUMS))
+    return whole and provenance is not None and provenance["checkpoint_sha256"] == infos[-1].sha256
 
 
 def current_corpus(config: RunConfig, folder: RunFolder) -> Manifest | None:
@@ -81,7 +99,7 @@ def current_corpus(config: RunConfig, folder: RunFolder) -> Manifest | None:
 
 
 def _do(
-    pending: list[str],
+    pending: tuple[str, ...],
     config: RunConfig,
     folder: RunFolder,
     console: Console,
@@ -118,6 +136,7 @@ def _do(
         from elmwright.jobs.publish import publish
 
         with console.progress("publish", 1, "version") as advance:
+            _catch_up(config, folder)
             version = publish(config, folder)
             advance(1)
         console.say(
@@ -127,9 +146,12 @@ def _do(
 
 
 def _guard_corpus(folder: RunFolder) -> None:
-    """A corpus that has been trained on is never replaced."""
+    """A corpus that has been trained on is never replaced by another.
+
+    One that is gone or damaged is built again; that it is the same is checked before training.
+    """
     infos = list_checkpoints(folder.checkpoints)
-    if infos:
+    if infos and finished_corpus(folder.corpus) is not None:
         raise UserError(
             f"the sources or the [corpus], [vocab] or [shards] settings have changed since "
             f"{infos[-1].path} was trained on this run's corpus; give the run another run.name, "
@@ -174,7 +196,9 @@ def corpus_summary(manifest: Manifest) -> Iterator[str]:
     for name, split in manifest.splits.items():
         yield (
             f"  {name}: {split.words:,} words in {split.sentences:,} sentences, "
-            f"{split.blocks:,} blocks, {split.unk_share:.2%} <UNK> targets"
+            f"{split.blocks:,} blocks "
+            f"({split.padding / (split.steps + split.padding):.1%} padding), "
+            f"{split.unk_share:.2%} <UNK> targets"
         )
     yield f"  vocabulary: {manifest.vocab.size:,} words; fingerprint {manifest.fingerprint[:12]}"
 
@@ -196,6 +220,22 @@ def _train(config: RunConfig, folder: RunFolder, console: Console, stop: threadi
         problem = tracker.finish(status)
         if problem:
             console.warn(problem)
+
+
+def _catch_up(config: RunConfig, folder: RunFolder) -> None:
+    """Send MLflow what it missed: its server was down, or the driver was killed at the very end."""
+    from elmwright.jobs.tracking import Tracker, is_caught_up
+
+    if is_caught_up(config, folder):
+        return
+    tracker = Tracker(config, folder, Manifest.load(folder.corpus))
+    tracker.start()
+    problem = tracker.finish("FINISHED")
+    if problem:
+        raise UserError(
+            f"{problem}; the bundle is safe in {folder.bundle}: run the same command again when "
+            "the server answers"
+        )
 
 
 @contextmanager
@@ -223,7 +263,7 @@ def take_signals(event: threading.Event) -> None:
 def _stop_here(stop: threading.Event) -> None:
     """Between stages there is nothing to save: what is done is on disk."""
     if stop.is_set():
-        raise Interrupted("stopped between two stages; the same command goes on from there")
+        raise Interrupted("between two stages; the same command goes on from there")
 
 
 def _closing(config: RunConfig, folder: RunFolder, until: str, console: Console) -> dict[str, Any]:

@@ -79,7 +79,9 @@ class Runner:
             try:
                 while waiting or running:
                     if self.stop():
-                        raise Interrupted(f"stopped while building the corpus ({name})")
+                        raise Interrupted(
+                            f"while building the corpus ({name}); the same command goes on"
+                        )
                     while waiting and len(running) < limit:
                         number = waiting.pop()
                         mark = self.work / f"{tasks[number].mark}.done.json"

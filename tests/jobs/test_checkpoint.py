@@ -41,7 +41,7 @@ class Written:
             self.pruned.append,
         )
 
-    def save(self, step: int, perplexity: float | None = None) -> None:
+    def save(self, step: int, perplexity: float | None = None, tokens: int = 100) -> None:
         tensors = {"weight": torch.full((4, 3), float(step))}
         stems = ("model", "softmax", "optimizer", "lanes")
         self.writer.save(
@@ -51,6 +51,7 @@ class Written:
                 state={"step": step},
                 config={"format": 1},
                 perplexity={} if perplexity is None else {"heldout": perplexity},
+                tokens=tokens,
             )
         )
         self.writer.wait()
@@ -77,6 +78,13 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
         written.save(step, perplexity)
     assert written.steps() == [2, 4, 5]
     assert sorted(written.pruned) == [1, 3]
+
+
+def test_scores_on_different_numbers_of_tokens_are_not_compared(tmp_path: Path) -> None:
+    written = Written(tmp_path, keep_last=1)
+    for step, perplexity, tokens in ((1, 9.0, 50), (2, 8.0, 50), (3, 20.0, 500), (4, None, 0)):
+        written.save(step, perplexity, tokens)
+    assert written.steps() == [2, 3, 4]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
@@ -130,7 +138,7 @@ def test_saving_returns_before_the_files_are_written(tmp_path: Path) -> None:
     written = Written(tmp_path)
     big = {"weight": torch.zeros(4_000_000)}
     start = time.perf_counter()
-    snapshot = Snapshot(1, dict.fromkeys(("model", "softmax"), big), {"step": 1}, {}, {})
+    snapshot = Snapshot(1, dict.fromkeys(("model", "softmax"), big), {"step": 1}, {}, {}, 0)
     written.writer.save(snapshot)
     returned = time.perf_counter() - start
     written.writer.wait()

@@ -1,7 +1,11 @@
 """The journal keeps the first record of every step, and survives being cut off."""
 
+import os
 from pathlib import Path
 
+import pytest
+
+from elmwright.jobs.checkpoint import StaleAttempt
 from elmwright.jobs.journal import Journal, read_journal
 
 
@@ -34,6 +38,35 @@ def test_a_step_computed_again_keeps_its_first_record(tmp_path: Path) -> None:
     second.close()
     assert records(path)[:2] == before
     assert [record["step"] for record in records(path)] == [1, 1, 2]
+
+
+def test_a_process_that_may_not_write_does_not(tmp_path: Path) -> None:
+    def stale() -> None:
+        raise StaleAttempt("attempt 2 has begun")
+
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, stale)
+    with pytest.raises(StaleAttempt):
+        journal.write("metrics", 1, values={})
+    journal.close()
+    assert records(path) == []
+
+
+def test_a_full_disk_leaves_no_half_line_and_a_closed_journal_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.write("metrics", 1, values={})
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: len(data) // 2]))
+    with pytest.raises(OSError, match="No space left"):
+        journal.write("metrics", 2, values={})
+    monkeypatch.undo()
+    journal.write("metrics", 2, values={"now": "there is room"})
+    journal.close()
+    journal.write("metrics", 3, values={})
+    assert [record["step"] for record in records(path)] == [1, 2]
 
 
 def test_a_line_that_a_kill_cut_off_is_dropped_and_written_again(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -18,33 +17,11 @@ from elmwright.jobs.journal import read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.stream import Blocks, Prefetch, evaluation_batches, training_batch
 from elmwright.jobs.train import learning_rate, train
-from elmwright.pipeline.build import build_corpus
 from elmwright.pipeline.manifest import Manifest
-from elmwright.pipeline.progress import silent
 from elmwright.pipeline.storage import sha256_file
-from tests.jobs.tiny import write_config, write_text
+from tests.jobs.tiny import write_config
 
 STEPS = 20
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished tiny corpus, built once."""
-    home = tmp_path_factory.mktemp("corpus")
-    config = load_config(str(write_config(home, write_text(home / "text.txt"))))
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    try:
-        build_corpus(
-            config.corpus,
-            config.vocab,
-            config.shards,
-            seed=config.run.seed,
-            folder=home / "corpus",
-            progress=silent,
-        )
-    finally:
-        ray.shutdown()
-    return home / "corpus"
 
 
 def prepare(folder: Path, corpus: Path, **changes: object) -> tuple[RunConfig, RunFolder]:
@@ -120,6 +97,18 @@ def test_stopped_and_resumed_it_ends_in_the_same_bytes(corpus: Path, tmp_path: P
     assert stops == 4
     assert weights(parts) == weights(whole)
     assert losses(parts) == losses(whole)
+
+
+def test_killed_between_the_last_checkpoint_and_the_result_it_is_evaluated_all_the_same(
+    corpus: Path, tmp_path: Path
+) -> None:
+    config, run = prepare(tmp_path, corpus)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    result = json.loads(run.result.read_text())
+    assert result["evaluation"]["heldout"]["tokens"] > 0
+    run.result.unlink()
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    assert json.loads(run.result.read_text()) == result
 
 
 def test_the_full_softmax_is_trained_when_negatives_reach_the_vocabulary(

@@ -1,0 +1,31 @@
+"""A finished tiny corpus, built once for all tests of this room."""
+
+from pathlib import Path
+
+import pytest
+import ray
+
+from elmwright.jobs.config_file import load_config
+from elmwright.pipeline.build import build_corpus
+from elmwright.pipeline.progress import silent
+from tests.jobs.tiny import write_config, write_text
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished tiny corpus, built once."""
+    home = tmp_path_factory.mktemp("corpus")
+    config = load_config(str(write_config(home, write_text(home / "text.txt"))))
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        build_corpus(
+            config.corpus,
+            config.vocab,
+            config.shards,
+            seed=config.run.seed,
+            folder=home / "corpus",
+            progress=silent,
+        )
+    finally:
+        ray.shutdown()
+    return home / "corpus"

@@ -1,0 +1,154 @@
+"""What counts as done, and what a run does about what it finds; training runs in this process."""
+
+import io
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elmwright.jobs import cluster, launch, tracking, workflow
+from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints
+from elmwright.jobs.cli import main
+from elmwright.jobs.config import RunConfig
+from elmwright.jobs.config_file import load_config
+from elmwright.jobs.console import Console
+from elmwright.jobs.exchange import Ranks
+from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.tracking import is_caught_up
+from elmwright.jobs.train import train
+from elmwright.pipeline.errors import UserError
+from tests.jobs.test_train import prepare
+
+
+class Flow:
+    """A run whose Ray is a stand-in: the loop is called directly."""
+
+    def __init__(self, home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, self.folder = prepare(home, corpus)
+        self.path = home / "tiny.toml"
+        self.trained: list[int] = []
+        self.console = Console(io.StringIO())
+        monkeypatch.setattr(workflow, "current_corpus", lambda *_: True)
+        monkeypatch.setattr(launch, "_fit", self.fit)
+        monkeypatch.setattr(launch, "POLL_SECONDS", 0.05)
+        monkeypatch.setattr(cluster, "ray_cluster", self.no_ray)
+        monkeypatch.setattr(workflow, "console_for_run", self.quiet)
+
+    def fit(self, config: RunConfig, folder: RunFolder, attempt: int) -> None:
+        train(config, folder, attempt, Ranks())
+        self.trained.append(config.train.max_steps)
+
+    @contextmanager
+    def no_ray(self, *_: object) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def quiet(self, *_: object, **__: object) -> Iterator[Console]:
+        yield self.console
+
+    def run(self, *overrides: str) -> dict[str, object]:
+        return workflow.run(load_config(str(self.path), list(overrides)))
+
+    @property
+    def provenance(self) -> dict[str, object]:
+        return dict(json.loads((self.folder.bundle / "provenance.json").read_text()))
+
+    @property
+    def said(self) -> str:
+        return self.console.stream.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.fixture
+def flow(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Flow:
+    return Flow(tmp_path, corpus, monkeypatch)
+
+
+def test_more_steps_give_a_new_bundle_and_a_new_version(flow: Flow) -> None:
+    flow.run()
+    assert flow.provenance["checkpoint_step"] == 20
+    found = flow.run("train.max_steps=24")
+    assert flow.trained == [20, 24]
+    assert flow.provenance["checkpoint_step"] == 24
+    assert found["published"]["version"] == 2  # type: ignore[index]
+    config = json.loads((flow.folder.bundle / "config.json").read_text())
+    result = json.loads(flow.folder.result.read_text())
+    assert config["evaluation"] == result["evaluation"]
+    flow.run("train.max_steps=24")
+    assert flow.trained == [20, 24], "up to date"
+
+
+def test_a_model_that_went_further_is_evaluated_before_it_is_exported(flow: Flow) -> None:
+    """Trained on past the goal and interrupted there, then asked for less again."""
+    flow.run()
+    config = load_config(str(flow.path), ["train.max_steps=1000"])
+    flow.folder.stop_request.touch()
+    train(config, flow.folder, begin_attempt(flow.folder.attempt), Ranks())
+    assert list_checkpoints(flow.folder.checkpoints)[-1].step == 21
+    flow.run()
+    result = json.loads(flow.folder.result.read_text())
+    assert (result["step"], flow.provenance["checkpoint_step"]) == (21, 21)
+    assert result["evaluation"]["heldout"]["tokens"] > 400
+
+
+def test_a_damaged_final_checkpoint_is_computed_again(flow: Flow) -> None:
+    flow.run()
+    before = list_checkpoints(flow.folder.checkpoints)[-1]
+    weights = before.path / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(data)
+    shutil.rmtree(flow.folder.bundle)
+    flow.run()
+    assert "model.safetensors does not match its digest" in flow.said
+    assert list_checkpoints(flow.folder.checkpoints)[-1].sha256 == before.sha256
+    assert flow.provenance["checkpoint_sha256"] == before.sha256
+
+
+@pytest.mark.parametrize("name", ["provenance.json", "model.safetensors", "SHA256SUMS"])
+def test_a_bundle_that_lacks_a_file_is_exported_again_as_the_same_version(
+    flow: Flow, name: str
+) -> None:
+    first = flow.run()
+    (flow.folder.bundle / name).unlink()
+    again = flow.run()
+    assert (flow.folder.bundle / name).is_file()
+    assert again["published"] == first["published"]
+    assert flow.trained == [20]
+
+
+def test_damaged_notes_of_our_own_are_no_tracebacks(flow: Flow) -> None:
+    flow.run()
+    for path in (flow.folder.result, flow.folder.attempt, flow.folder.root / "tracking.json"):
+        path.write_text("{ garbage")
+    (list_checkpoints(flow.folder.checkpoints)[-1].path / "config.json").write_text("{ garbage")
+    flow.run()
+    assert json.loads(flow.folder.result.read_text())["step"] == 20
+
+
+def test_a_server_that_was_down_gets_everything_when_it_is_back(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(_uri: str) -> None:
+        raise OSError("connection refused")
+
+    with monkeypatch.context() as friday_night:
+        friday_night.setattr(tracking, "connect", down)
+        with pytest.raises(UserError, match=r"connection refused.*the bundle is safe"):
+            flow.run()
+    config = load_config(str(flow.path))
+    assert not is_caught_up(config, flow.folder)
+    found = flow.run()
+    assert flow.trained == [20], "nothing was trained again"
+    assert found["published"]["version"] == 1  # type: ignore[index]
+    assert is_caught_up(config, flow.folder)
+
+
+def test_a_closed_connection_stays_an_exception(capsys: pytest.CaptureFixture[str]) -> None:
+    """With SIGPIPE at its default, a tracking server that hangs up would end the whole run."""
+    assert main(["config"]) == 0
+    assert "demo" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
