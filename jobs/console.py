@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -41,7 +41,11 @@ class Console:
         if self._bars is not None:
             self._bars.console.print(text, markup=False, highlight=False)
         else:
-            print(text, file=self.stream, flush=True)
+            try:
+                print(text, file=self.stream, flush=True)
+            except BrokenPipeError:
+                # Whoever was listening (`| head`) has gone; the run goes on, and the log has it.
+                self.stream = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
 
     def warn(self, text: str) -> None:
         self.say(f"warning: {text}")
@@ -159,7 +163,8 @@ def console_for_run(log_file: Path, *, to_stderr: bool = False) -> Iterator[Cons
         os.dup2(originals[1], 2)
         for descriptor in (*originals, sink):
             os.close(descriptor)
-        stream.close()
+        with suppress(BrokenPipeError):
+            stream.close()
 
 
 def log_to(log_file: Path) -> None:

@@ -63,3 +63,17 @@ def test_a_terminal_gets_a_live_display_without_the_noise(tmp_path: Path) -> Non
     for noise in NOISE:
         assert noise not in text
         assert noise in log.read_text()
+
+
+def test_a_listener_who_leaves_does_not_end_the_run(tmp_path: Path) -> None:
+    """As in `elmwright run … | head -1`: the work goes on and the log has everything."""
+    log = tmp_path / "log"
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(log)], stdout=writing, stderr=subprocess.PIPE,
+        check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert done.returncode == 0, done.stderr
+    assert "All sheep are counted." in log.read_text()
