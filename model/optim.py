@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from elmwright.model.softmax import Softmax
 
-
 BLOCK = 1 << 17
 """Values updated at a time on a CPU: three tensors and a root of 512 kB each."""
 

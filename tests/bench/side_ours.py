@@ -19,13 +19,16 @@ from elmwright.model.softmax import Negatives, Softmax, sampled_loss, touched
 class Trainer:
     """What `jobs/train.py` does in one process, fed from the workload."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, words: int | None = None) -> None:
+        """`words` asks for a fresh softmax of that size in place of the workload's."""
         self.work = dict(np.load(folder / "work.npz"))
         self.shape = json.loads((folder / "shape.json").read_text())
         self.bilm = load_folder(folder).bilm
         self.bilm.requires_grad_()
-        weight = torch.from_numpy(self.work["softmax"])
+        weight = torch.from_numpy(self.work.pop("softmax"))
         self.softmax = Softmax(weight, torch.zeros(len(weight)))
+        if words is not None:
+            self.softmax = Softmax.create(words, weight.size(1), 0)
         settings = OptimSettings("adagrad", self.shape["accumulator"])
         params = dict(self.bilm.named_parameters())
         self.optimizer = Optimizer(params, self.softmax, settings)
