@@ -47,7 +47,9 @@ class Convolution(nn.Module):
         starts = min(starts, embedded.size(1) - width + 1)
         windows = embedded[:, : starts + width - 1].unfold(1, width, 1).transpose(2, 3)
         values = windows.reshape(-1, width * char_dim) @ self.weight.view(-1, number)
-        best: Tensor = values.view(-1, starts, number).max(dim=1).values
+        values = values.view(-1, starts, number)
+        # `amax` is 16 times as fast forward, but divides ties backward at five times the cost.
+        best: Tensor = values.max(dim=1).values if values.requires_grad else values.amax(dim=1)
         return best + self.bias
 
 

@@ -115,3 +115,27 @@ def test_autocast_changes_nothing_but_the_inputs():
         y.sum().backward()
     assert y.dtype == torch.float32
     torch.testing.assert_close(y, projected_lstm(*args, 3.0, 3.0)[0])
+
+
+def test_a_kept_graph_gives_the_same_gradients_again():
+    """The backward pass reuses the memory of what was saved, unless it is told to keep it."""
+    args = inputs(2, 5, 3, 3, 4, 2)
+    outputs = projected_lstm(*args, 0.4, 0.3)
+    loss = sum((out * (k + 1)).sin().sum() for k, out in enumerate(outputs))
+    first = torch.autograd.grad(loss, args, retain_graph=True)
+    again = torch.autograd.grad(loss, args, retain_graph=True)
+    last = torch.autograd.grad(loss, args)
+    for other in (again, last):
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, args)
+
+
+def test_runs_that_overlap_do_not_share_memory():
+    """Two forward passes before their backward passes, with a finished one before them."""
+    args = inputs(2, 5, 3, 3, 4, 2)
+    wanted = torch.autograd.grad(projected_lstm(*args, 3.0, 3.0)[0].sum(), args)
+    one, two = (projected_lstm(*args, 3.0, 3.0)[0].sum() for _ in range(2))
+    for loss in (one, two):
+        got = torch.autograd.grad(loss, args)
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))

@@ -1,0 +1,56 @@
+"""Training speed at the original dims against AllenNLP's modules: at least 4×, and at least 70 %
+of the machine's own GEMM rate on the useful arithmetic.
+
+    python tests/bench/bench_train_original.py [rounds] [threads ...]
+
+A step of the peer takes about a minute, so there are few: allow five minutes.
+"""
+
+import shutil
+import sys
+from statistics import median
+
+import numpy as np
+import torch
+from duel import report, training_duel
+from gemm import large_rate, useful_flops
+from workload import need_peer, write_workload
+
+from elmwright.model.config import ModelConfig
+
+CONFIG = ModelConfig()
+LANES, WINDOW, NEGATIVES, TARGET, SHARE = 128, 20, 8192, 4.0, 0.7
+
+
+def main() -> None:
+    need_peer()
+    rounds, *chosen = [int(argument) for argument in sys.argv[1:]] or [2]
+    folder = write_workload(CONFIG, LANES, WINDOW, rounds + 1, NEGATIVES)
+    work = np.load(folder / "work.npz")
+    tokens, reached = LANES * WINDOW, []
+    flops = [
+        useful_flops(CONFIG, tokens, NEGATIVES, torch.from_numpy(work["chars"][np.unique(read)]))
+        for read in work["windows"][1:, :, 1:-1]
+    ]
+    useful = median(sum(parts.values()) for parts in flops)
+    for threads in chosen or [2]:
+        print(f"{LANES} × {WINDOW} tokens a step, {threads} thread(s)", flush=True)
+        torch.set_num_threads(threads)
+        before = large_rate()
+        ours, peer = training_duel(folder, threads, rounds, 1)
+        reached.append(report(ours, peer, tokens, threads, TARGET))
+        rate, machine = useful / median(ours.seconds), max(before, large_rate())
+        parts = ", ".join(f"{part} {count / 1e9:.0f}" for part, count in flops[0].items())
+        print(f"  useful arithmetic a step: {useful / 1e9:.0f} GFLOP ({parts})")
+        print(
+            f"  achieved {rate / 1e9:.1f} GFLOP/s, a large GEMM {machine / 1e9:.1f} GFLOP/s: "
+            f"{rate / machine:.0%}; target {SHARE:.0%}",
+            flush=True,
+        )
+        reached.append(rate >= SHARE * machine)
+    shutil.rmtree(folder)
+    sys.exit(0 if all(reached) else 1)
+
+
+if __name__ == "__main__":
+    main()

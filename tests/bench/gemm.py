@@ -1,0 +1,126 @@
+"""The matrix products of a training step: their sizes, their own speed, and what that adds up to.
+
+The bound is the time that the step's GEMMs take when each is run alone, repeatedly and on warm
+operands; a step cannot be faster without fewer or better-shaped products. `useful_flops` counts
+3 × the forward pass (forward, gradient of the input, gradient of the weight) of the LSTMs, the
+sampled softmax, and the encoder over distinct words, each at its own trimmed length.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from elmwright.model.config import ModelConfig
+from elmwright.model.encoder import groups, varying_positions
+from elmwright.model.softmax import PIECE
+
+
+@dataclass(frozen=True)
+class Product:
+    """[m, k] × [k, n], so many times a step; `a_t`/`b_t` where the operand lies transposed."""
+
+    name: str
+    m: int
+    k: int
+    n: int
+    count: float
+    a_t: bool = False
+    b_t: bool = False
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.k * self.n
+
+    def seconds(self) -> float:
+        """Best of several runs, for about a quarter of a second."""
+        a = torch.randn(self.k, self.m).t() if self.a_t else torch.randn(self.m, self.k)
+        b = torch.randn(self.n, self.k).t() if self.b_t else torch.randn(self.k, self.n)
+        out = torch.empty(self.m, self.n)
+        torch.mm(a, b, out=out)
+        times: list[float] = []
+        while sum(times) < 0.25 or len(times) < 3:
+            start = time.perf_counter()
+            torch.mm(a, b, out=out)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+
+def linear(name: str, m: int, k: int, n: int, count: float = 1) -> list[Product]:
+    """A product and its two backward ones."""
+    return [
+        Product(name, m, k, n, count),
+        Product(f"{name}, d input", m, n, k, count, b_t=True),
+        Product(f"{name}, d weight", k, m, n, count, a_t=True),
+    ]
+
+
+def step_products(
+    config: ModelConfig, lanes: int, window: int, negatives: int, chars: torch.Tensor
+) -> list[Product]:
+    """Everything a step multiplies, given the characters of its distinct words."""
+    dim, proj, filters, types = config.dim, config.projection_dim, config.n_filters, len(chars)
+    tokens, runs = lanes * window, 2 * config.n_layers
+    varying = varying_positions(chars.int())
+    products = []
+    for width, number in config.filters:
+        last = config.max_chars - width + 1
+        rows = sum((end - start) * min(n + 1, last) for start, end, n in groups(varying))
+        products += linear(f"convolution {width}", rows, width * config.char_dim, number)
+    products += linear("highway", types, filters, filters, 2 * config.n_highway)
+    products += linear("encoder projection", types, filters, proj)
+    products += [
+        Product("lstm input", tokens, proj, 4 * dim, runs),
+        Product("lstm recurrence", lanes, proj, 4 * dim, runs * window),
+        Product("lstm projection", lanes, dim, proj, runs * window),
+        Product("lstm projection, d input", lanes, proj, dim, runs * window, b_t=True),
+        Product("lstm recurrence, d input", lanes, 4 * dim, proj, runs * window, b_t=True),
+        Product("lstm input, d input", tokens, 4 * dim, proj, runs, b_t=True),
+        Product("lstm gates, d weight", 2 * proj, tokens, 4 * dim, runs, a_t=True),
+        Product("lstm projection, d weight", dim, tokens, proj, runs, a_t=True),
+    ]
+    rows = min(tokens, max(64, PIECE // negatives))
+    pieces = 2 * tokens / rows
+    return [
+        *products,
+        Product("softmax logits", rows, proj, negatives, pieces, b_t=True),
+        Product("softmax, d hidden", rows, negatives, proj, pieces),
+        Product("softmax, d rows", negatives, rows, proj, pieces, a_t=True),
+    ]
+
+
+def useful_flops(
+    config: ModelConfig, tokens: int, negatives: int, chars: torch.Tensor
+) -> dict[str, float]:
+    dim, proj, filters = config.dim, config.projection_dim, config.n_filters
+    lstm = 2 * config.n_layers * tokens * (2 * proj * 4 * dim + dim * proj)
+    softmax = 2 * tokens * negatives * proj
+    starts = varying_positions(chars.int()) + 1
+    convolutions = sum(
+        int(starts.clamp_max(config.max_chars - width + 1).sum()) * width * config.char_dim * number
+        for width, number in config.filters
+    )
+    dense = len(chars) * (config.n_highway * 2 * filters * filters + filters * proj)
+    macs = {"lstm": lstm, "softmax": softmax, "encoder": convolutions + dense}
+    return {part: 3 * 2.0 * count for part, count in macs.items()}
+
+
+def large_rate() -> float:
+    """FLOP/s of a 4096-cubed product: what this machine can do at best."""
+    product = Product("large", 4096, 4096, 4096, 1)
+    return product.flops / product.seconds()
+
+
+def print_bound(products: list[Product], step_seconds: float) -> None:
+    print(f"  {'product':28} {'size':>18} {'GFLOP/s':>8} {'ms a step':>10}")
+    total = 0.0
+    for product in products:
+        seconds = product.seconds()
+        total += seconds * product.count
+        size = f"{product.m}×{product.k}×{product.n}"
+        rate = product.flops / seconds / 1e9
+        print(f"  {product.name:28} {size:>18} {rate:8.1f} {1e3 * seconds * product.count:10.1f}")
+    print(
+        f"  bound {1e3 * total:.0f} ms, step {1e3 * step_seconds:.0f} ms: "
+        f"{total / step_seconds:.0%} of the GEMM bound reached"
+    )

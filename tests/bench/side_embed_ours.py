@@ -1,0 +1,34 @@
+"""Our side of the embedding benchmark: `python side_embed_ours.py FOLDER THREADS`.
+
+Every line on standard input is one pass over all sentences with a fresh, empty cache; what is kept
+for the comparison is the plain average of the layers.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from elmwright.model.elmo import Elmo
+from elmwright.model.folder import load_folder
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(int(sys.argv[2]))
+    sentences = json.loads((folder / "sentences.json").read_text())
+    bilm = load_folder(folder).bilm
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        vectors = Elmo(bilm).embed(sentences)
+        seconds = time.perf_counter() - start
+        np.save(folder / "ours.npy", np.concatenate([layers.mean(axis=0) for layers in vectors]))
+        print(json.dumps({"seconds": seconds, "loss": 0.0}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
