@@ -69,7 +69,9 @@ def _blocks(values: Tensor) -> Sequence[Tensor]:
     root the size of a parameter is ever written to memory. Elsewhere the whole, in few launches."""
     if values.device.type != "cpu" or values.dim() < 2:
         return (values,)
-    return values.flatten(0, -2).split(max(1, BLOCK // values.size(-1)))
+    rows = values.view(-1, values.size(-1))  # a view or an error: a copy would lose the update
+    parts: Sequence[Tensor] = torch.split(rows, max(1, BLOCK // values.size(-1)))
+    return parts
 
 
 class Optimizer:
@@ -160,6 +162,7 @@ class Optimizer:
         count: Tensor | int,
     ) -> None:
         if self.settings.name == "adagrad":
+            grad = grad if grad.dim() == 2 else grad.contiguous()
             for part, slope, total in zip(*map(_blocks, (value, grad, state[0])), strict=True):
                 total.addcmul_(slope, slope, value=scale * scale)
                 part.addcdiv_(slope, total.sqrt(), value=-lr * scale)
