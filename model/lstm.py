@@ -133,8 +133,8 @@ class _Spare(threading.local):
     """Gate buffers that a backward pass is done with, for the next forward pass.
 
     A buffer of this size (42 MB for a small model) goes back to the system when it is freed, and
-    the first touch of every page of a new one takes a third of the input GEMM's time. On CUDA the
-    caching allocator does this. Never more than the layers of one step; another shape empties it.
+    the first touch of every page of a new one is slow. On CUDA the caching allocator does this.
+    Never more than the layers of one step; another shape empties it.
     """
 
     def __init__(self) -> None:
@@ -200,8 +200,8 @@ def _run_back(
 
     Each step is done with its saved values once it has been passed, so their memory takes what is
     needed afterwards: `gates` becomes the gradient of z and `tanh_cells` becomes σ(o)·tanh(c), the
-    projection's input. (Fresh buffers for the two cost the first touch of every page: 6 % of a
-    small model's step.) `hardtanh_backward` on the clipped value is zero exactly where the clip
+    projection's input. (Fresh buffers for the two would cost the first touch of every page.)
+    `hardtanh_backward` on the clipped value is zero exactly where the clip
     binds, in one pass.
     """
     (cell_clip, proj_clip), (gates, cells, tanh_cells, y) = clips, saved

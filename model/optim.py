@@ -24,9 +24,6 @@ from torch import Tensor, nn
 
 from elmwright.model.softmax import Softmax
 
-BLOCK = 1 << 17
-"""Values updated at a time on a CPU: three tensors and a root of 512 kB each."""
-
 
 @dataclass(frozen=True)
 class OptimSettings:
@@ -62,16 +59,6 @@ def _norm(grad: Tensor) -> Tensor:
     rows = torch.linalg.vector_norm(grad, dim=-1) if grad.dim() > 1 else grad
     norm: Tensor = torch.linalg.vector_norm(rows, dtype=torch.float64)
     return norm
-
-
-def _blocks(values: Tensor) -> Sequence[Tensor]:
-    """On a CPU, groups of rows small enough to stay in the cache from one pass to the next: no
-    root the size of a parameter is ever written to memory. Elsewhere the whole, in few launches."""
-    if values.device.type != "cpu" or values.dim() < 2:
-        return (values,)
-    rows = values.view(-1, values.size(-1))  # a view or an error: a copy would lose the update
-    parts: Sequence[Tensor] = torch.split(rows, max(1, BLOCK // values.size(-1)))
-    return parts
 
 
 class Optimizer:
@@ -162,10 +149,9 @@ class Optimizer:
         count: Tensor | int,
     ) -> None:
         if self.settings.name == "adagrad":
-            grad = grad if grad.dim() == 2 else grad.contiguous()
-            for part, slope, total in zip(*map(_blocks, (value, grad, state[0])), strict=True):
-                total.addcmul_(slope, slope, value=scale * scale)
-                part.addcdiv_(slope, total.sqrt(), value=-lr * scale)
+            (total,) = state
+            total.addcmul_(grad, grad, value=scale * scale)
+            value.addcdiv_(grad, total.sqrt(), value=-lr * scale)
             return
         mean, square = state
         beta1, beta2 = self.settings.betas
