@@ -1,9 +1,10 @@
-"""A finished tiny corpus, built once for all tests of this room."""
+"""What is slow to make and never changed, made once for all tests of this room."""
 
 from pathlib import Path
 
 import pytest
 import ray
+from mlflow import MlflowClient
 
 from elmwright.jobs.config_file import load_config
 from elmwright.pipeline.build import build_corpus
@@ -29,3 +30,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finally:
         ray.shutdown()
     return home / "corpus"
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database with its tables and nothing in them: creating one takes seconds."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path

@@ -9,8 +9,9 @@ import ray
 
 from elmwright.jobs.cluster import _check_shared
 from elmwright.jobs.config_file import load_config
-from elmwright.jobs.launch import _check_resources
+from elmwright.jobs.launch import _check_resources, check_size
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.manifest import Manifest
 from tests.jobs.tiny import elmwright, write_config, write_text
 
 
@@ -22,12 +23,6 @@ def fails(*arguments: object) -> str:
     (sentence,) = done.stderr.strip().splitlines()
     assert sentence.startswith("error: ")
     return sentence
-
-
-def test_an_empty_corpus(tmp_path: Path) -> None:
-    text = tmp_path / "empty.txt"
-    text.write_text("\n\n")
-    assert "no text" in fails("run", write_config(tmp_path, text))
 
 
 def test_a_source_that_is_not_there(tmp_path: Path) -> None:
@@ -43,11 +38,12 @@ def test_a_wrong_encoding_names_file_place_and_remedy(tmp_path: Path) -> None:
     assert "corpus.encoding" in sentence
 
 
-def test_a_corpus_smaller_than_a_batch(tmp_path: Path) -> None:
-    text = tmp_path / "short.txt"
-    text.write_text("Just one sentence.\n\nAnd another one here.\n")
-    config = write_config(tmp_path, text, corpus_heldout_fraction=0.0)
-    assert "less than one batch" in fails("run", config)
+def test_a_corpus_smaller_than_a_batch(corpus: Path) -> None:
+    manifest = Manifest.load(corpus)
+    check_size(load_config("demo", ["train.window=20"]), manifest)
+    config = load_config("demo", ["train.lanes=6400", "train.window=20"])
+    with pytest.raises(UserError, match=r"training tokens, less than one batch of .* = 128,000"):
+        check_size(config, manifest)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

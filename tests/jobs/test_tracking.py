@@ -1,6 +1,7 @@
 """MLflow is fed from the journal: nothing missing, nothing doubled, and never in the way."""
 
 import json
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -19,11 +20,13 @@ from tests.jobs.tiny import write_config, write_text
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> tuple[RunConfig, RunFolder]:
+def run(tmp_path: Path, empty_database: Path) -> tuple[RunConfig, RunFolder]:
     config = load_config(str(write_config(tmp_path, write_text(tmp_path / "t.txt", 2))))
     folder = RunFolder.of(config)
     folder.corpus.mkdir(parents=True)
     manifest().save(folder.corpus)
+    folder.mlflow.mkdir()
+    shutil.copyfile(empty_database, folder.mlflow / "mlflow.db")
     return config, folder
 
 
