@@ -38,6 +38,9 @@ def run(
     with locked(folder), console_for_run(folder.log, to_stderr=quiet) as console:
         started = time.monotonic()
         pending = _pending(wanted, config, folder, console)
+        if "train" in wanted and "corpus" not in pending:
+            # Also of a finished run: it is not "up to date" with settings it was not trained with.
+            _check_training(config, folder)
         if not pending:
             console.say(f"Everything is up to date in {folder.root}.")
             return _closing(config, folder, until, console)
@@ -111,8 +114,6 @@ def _do(
 
         _guard_corpus(folder)
         check_sources(folder.corpus, config.corpus)
-    elif "train" in pending:
-        _check_training(config, folder)
     if "corpus" in pending or "train" in pending:
         from elmwright.jobs.cluster import ray_cluster
 

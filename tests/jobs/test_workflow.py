@@ -87,6 +87,13 @@ def test_more_steps_give_a_new_bundle_and_a_new_version(flow: Flow) -> None:
     assert flow.trained == [20, 24], "up to date"
 
 
+def test_a_finished_run_is_not_up_to_date_with_other_settings(flow: Flow) -> None:
+    flow.run()
+    with pytest.raises(UserError, match=r"optim.lr is 0.5, but the run was begun with 0.2"):
+        flow.run("optim.lr=0.5")
+    flow.run("eval.max_tokens=100")  # may change, and asks for nothing new
+
+
 def test_a_model_that_went_further_is_evaluated_before_it_is_exported(flow: Flow) -> None:
     """Trained on past the goal and interrupted there, then asked for less again."""
     flow.run()
