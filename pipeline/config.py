@@ -1,6 +1,7 @@
 """What the user says about text: the `[corpus]`, `[vocab]` and `[shards]` sections of a run config.
 
-The string under each field is its documentation; `elmwright config --explain` prints it.
+The string under each field is its documentation; `elmwright config --explain` prints it. The
+published rule sets (`gopher_quality` and so on) act only where `corpus.rules` names them.
 """
 
 from dataclasses import dataclass, field
@@ -9,46 +10,229 @@ from typing import Literal
 EMBEDDED = "embedded:docstrings"
 """The source that needs no download: docstrings of the Python code on this machine."""
 
+RuleSet = Literal["gopher-repetition", "gopher-quality", "c4", "fineweb"]
+"""The published rule sets, in the order in which they act."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One entry of `corpus.sources`: a path alone, or a table with what is special about it."""
+
+    path: str = ""
+    """A file, folder or glob, on a disk or below s3:// or gs://, or "embedded:docstrings"."""
+    name: str = ""
+    """What the report calls it; by default its path."""
+    weight: float = 1.0
+    """How often a document is taken: 0.1 keeps every tenth (by its hash), 2.5 takes each twice and
+    every second one a third time. Held-out documents are never repeated."""
+    format: Literal["auto", "text", "jsonl", "parquet", "warc", "html"] = "auto"
+    """What the files are; "auto" goes by their endings, and takes the unknown for text."""
+    documents: Literal["", "blank-line", "line", "file"] = ""
+    """As corpus.documents, for this source."""
+    text_field: str = ""
+    """As corpus.text_field, for this source."""
+    encoding: str = ""
+    """As corpus.encoding, for this source."""
+    licence: str = ""
+    """Under which licence the text is, for the report and the model card."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a sentencepiece model is trained; the same text gives the same model everywhere."""
+
+    size: int = 8000
+    """Number of pieces."""
+    model: Literal["unigram", "bpe"] = "unigram"
+    """Which kind of model."""
+    byte_fallback: bool = False
+    """Spell characters the model does not know as bytes, so that nothing is unknown."""
+    sample: int = 200_000
+    """Sentences to train on, at most, chosen by their hash."""
+
+
+@dataclass(frozen=True)
+class GopherQuality:
+    """The published Gopher quality rules; words are tokens, punctuation among them."""
+
+    min_words: int = 50
+    """Documents with fewer words are dropped; punctuation does not count."""
+    max_words: int = 100_000
+    """Documents with more words are dropped; punctuation does not count."""
+    min_word_length: float = 3.0
+    """Smallest mean length of the words in characters; punctuation does not count."""
+    max_word_length: float = 10.0
+    """Largest mean length."""
+    max_symbol_share: float = 0.1
+    """Most `#`, and most ellipses, for each word."""
+    max_bullet_lines: float = 0.9
+    """Largest share of lines that begin with a bullet."""
+    max_ellipsis_lines: float = 0.3
+    """Largest share of lines that end in an ellipsis."""
+    min_letter_words: float = 0.8
+    """Smallest share of words (punctuation among them) that hold a letter."""
+    min_stop_words: int = 2
+    """How many of the/be/to/of/and/that/have/with must occur; 0 for languages other than
+    English."""
+
+
+@dataclass(frozen=True)
+class GopherRepetition:
+    """The published Gopher repetition rules; shares are of the document's characters."""
+
+    max_duplicate_lines: float = 0.3
+    """Largest share of lines that repeat another."""
+    max_duplicate_paragraphs: float = 0.3
+    """Largest share of paragraphs that repeat another."""
+    max_duplicate_line_characters: float = 0.2
+    """Largest share of characters in repeated lines."""
+    max_duplicate_paragraph_characters: float = 0.2
+    """Largest share of characters in repeated paragraphs."""
+    max_top_ngrams: tuple[float, ...] = (0.20, 0.18, 0.16)
+    """Largest share of characters in the most frequent 2-, 3- and 4-gram."""
+    max_duplicate_ngrams: tuple[float, ...] = (0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
+    """Largest share of characters in repeated 5- to 10-grams."""
+
+
+@dataclass(frozen=True)
+class C4:
+    """The published C4 rules: lines first, then what is left of the document."""
+
+    terminal_punctuation: bool = True
+    """Drop lines that do not end in . ? ! " or ', or that end in an ellipsis."""
+    min_line_words: int = 3
+    """Drop lines of fewer words (split at white space)."""
+    max_word_length: int = 1000
+    """Drop lines with a longer word."""
+    javascript: bool = True
+    """Drop lines that mention javascript."""
+    policy: bool = True
+    """Drop lines with phrases of cookie banners and terms of use."""
+    citations: bool = True
+    """Strip `[1]`, `[edit]` and `[citation needed]`."""
+    lorem_ipsum: bool = True
+    """Drop documents with "lorem ipsum"."""
+    curly_bracket: bool = True
+    """Drop documents with a curly bracket."""
+    min_sentences: int = 5
+    """Drop documents with fewer sentences left."""
+
+
+@dataclass(frozen=True)
+class FineWeb:
+    """The published FineWeb rules."""
+
+    min_terminal_lines: float = 0.12
+    """Smallest share of lines that end in terminal punctuation."""
+    max_short_lines: float = 0.67
+    """Largest share of lines of at most `short_line` characters."""
+    short_line: int = 30
+    """Characters of a short line."""
+    max_duplicate_characters: float = 0.01
+    """Largest share of characters in repeated lines."""
+    max_newlines: float = 0.3
+    """Most line breaks for each word."""
+
+
+@dataclass(frozen=True)
+class MinHash:
+    """Near-duplicates: documents that share a band of a MinHash signature are linked."""
+
+    bands: int = 14
+    """Bands of the signature."""
+    rows: int = 8
+    """Hashes in a band: 14 × 8 link documents of Jaccard similarity 0.75 with a chance of 77 %,
+    of 0.9 with 99.96 %, of 0.5 with 5 %."""
+    ngram: int = 5
+    """Words in a shingle; capitals and punctuation do not matter."""
+
 
 @dataclass(frozen=True)
 class CorpusConfig:
     """Where the text comes from and how it is cleaned, split and tokenised."""
 
-    sources: tuple[str, ...] = ()
-    """Files, folders or globs to read (.txt and .jsonl, each also .gz, .bz2, .xz or .zst), or
-    "embedded:docstrings" for the documentation already on this machine."""
-    heldout: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Held-out sets from files of their own, by name: {valid = ["valid.txt"]}. They are never
-    filtered; sentences they share with train are removed from train."""
-    heldout_fraction: float = 0.01
-    """Share of the documents split off by content hash as the held-out set "heldout". Ignored
-    where `heldout` names files."""
-    tokenizer: Literal["ptb", "whitespace", "sentencepiece"] = "ptb"
-    """How sentences become words: Penn Treebank style, already tokenised (split at white space),
-    or subword pieces trained on this corpus."""
-    sentencepiece_size: int = 8000
-    """Number of pieces when tokenizer = "sentencepiece"."""
+    sources: tuple[Source, ...] = ()
+    """What to read: paths (files, folders, globs; text, .jsonl, .parquet, .warc, .arc, .html, each
+    also .gz, .bz2, .xz or .zst; on a disk, s3:// or gs://), "embedded:docstrings" for the
+    documentation already on this machine, or tables such as
+    {path = "news/*.jsonl.gz", weight = 0.5, licence = "CC BY 4.0"}."""
+    dir: str = ""
+    """Where the corpus is built, if not in run.dir: a folder every worker sees, or s3://…"""
+    heldout: dict[str, tuple[str, ...] | float] = field(default_factory=lambda: {"heldout": 0.01})
+    """Held-out sets by name: a share of the documents, split off by content hash
+    ({valid = 0.01, test = 0.01}), or files of their own ({valid = ["valid.txt"]}), which are never
+    filtered; what train shares with those is removed from train."""
+    decontaminate: tuple[str, ...] = ()
+    """Evaluation files: documents that share an n-gram with them are removed and listed in
+    decontaminated.jsonl. Held-out sets given as files are always treated so."""
+    decontaminate_ngram: int = 13
+    """Words of such an n-gram; capitals and punctuation do not matter."""
     documents: Literal["blank-line", "line", "file"] = "blank-line"
     """What separates documents in plain text: an empty line, every line, or only the file's end."""
+    text_field: str = "text"
+    """The field of a JSON Lines record, or the column of a Parquet file, that holds the text."""
+    encoding: str = "auto"
+    """Encoding of the sources: "auto" detects it, file by file, wherever UTF-8 does not fit."""
+    strict: bool = False
+    """Stop at the first broken file or record, instead of counting it, noting it in
+    quarantine.jsonl and going on."""
+    max_document_mb: int = 32
+    """Larger documents are put aside as broken, in megabytes: nothing is held in memory twice."""
+    quotes: Literal["keep", "straight"] = "keep"
+    """Keep typographic quotes and dashes, or write them as ' " and -."""
+    mojibake: bool = True
+    """Repair text that was decoded with the wrong encoding (“doesnâ€™t” becomes “doesn’t”)."""
+    boilerplate: bool = False
+    """Drop lines that are navigation, cookie notices, share buttons or copyright lines."""
+    languages: tuple[str, ...] = ()
+    """Keep only documents in these languages (codes such as "en"); empty keeps all and looks at
+    none."""
+    language_threshold: float = 0.65
+    """Share of a document that must be in one of `languages`."""
+    language_unit: Literal["document", "sentence"] = "document"
+    """Judge whole documents, or then also every sentence of at least 5 words alone."""
+    rules: tuple[RuleSet, ...] = ()
+    """Published rule sets to apply: "gopher-repetition", "gopher-quality", "c4", "fineweb", in
+    this order. Each is tuned in its own table, such as [corpus.gopher_quality]."""
+    gopher_repetition: GopherRepetition = field(default_factory=GopherRepetition)
+    """Thresholds of "gopher-repetition"."""
+    gopher_quality: GopherQuality = field(default_factory=GopherQuality)
+    """Thresholds of "gopher-quality"."""
+    c4: C4 = field(default_factory=C4)
+    """Switches and thresholds of "c4"."""
+    fineweb: FineWeb = field(default_factory=FineWeb)
+    """Thresholds of "fineweb"."""
+    mask: tuple[Literal["email", "ip", "phone"], ...] = ()
+    """Replace e-mail addresses, IP addresses and telephone numbers by fixed harmless ones."""
     sentences: Literal["split", "line"] = "split"
     """Find sentence boundaries in the text, or take every line as one sentence."""
     language: str = "en"
     """Language code for sentence splitting."""
-    text_field: str = "text"
-    """The field of a JSON Lines record that holds the text."""
-    encoding: str = "utf-8"
-    """Encoding of the sources."""
+    tokenizer: Literal["ptb", "whitespace", "sentencepiece"] = "ptb"
+    """How sentences become words: Penn Treebank style, already tokenised (split at white space),
+    or subword pieces trained on this corpus."""
+    sentencepiece: Pieces = field(default_factory=Pieces)
+    """How the pieces are trained when tokenizer = "sentencepiece"."""
     min_words: int = 1
     """Documents with fewer words are dropped."""
     max_words: int = 1_000_000
     """Documents with more words are dropped."""
     min_letter_share: float = 0.0
-    """Documents in which a smaller share of the words holds a letter are dropped (0 keeps all;
-    0.8 is the published Gopher rule)."""
+    """Documents in which a smaller share of the words holds a letter are dropped (0 keeps all)."""
     min_sentence_words: int = 1
     """Sentences with fewer words are dropped."""
-    dedup: Literal["none", "document", "sentence"] = "document"
-    """Drop exact repeats: nothing, whole documents, or documents and then single sentences."""
+    dedup: Literal["none", "document", "near"] = "near"
+    """Drop repeated documents: none, exact copies, or near-copies too (MinHash)."""
+    dedup_lines: Literal["none", "line", "sentence"] = "none"
+    """Then drop single lines (paragraphs), or sentences, that occurred before anywhere."""
+    minhash: MinHash = field(default_factory=MinHash)
+    """Parameters of near-duplicate search."""
+    save_documents: Literal["none", "dropped", "all"] = "none"
+    """Write documents to documents/*.jsonl.zst with the rule that dropped them, to tune by
+    looking."""
+    keep_work: bool = True
+    """Keep intermediate tables, so that a changed setting or a new source only runs what it
+    affects. About three times the size of the text."""
     chunk_mb: int = 16
     """How much input one task reads, in megabytes."""
 
@@ -57,6 +241,8 @@ class CorpusConfig:
 class VocabConfig:
     """Which words the softmax can predict. Inputs are spelled, so they need no vocabulary."""
 
+    file: str = ""
+    """A vocabulary file to use instead of making one: a word a line, <S>, </S>, <UNK> first."""
     max_size: int = 800_000
     """The most words to keep, `<S>`, `</S>` and `<UNK>` included."""
     min_count: int = 3

@@ -1,0 +1,271 @@
+"""Files on a disk or in an object store, by path or URL, with the same few functions.
+
+A path is a plain string: `/data/x.txt`, `s3://bucket/x.txt` or `gs://bucket/x.txt`. Object stores
+are reached through pyarrow, which reads its credentials and endpoint from the usual environment
+variables (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …); a URL never carries a secret.
+
+Writing is atomic in both: on a disk by a rename (`storage.atomic_file`), in an object store because
+an object appears only when it is complete. Nothing is ever appended to or changed in place.
+Connections that drop are tried again by the store's client, then by the task (`tasks.py`).
+"""
+
+import glob
+import hashlib
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage import atomic_file, explained, write_atomic
+
+URL = re.compile(r"(s3|gs)://")
+RETRIES = 5
+"""Attempts of the store's client at one request."""
+
+
+@dataclass(frozen=True)
+class Stat:
+    """What is known of a file without reading it."""
+
+    path: str
+    """Path or URL."""
+    bytes: int
+    """Its size."""
+    mtime_ns: int
+    """Its time of change."""
+
+
+def is_url(path: str | Path) -> bool:
+    """Whether this lies in an object store."""
+    return bool(URL.match(str(path)))
+
+
+def join(folder: str | Path, *names: str) -> str:
+    """A path below a folder."""
+    return "/".join([str(folder).rstrip("/"), *names])
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[BinaryIO]:
+    """A file opened for reading, seekable."""
+    if not is_url(path):
+        with explained(Path(path)), open(path, "rb") as file:
+            yield file
+        return
+    system, inner = _system(str(path))
+    with _remote(str(path)):
+        stream = system.open_input_file(inner)
+    with stream, io.BufferedReader(_Raw(stream, str(path)), 1 << 20) as file:
+        yield file
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[BinaryIO]:
+    """A file that is there, whole, only if the block ends without an error."""
+    if not is_url(path):
+        with atomic_file(Path(path)) as file:
+            yield file
+        return
+    system, inner = _system(str(path))
+    # Kept on the local disk until it is whole: an error half-way must leave no object behind.
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        yield file  # type: ignore[misc]
+        file.seek(0)
+        with _remote(str(path)), system.open_output_stream(inner) as out:
+            shutil.copyfileobj(file, out, 1 << 22)
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The whole content of a file."""
+    with reading(path) as file:
+        return file.read()
+
+
+def read_range(path: str | Path, begin: int, end: int) -> bytes:
+    """Some bytes of a file, in one request."""
+    if not is_url(path):
+        with open(path, "rb") as file:
+            return os.pread(file.fileno(), end - begin, begin)
+    system, inner = _system(str(path))
+    with _remote(str(path)), system.open_input_file(inner) as stream:
+        return bytes(stream.read_at(end - begin, begin))
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write `data` as the whole content of a file, atomically."""
+    if is_url(path):
+        system, inner = _system(str(path))
+        with _remote(str(path)), system.open_output_stream(inner) as out:
+            out.write(data)
+    else:
+        write_atomic(Path(path), data)
+
+
+def exists(path: str | Path) -> bool:
+    """Whether there is such a file (or folder, on a disk)."""
+    if not is_url(path):
+        return Path(path).exists()
+    return stat(path) is not None
+
+
+def stat(path: str | Path) -> Stat | None:
+    """Size and time of a file, None where there is no such file."""
+    if not is_url(path):
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Stat(str(path), found.st_size, found.st_mtime_ns)
+    system, inner = _system(str(path))
+    with _remote(str(path)):
+        info = system.get_file_info(inner)
+    return Stat(str(path), info.size or 0, info.mtime_ns or 0) if info.is_file else None
+
+
+def list_folder(folder: str | Path) -> list[Stat]:
+    """All files below a folder, sorted by path; none if there is no such folder."""
+    if not is_url(folder):
+        paths = (os.path.join(top, name) for top, _, names in os.walk(folder) for name in names)
+        return [found for path in sorted(paths) if (found := stat(path))]
+    from pyarrow import fs
+
+    system, inner = _system(str(folder))
+    scheme = str(folder).partition("://")[0]
+    with _remote(str(folder)):
+        infos = system.get_file_info(fs.FileSelector(inner, recursive=True, allow_not_found=True))
+    files = [
+        Stat(f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0)
+        for info in infos
+        if info.is_file
+    ]
+    return sorted(files, key=lambda file: file.path)
+
+
+def matching(pattern: str) -> list[Stat]:
+    """Files that a glob (`*`, `?`, `[…]`, `**`) names, sorted by path."""
+    if not is_url(pattern):
+        paths = glob.glob(os.path.expanduser(pattern), recursive=True)
+        return [found for path in sorted(paths) if os.path.isfile(path) and (found := stat(path))]
+    # List the part of the path before the first wildcard, and match the rest.
+    parts = pattern.split("/")
+    fixed = next(n for n, part in enumerate(parts) if glob.has_magic(part))
+    expression = re.compile(_translate(pattern))
+    listed = list_folder("/".join(parts[:fixed]))
+    return [file for file in listed if expression.fullmatch(file.path)]
+
+
+def _translate(pattern: str) -> str:
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]*\])", pattern)
+    meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(
+        meaning.get(piece) or (piece if piece.startswith("[") else re.escape(piece))
+        for piece in pieces
+    )
+
+
+def remove(path: str | Path) -> None:
+    """Remove a file, if it is there."""
+    if not is_url(path):
+        Path(path).unlink(missing_ok=True)
+        return
+    system, inner = _system(str(path))
+    with _remote(str(path)):
+        if not system.get_file_info(inner).is_file:
+            return
+        try:
+            system.delete_file(inner)
+        except OSError:
+            # Arrow then writes an empty object for the folder, which some stores refuse.
+            if system.get_file_info(inner).is_file:
+                raise
+
+
+def remove_folder(folder: str | Path) -> None:
+    """Remove a folder and all below it, if it is there."""
+    if not is_url(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for file in list_folder(folder):
+        remove(file.path)
+
+
+def sha256(path: str | Path) -> str:
+    """The sha256 of a file, in hexadecimal, in constant memory."""
+    digest = hashlib.sha256()
+    with reading(path) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _remote(path: str) -> Iterator[None]:
+    """Say what a store's error means, where the user can put it right."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; check the bucket and the path") from None
+    except OSError as error:
+        text = str(error)
+        if re.search(r"ACCESS_DENIED|INVALID_ACCESS_KEY|SIGNATURE|403|401|credential", text, re.I):
+            raise UserError(
+                f"the store refuses {path}; check the credentials in the environment "
+                "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
+            ) from error
+        if "NO_SUCH_BUCKET" in text or "bucket does not exist" in text.lower():
+            raise UserError(f"the bucket of {path} does not exist; create it") from error
+        raise
+
+
+def _system(path: str) -> tuple[Any, str]:
+    scheme, _, inner = path.partition("://")
+    return _connect(scheme), inner
+
+
+@lru_cache(maxsize=2)
+def _connect(scheme: str) -> Any:
+    """One client a process for each kind of store."""
+    from pyarrow import fs
+
+    if scheme == "gs":
+        return fs.GcsFileSystem()
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return fs.S3FileSystem(
+        endpoint_override=endpoint,
+        allow_bucket_creation=False,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=RETRIES),
+        connect_timeout=10,
+        request_timeout=60,
+    )
+
+
+class _Raw(io.RawIOBase):
+    """A store's file as Python's raw file: what is read goes through `io.BufferedReader`."""
+
+    def __init__(self, stream: Any, path: str) -> None:
+        self.stream, self.path = stream, path
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self.stream.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self.stream.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        with _remote(self.path):
+            return int(self.stream.readinto(buffer))
