@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import read_bytes
 from elmwright.pipeline.manifest import canonical
 from elmwright.pipeline.storage import (
     read_json,
@@ -177,7 +178,7 @@ class CheckpointWriter:
     def __init__(
         self,
         folder: Path,
-        vocab: Path,
+        vocab: str,
         attempt_file: Path,
         attempt: int,
         keep_last: int,
@@ -232,7 +233,7 @@ class CheckpointWriter:
                 save_file(dict(tensors), beside / f"{stem}.safetensors")
             (beside / "state.json").write_text(json.dumps(snapshot.state, indent=1))
             (beside / "config.json").write_text(json.dumps(snapshot.config, indent=1))
-            shutil.copyfile(self._vocab, beside / "vocab.txt")
+            (beside / "vocab.txt").write_bytes(read_bytes(self._vocab))
             files = {
                 file.name: {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
                 for file in sorted(beside.iterdir())

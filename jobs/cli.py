@@ -106,6 +106,14 @@ def _parser() -> argparse.ArgumentParser:
         with_config(sub)
         sub.set_defaults(until=stage)
         with_json(sub)
+        if stage == "corpus":
+            sub.add_argument(
+                "--sample",
+                type=int,
+                metavar="N",
+                help="only try the rules on N documents, in seconds, and show what they do",
+            )
+            sub.set_defaults(command=_corpus)
 
     sub = add("export", _run, "write the bundle: frozen weights, vocabulary, model card")
     with_config(sub)
@@ -179,10 +187,21 @@ def _run(options: argparse.Namespace) -> int:
     return DONE
 
 
+def _corpus(options: argparse.Namespace) -> int:
+    if options.sample is None:
+        return _run(options)
+    from elmwright.jobs.config_file import load_config
+    from elmwright.jobs.sampling import show_sample
+
+    config = load_config(options.config, options.overrides)
+    show_sample(config, options.sample, as_json=options.json)
+    return DONE
+
+
 def _eval(options: argparse.Namespace) -> None:
     from elmwright.jobs.evaluate import evaluate_model
 
-    results = evaluate_model(options.model, Path(options.corpus), options.split)
+    results = evaluate_model(options.model, options.corpus, options.split)
     if options.json:
         print(json.dumps(results, indent=1))
         return

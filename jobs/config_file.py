@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elmwright.jobs.config import CONFIG_VERSION, RunConfig
+from elmwright.pipeline.config import Source
 from elmwright.pipeline.errors import UserError
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -124,11 +125,17 @@ def _build(cls: type, data: dict[str, Any], prefix: str) -> Any:
 
 def _convert(value: Any, hint: Any, key: str) -> Any:
     """Turn a TOML value into the field's type, or say what was expected."""
+    if hint is Source and isinstance(value, str):
+        return Source(path=value)
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
-            raise _BadKey(key, f"expected a section [{key}], got {value!r}")
+            raise _BadKey(key, f"expected {_name(hint)}, got {value!r}")
         return _build(typing.cast(type, hint), value, key + ".")
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        is_list = isinstance(value, list | tuple)
+        chosen = next(a for a in arguments if (typing.get_origin(a) is tuple) == is_list)
+        return _convert(value, chosen, key)
     if origin is Literal:
         if value not in arguments:
             close = difflib.get_close_matches(str(value), arguments, n=1, cutoff=0.4)
@@ -167,9 +174,17 @@ _NAMES = {
 
 def _name(hint: Any, *, many: bool = False) -> str:
     """A type as a user would say it."""
+    if hint is Source:
+        return "paths or tables with a path" if many else "a path or a table with a path"
+    if dataclasses.is_dataclass(hint):
+        return "tables" if many else "a table"
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is types.UnionType:
+        return " or ".join(_name(argument, many=many) for argument in arguments)
+    if typing.get_origin(hint) is Literal:
+        return " | ".join(str(argument) for argument in arguments)
     if not isinstance(hint, types.GenericAlias):
         return _NAMES[hint][many]
-    arguments = typing.get_args(hint)
     if typing.get_origin(hint) is dict:
         return f"a table of {_name(arguments[1], many=True)}"
     kind = "list" if arguments[-1] is Ellipsis else "pair"
@@ -193,7 +208,9 @@ def _resolve(config: RunConfig) -> RunConfig:
 
 
 _AT_LEAST_ONE = (
-    "vocab.min_count shards.block_steps shards.blocks_per_shard corpus.chunk_mb model.dim "
+    "corpus.max_document_mb corpus.sentencepiece.size corpus.sentencepiece.sample "
+    "corpus.minhash.bands corpus.minhash.rows corpus.minhash.ngram corpus.chunk_mb "
+    "vocab.min_count shards.block_steps shards.blocks_per_shard model.dim "
     "model.projection_dim model.n_layers model.char_dim train.processes train.threads train.lanes "
     "train.window train.max_steps train.negatives eval.max_tokens eval.lanes "
     "checkpoint.every_steps checkpoint.keep_last tracking.every_steps"
@@ -201,7 +218,8 @@ _AT_LEAST_ONE = (
 _NOT_NEGATIVE = (
     "run.seed model.n_highway model.cell_clip model.proj_clip optim.clip_norm optim.weight_decay "
     "optim.warmup_steps train.max_restarts eval.every_steps cluster.cpus corpus.min_words "
-    "corpus.min_sentence_words"
+    "corpus.min_sentence_words corpus.decontaminate_ngram corpus.gopher_quality.min_words "
+    "corpus.gopher_quality.min_stop_words corpus.c4.min_line_words corpus.c4.min_sentences"
 ).split()
 _ABOVE_ZERO = ["optim.lr", "optim.initial_accumulator", "optim.eps"]
 
@@ -210,8 +228,10 @@ def _check(config: RunConfig) -> None:
     """Values out of range, and combinations that cannot work."""
 
     def value(key: str) -> Any:
-        section, name = key.split(".")
-        return getattr(getattr(config, section), name)
+        found: Any = config
+        for name in key.split("."):
+            found = getattr(found, name)
+        return found
 
     for keys, low, words in (
         (_AT_LEAST_ONE, 1, "at least 1"),
@@ -225,22 +245,7 @@ def _check(config: RunConfig) -> None:
             raise _BadKey(key, f"must be above 0, got {value(key)}")
 
     corpus, model, train = config.corpus, config.model, config.train
-    for source in (*corpus.sources, *(p for paths in corpus.heldout.values() for p in paths)):
-        if re.match(r"[a-z][a-z0-9+]*://", source):
-            raise _BadKey(
-                "corpus.sources", f"{source}: URLs are not read yet; name files on a disk"
-            )
-    if not corpus.sources:
-        raise _BadKey("corpus.sources", "is empty; name the files, folders or globs to read")
-    if not 0 <= corpus.heldout_fraction < 1:
-        raise _BadKey("corpus.heldout_fraction", "must be from 0 up to, but not including, 1")
-    for name, paths in corpus.heldout.items():
-        if name == "train" or not re.fullmatch(r"[a-z0-9_]+", name):
-            raise _BadKey(
-                f"corpus.heldout.{name}", "a held-out name has small letters, digits and '_' only"
-            )
-        if not paths:
-            raise _BadKey(f"corpus.heldout.{name}", "is empty; name the files to read")
+    _check_corpus(config)
     if corpus.max_words < corpus.min_words:
         raise _BadKey("corpus.max_words", "is smaller than corpus.min_words")
     if not 0 <= corpus.min_letter_share <= 1:
@@ -304,25 +309,68 @@ def _check(config: RunConfig) -> None:
         raise _BadKey("export.alias", "names like v9 and latest are reserved by MLflow")
 
 
+_URL = re.compile(r"([a-z][a-z0-9+]*)://")
+
+
+def _check_corpus(config: RunConfig) -> None:
+    """Sources, held-out sets and where the corpus goes."""
+    corpus = config.corpus
+    if not corpus.sources:
+        raise _BadKey("corpus.sources", "is empty; name the files, folders or globs to read")
+    for source in corpus.sources:
+        if not source.path:
+            raise _BadKey("corpus.sources", "a source needs a path")
+        if not 0 <= source.weight <= 100:
+            raise _BadKey("corpus.sources", f"{source.path}: a weight is from 0 to 100")
+    paths = [
+        ("corpus.dir", corpus.dir),
+        *(("corpus.sources", source.path) for source in corpus.sources),
+        *(("corpus.decontaminate", path) for path in corpus.decontaminate),
+    ]
+    share = 0.0
+    for name, entry in corpus.heldout.items():
+        key = f"corpus.heldout.{name}"
+        if name == "train" or not re.fullmatch(r"[a-z0-9_]+", name):
+            raise _BadKey(key, "a held-out name has small letters, digits and '_' only")
+        if isinstance(entry, float):
+            share += entry
+            if not 0 <= entry < 1 or share >= 1:
+                raise _BadKey(key, "shares are from 0 up to, but not including, 1, all together")
+        elif not entry:
+            raise _BadKey(key, "is empty; name the files to read")
+        else:
+            paths += [(key, path) for path in entry]
+    for key, path in paths:
+        match = _URL.match(path)
+        if match and match[1] not in ("s3", "gs"):
+            raise _BadKey(key, f"{path}: only s3:// and gs:// URLs are read; fetch it to a disk")
+    if not 0 < corpus.language_threshold <= 1:
+        raise _BadKey("corpus.language_threshold", "must be above 0 and at most 1")
+    if corpus.minhash.bands > 255:
+        raise _BadKey("corpus.minhash.bands", "must be at most 255")
+
+
 def _all_keys() -> Iterator[str]:
-    for section in dataclasses.fields(RunConfig):
-        for entry in dataclasses.fields(typing.cast(Any, section.type)):
-            yield f"{section.name}.{entry.name}"
+    yield from (key for key, _, _, _ in explain())
 
 
 def explain() -> Iterator[tuple[str, str, str, str]]:
     """(key, type, default, what it means) of every setting, from the docstrings under them."""
     for section in dataclasses.fields(RunConfig):
-        cls = typing.cast(Any, section.type)
-        documents = _field_docs(cls)
-        hints = typing.get_type_hints(cls)
-        default = cls()
-        for entry in dataclasses.fields(cls):
-            hint = hints[entry.name]
-            choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
-            kind = " | ".join(choices) if choices else _name(hint)
-            shown = json.dumps(getattr(default, entry.name), ensure_ascii=False)
-            yield f"{section.name}.{entry.name}", kind, shown, documents[entry.name]
+        yield from _explain(typing.cast(Any, section.type), section.name)
+
+
+def _explain(cls: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    documents = _field_docs(cls)
+    hints = typing.get_type_hints(cls)
+    default = cls()
+    for entry in dataclasses.fields(cls):
+        hint = hints[entry.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _explain(hint, f"{prefix}.{entry.name}")
+            continue
+        shown = json.dumps(getattr(default, entry.name), ensure_ascii=False)
+        yield f"{prefix}.{entry.name}", _name(hint), shown, documents[entry.name]
 
 
 def _field_docs(cls: type) -> dict[str, str]:

@@ -97,8 +97,8 @@ class Console:
 class Bar(Protocol):
     """A progress bar."""
 
-    def advance(self, n: int) -> None:
-        """So many more are done."""
+    def advance(self, n: int, detail: str = "", /) -> None:
+        """So many more are done; `detail` is shown behind the bar."""
 
     def set(self, done: int, detail: str = "") -> None:
         """So many are done in all; `detail` is shown behind the bar."""
@@ -108,8 +108,8 @@ class _RichBar:
     def __init__(self, bars: "RichProgress", task: int) -> None:
         self._bars, self._task = bars, task
 
-    def advance(self, n: int) -> None:
-        self._bars.advance(self._task, n)  # type: ignore[arg-type]
+    def advance(self, n: int, detail: str = "", /) -> None:
+        self._bars.update(self._task, advance=n, detail=detail)  # type: ignore[arg-type]
 
     def set(self, done: int, detail: str = "") -> None:
         self._bars.update(self._task, completed=done, detail=detail)  # type: ignore[arg-type]
@@ -122,8 +122,8 @@ class _PlainBar:
         self._detail = ""
         self._start = self._last = time.monotonic()
 
-    def advance(self, n: int) -> None:
-        self.set(self._done + n)
+    def advance(self, n: int, detail: str = "", /) -> None:
+        self.set(self._done + n, detail)
 
     def set(self, done: int, detail: str = "") -> None:
         self._done, self._detail = done, detail
@@ -137,9 +137,12 @@ class _PlainBar:
         self._last = time.monotonic()
         seconds = self._last - self._start
         detail = f"  {self._detail}" if self._detail else ""
+        left = ""
+        if 0 < self._done < self._total:
+            left = f", about {seconds / self._done * (self._total - self._done):.0f} s left"
         self._console.say(
             f"  {self._name:<14} {self._done:,}/{self._total:,} {self._unit}, "
-            f"{seconds:.0f} s{detail}"
+            f"{seconds:.0f} s{left}{detail}"
         )
 
 

@@ -21,6 +21,7 @@ from elmwright.model.bilm import BiLM, States
 from elmwright.model.softmax import Softmax, nll
 from elmwright.pipeline.block import UNK_ID
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import exists, join
 from elmwright.pipeline.manifest import Manifest
 
 
@@ -57,7 +58,7 @@ class Score:
 def evaluate(
     bilm: BiLM,
     softmax: Softmax,
-    corpus: Path,
+    corpus: str | Path,
     manifest: Manifest,
     split: str,
     ranks: Ranks,
@@ -121,19 +122,19 @@ def _in_order(rows: list[list[float]]) -> list[float]:
     return totals
 
 
-def evaluate_model(model: str, corpus: Path, split: str | None) -> dict[str, dict[str, Any]]:
+def evaluate_model(model: str, corpus: str, split: str | None) -> dict[str, dict[str, Any]]:
     """`elmwright eval`: a MODEL on the held-out sets of a corpus, with the model's vocabulary."""
     from elmwright.jobs.models import resolve
     from elmwright.model.folder import load_folder
 
-    if not (corpus / "MANIFEST.json").is_file() and (corpus / "corpus").is_dir():
-        corpus = corpus / "corpus"
+    if not exists(join(corpus, "MANIFEST.json")) and exists(join(corpus, "corpus/MANIFEST.json")):
+        corpus = join(corpus, "corpus")
     manifest = Manifest.load(corpus)
     splits = [name for name in manifest.splits if name != "train"]
     if split is not None and split not in splits:
         raise UserError(f"{corpus} has no held-out set {split!r} (it has: {', '.join(splits)})")
     if not splits:
-        raise UserError(f"{corpus} has no held-out set; set corpus.heldout_fraction or heldout")
+        raise UserError(f"{corpus} has no held-out set; set corpus.heldout")
     loaded = load_folder(resolve(model), with_softmax=True)
     if loaded.softmax is None or loaded.vocab is None:
         raise UserError(

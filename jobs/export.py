@@ -31,6 +31,7 @@ from elmwright.model.elmo import Elmo
 from elmwright.model.folder import load_folder, model_tensors, write_config
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import join
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.shards import ShardReader
 
@@ -102,10 +103,10 @@ def _write(
     return f"{count} sentences give the same vectors through an independent reader (Δ {worst:.1e})"
 
 
-def heldout_sentences(corpus: Path, manifest: Manifest) -> list[list[str]]:
+def heldout_sentences(corpus: str, manifest: Manifest) -> list[list[str]]:
     """The first sentences of a held-out set (of train, where there is none)."""
     split = list(manifest.splits.values())[-1]
-    block = ShardReader(corpus / split.shards[0].tar).read(0)
+    block = ShardReader(join(corpus, split.shards[0].tar)).read(0)
     ends = np.cumsum(block.lengths)[:PROBES]
     words = [block.types[token] for token in block.tokens]
     starts = [0, *ends[:-1]]

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from elmwright.jobs.config import RunConfig
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import is_url
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,15 @@ class RunFolder:
 
     root: Path
     """run.dir, absolute: workers run in other folders."""
+    corpus_dir: str = ""
+    """corpus.dir, absolute or a URL, where the corpus is not in the run's folder."""
 
     @classmethod
     def of(cls, config: RunConfig) -> "RunFolder":
-        return cls(Path(config.run.dir).expanduser().resolve())
+        elsewhere = config.corpus.dir
+        if elsewhere and not is_url(elsewhere):
+            elsewhere = str(Path(elsewhere).expanduser().resolve())
+        return cls(Path(config.run.dir).expanduser().resolve(), elsewhere)
 
     @property
     def config(self) -> Path:
@@ -49,8 +55,9 @@ class RunFolder:
         return self.root / "elmwright.log"
 
     @property
-    def corpus(self) -> Path:
-        return self.root / "corpus"
+    def corpus(self) -> str:
+        """The corpus folder, or its URL."""
+        return self.corpus_dir.rstrip("/") or str(self.root / "corpus")
 
     @property
     def train(self) -> Path:

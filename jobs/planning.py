@@ -1,6 +1,5 @@
 """What a config will cost, before anything is started: `elmwright check`."""
 
-from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.config import RunConfig
@@ -46,7 +45,7 @@ def describe(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def finished_corpus(folder: Path) -> Manifest | None:
+def finished_corpus(folder: str) -> Manifest | None:
     try:
         return Manifest.load(folder)
     except UserError:

@@ -16,16 +16,19 @@ name = "{name}"
 # Everything of the run is kept in runs/{name}; the same command goes on where it stopped.
 
 [corpus]
-# Files, folders or globs: .txt and .jsonl, each also .gz, .bz2, .xz or .zst.
+# Files, folders or globs, here or on s3:// and gs://: text, .jsonl, .parquet, .warc and .html, each
+# also .gz, .bz2, .xz or .zst. Try the rules on a sample: elmwright corpus {file} --sample 1000
 sources = {sources}
 # documents = "blank-line"    # what separates documents in .txt: blank-line, line or file
 # text_field = "text"         # the field of a .jsonl record that holds the text
 # tokenizer = "ptb"           # "whitespace" if the text is tokenised already,
 #                             # "sentencepiece" for languages written without spaces
 # language = "en"             # for finding sentence boundaries
-# encoding = "utf-8"
-heldout_fraction = 0.01       # split off, never trained on, used to measure the model
-dedup = "document"            # "sentence" also drops repeated sentences
+# rules = ["gopher-repetition", "gopher-quality", "c4", "fineweb"]    # for text from the web
+# languages = ["en"]          # keep only documents in these languages
+heldout = {{ heldout = 0.01 }}  # split off, never trained on, used to measure the model
+dedup = "near"                # exact and near copies; "document" for exact ones only
+# dedup_lines = "sentence"    # also drop sentences that occurred before
 
 [vocab]
 max_size = 50000

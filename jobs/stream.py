@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from elmwright.model.chars import char_ids
 from elmwright.pipeline.block import Block, remap, streams
+from elmwright.pipeline.files import join
 from elmwright.pipeline.lanes import block_at
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.shards import ShardReader
@@ -68,7 +69,7 @@ class Blocks:
 
     def __init__(
         self,
-        corpus: Path,
+        corpus: str | Path,
         manifest: Manifest,
         split: str,
         max_chars: int,
@@ -76,7 +77,7 @@ class Blocks:
         keep: int = 64,
     ) -> None:
         shards = manifest.splits[split].shards
-        self._tars = [corpus / shard.tar for shard in shards]
+        self._tars = [join(corpus, shard.tar) for shard in shards]
         self._starts = np.cumsum([0, *(shard.blocks for shard in shards)])
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
         self._max_chars, self._word_ids, self._keep = max_chars, word_ids, keep

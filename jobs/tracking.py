@@ -22,6 +22,7 @@ from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.journal import Record, read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import join, read_bytes
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.storage import read_json, write_atomic
 
@@ -142,7 +143,9 @@ class Tracker:
         settings.append(Param("corpus.vocabulary", str(self._manifest.vocab.size)))
         client.log_batch(self.run_id, params=settings)
         client.log_dict(self.run_id, to_dict(self._config), "config.json")
-        client.log_artifact(self.run_id, str(self._folder.corpus / "MANIFEST.json"), "corpus")
+        for name in ("MANIFEST.json", "report.html"):
+            text = read_bytes(join(self._folder.corpus, name)).decode()
+            client.log_text(self.run_id, text, f"corpus/{name}")
         self._state["described"] = True
         self._save()
 

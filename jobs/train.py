@@ -46,6 +46,7 @@ from elmwright.model.bilm import BiLM, States, dropout_masks
 from elmwright.model.folder import load_tensors, model_tensors
 from elmwright.model.optim import Optimizer, OptimSettings, global_norm
 from elmwright.model.softmax import Softmax, draw_negatives, full_table_loss, sampled_loss
+from elmwright.pipeline.files import join
 from elmwright.pipeline.lanes import keyed_hash
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.storage import write_atomic
@@ -352,7 +353,7 @@ def _writer(
 
     return CheckpointWriter(
         folder.checkpoints,
-        folder.corpus / "vocab.txt",
+        join(folder.corpus, "vocab.txt"),
         folder.attempt,
         attempt,
         config.checkpoint.keep_last,

@@ -60,8 +60,8 @@ def _shard(path: Path) -> str:
 def _run(path: Path) -> list[str]:
     folder = RunFolder(path)
     checked = []
-    if (folder.corpus / MANIFEST).is_file():
-        checked.append(_corpus(folder.corpus))
+    if Path(folder.corpus, MANIFEST).is_file():
+        checked.append(_corpus(Path(folder.corpus)))
     for checkpoint in sorted(folder.checkpoints.glob("step-*")):
         verify_checkpoint(checkpoint)
         checked.append(f"checkpoint {checkpoint}")

@@ -23,6 +23,7 @@ from elmwright.jobs.console import Console, console_for_run
 from elmwright.jobs.layout import RunFolder, locked, open_run_folder
 from elmwright.jobs.planning import finished_corpus
 from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.files import join
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.storage import read_json, write_atomic
 
@@ -191,7 +192,7 @@ def corpus_summary(manifest: Manifest) -> Iterator[str]:
         if end or step.documents or step.sentences or step.words:
             name = step.rule if end else f"  - {step.rule}"
             yield (
-                f"    {name:<24} {step.documents:>10,} documents {step.sentences:>12,} sentences "
+                f"    {name:<36} {step.documents:>10,} documents {step.sentences:>12,} sentences "
                 f"{step.words:>14,} words"
             )
     for name, split in manifest.splits.items():
@@ -275,7 +276,8 @@ def _closing(config: RunConfig, folder: RunFolder, until: str, console: Console)
     found["config_sha256"] = config_hash(config)
     manifest = Manifest.load(folder.corpus)
     found["corpus"] = {
-        "path": str(folder.corpus),
+        "path": folder.corpus,
+        "report": join(folder.corpus, "report.html"),
         "fingerprint": manifest.fingerprint,
         "vocabulary": manifest.vocab.size,
         "train_tokens": manifest.splits["train"].steps,
@@ -283,8 +285,10 @@ def _closing(config: RunConfig, folder: RunFolder, until: str, console: Console)
     }
     say = console.say
     say(f"  corpus      {_short(folder.corpus)}  ({manifest.splits['train'].words:,} words)")
+    say(f"  report      {_short(join(folder.corpus, 'report.html'))}")
     if until == "corpus":
-        say(f"\nNext: look at {_short(folder.corpus / 'MANIFEST.json')}, then: elmwright train …")
+        report = _short(join(folder.corpus, "report.html"))
+        say(f"\nNext: open {report} in a browser, then: elmwright train …")
         return found
     infos = list_checkpoints(folder.checkpoints)
     result = json.loads(folder.result.read_text())
@@ -318,10 +322,10 @@ def _closing(config: RunConfig, folder: RunFolder, until: str, console: Console)
     return found
 
 
-def _short(path: Path) -> str:
+def _short(path: str | Path) -> str:
     """Relative to here where that is shorter."""
     try:
-        return str(path.relative_to(Path.cwd()))
+        return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
         return str(path)
 

@@ -18,6 +18,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,7 +153,7 @@ def _block(
 
 
 def _ids(types: Sequence[str], word_id: Mapping[str, int]) -> Ints:
-    ids = np.fromiter((word_id.get(word, UNK_ID) for word in types), np.int32, len(types))
+    ids = np.fromiter(map(word_id.get, types, repeat(UNK_ID)), np.int32, len(types))
     ids[:2] = BOS_ID, EOS_ID
     return ids
 

@@ -1,49 +1,50 @@
 """Build a corpus: the driver that strings the stages together with Ray tasks.
 
-Harvest (for the embedded source) → clean and tokenise → drop duplicates and held-out overlap →
-count words, choose the vocabulary → shuffle and pack into shards → manifest, written last.
+Harvest (for the embedded source) → n-grams of evaluation files → pieces (sentencepiece only) →
+clean and tokenise → drop copies, near-copies and held-out overlap → shuffle and count → vocabulary
+→ shards → report → manifest, written last.
 
-A task takes paths and writes paths; the driver holds only names and counts. When a task is done it
-leaves a completion mark with its counts; a killed build, called again, passes over what is marked
-and ends with the same bytes. Marks live in a work folder named by the digest of the settings, the
-inputs and their division into tasks, so that marks of other settings are never mistaken for ours.
-Every order comes from a keyed hash or from a document's place, never from arrival, so the number of
-workers does not matter either.
+A task takes names and writes names (`tasks.py`); the driver holds only names and counts. Every
+order comes from a keyed hash or from a document's place, never from arrival, so neither the number
+of workers nor a kill matters. Outputs stay in the work folder, named by what they depend on: the
+next build, with one threshold changed or one source added, runs only what is affected.
 
-In a corpus folder: `MANIFEST.json vocab.txt counts.npy shards/ source/` (the frozen harvest), and
-while building `work/`, for intermediate tables.
+In a corpus folder: `MANIFEST.json vocab.txt counts.npy shards/ report.html statistics.json`,
+`quarantine.jsonl` and `decontaminated.jsonl` where there is something to say, `documents/` if asked
+for, `source/` (the frozen harvest), and `work/`.
 """
 
-import json
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from importlib.metadata import version
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from elmwright.pipeline import harvest, sources
-from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
-from elmwright.pipeline.current import corpus_key, find_inputs, is_current, settings_of
-from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.manifest import (
-    NAME,
-    SHARDS,
-    FunnelStep,
-    Input,
-    Manifest,
-    Shard,
-    Split,
-    Vocab,
-    canonical,
+from elmwright.pipeline import (
+    files,
+    harvest,
+    sources,
+    stage_clean,
+    stage_keep,
+    stage_pack,
+    stage_select,
 )
+from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
+from elmwright.pipeline.current import corpus_key, evaluation_files, find_inputs, is_current
+from elmwright.pipeline.decode import compression
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.funnel import READ, Funnel
+from elmwright.pipeline.manifest import NAME, Manifest
 from elmwright.pipeline.progress import Progress, silent
-from elmwright.pipeline.storage import free_bytes, sha256_bytes, sha256_file
-from elmwright.pipeline.tasks import Report, Runner, task
+from elmwright.pipeline.repeats import find_repeats
+from elmwright.pipeline.sources import Chunk, SourceFile
+from elmwright.pipeline.stage_select import Part, Sides
+from elmwright.pipeline.storage import free_bytes
+from elmwright.pipeline.tasks import Report, Runner, Task, task
 
 WORK = "work"
-PIECES = "sentencepiece.model"
 DISK_FACTOR = 3
-"""Bytes of disk asked for a byte of input before a build begins: a rough guess, not measured."""
+"""Bytes of disk asked for a byte of input before a build begins."""
+FILES_PER_DIGEST = 64
 
 
 def build_corpus(
@@ -52,7 +53,7 @@ def build_corpus(
     shards: ShardsConfig,
     *,
     seed: int,
-    folder: Path,
+    folder: str | Path,
     progress: Progress = silent,
     in_flight: int | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -61,35 +62,56 @@ def build_corpus(
 
     Raises `UserError` for what is the user's to put right and `Interrupted` after `stop()`.
     """
-    folder = Path(folder).absolute()
+    from elmwright.pipeline.outcome import finish, sweep
+
+    where = str(folder) if files.is_url(folder) else str(Path(folder).absolute())
     key = corpus_key(corpus, vocab, shards, seed)
-    manifest = is_current(folder, key, corpus)
+    manifest = is_current(where, key, corpus)
     if manifest is None:
         # From here on the folder holds no finished corpus, whatever it held before.
-        (folder / NAME).unlink(missing_ok=True)
-        runner = Runner(folder / WORK, progress, in_flight, stop)
-        if EMBEDDED in corpus.sources and harvest.frozen_parts(folder) is None:
-            _harvest(folder, runner)
-        manifest = _Build(corpus, vocab, shards, seed, folder, runner).run(key)
-        manifest.save(folder)
-    _sweep(folder, manifest)
+        files.remove(files.join(where, NAME))
+        runner = Runner(files.join(where, WORK), progress, in_flight, stop)
+        if _wants_harvest(corpus) and harvest.frozen_parts(where) is None:
+            _harvest(where, runner)
+        built = Build(corpus, vocab, shards, seed, where, runner).run()
+        manifest = finish(built, key)
+        runner.prune()
+    sweep(where, manifest, keep_work=corpus.keep_work)
     return manifest
 
 
-def _harvest(folder: Path, runner: Runner) -> None:
+def _wants_harvest(corpus: CorpusConfig) -> bool:
+    return any(source.path == EMBEDDED for source in corpus.sources)
+
+
+def _harvest(folder: str, runner: Runner) -> None:
     groups = harvest.group_modules(harvest.list_modules())
-    # A killed harvest is begun again: the packages may have changed in between.
-    runner.open(sha256_bytes(canonical(groups)))
-    parts = [harvest.part_path(folder, number) for number in range(len(groups))]
-    pairs = zip(groups, parts, strict=True)
-    tasks = [task(f"harvest-{n:05d}", harvest.harvest_group, *p) for n, p in enumerate(pairs)]
+    tasks = [task("harvest", harvest.harvest_group, group) for group in groups]
     reports = runner.run("harvest", tasks, "groups of modules")
     names = ("modules", "skipped", "documents")
-    harvest.finish(folder, parts, {name: sum(r[name] for r in reports) for name in names})
+    seen = {name: sum(r[name] for r in reports) for name in names}
+    harvest.finish(folder, runner.work, [one.out for one in tasks], seen)
 
 
-class _Build:
-    """One build: its settings, and what its stages have found so far."""
+@dataclass
+class Found:
+    """What the stages of a build have found so far."""
+
+    files: list[SourceFile] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    model: str | None = None
+    funnel: Funnel = field(default_factory=Funnel)
+    cleaned: list[tuple[Chunk, str, Report]] = field(default_factory=list)
+    parts: list[tuple[Part, tuple[str, ...]]] = field(default_factory=list)
+    near: Report = field(default_factory=dict)
+    kept: list[tuple[Part, Report]] = field(default_factory=list)
+    vocab: Report = field(default_factory=dict)
+    shards: list[tuple[str, Task, Report]] = field(default_factory=list)
+    perplexity: dict[str, float] = field(default_factory=dict)
+
+
+class Build:
+    """One build: its settings, and its stages in the order in which they run."""
 
     def __init__(
         self,
@@ -97,285 +119,286 @@ class _Build:
         vocab: VocabConfig,
         shards: ShardsConfig,
         seed: int,
-        folder: Path,
+        folder: str,
         runner: Runner,
     ) -> None:
+        """Settings as in `build_corpus`; `folder` is absolute or a URL."""
         self.corpus, self.vocab, self.shards = corpus, vocab, shards
         self.seed, self.folder, self.runner = seed, folder, runner
-        self.funnel: dict[str, list[int]] = {}
+        self.found = Found()
+        self.shares = {n: s for n, s in sorted(corpus.heldout.items()) if isinstance(s, float)}
+        self.has_given = len(self.shares) < len(corpus.heldout)
+        self.has_heldout = self.has_given or any(self.shares.values())
 
-    def run(self, key: str) -> Manifest:
-        """All stages, to the manifest."""
-        from elmwright.pipeline import stages
+    def run(self) -> "Build":
+        """All stages, up to the shards."""
+        inputs = find_inputs(self.folder, self.corpus)
+        self.found.files = [file for found in inputs.values() for file in found]
+        self._check_space()
+        chunks = sources.cut(self.found.files, self.corpus)
+        self._digests()
+        known = self._ngrams(inputs)
+        self.found.model = self._pieces(chunks)
+        self._clean(chunks, known)
+        sides = self._sides()
+        self._keep(sides)
+        self._make_vocab()
+        self._pack()
+        return self
 
-        files = [
-            file
-            for split, paths in find_inputs(self.folder, self.corpus).items()
-            for file in sources.stat_files(paths, split)
-        ]
-        self._check_space(files)
-        chunks = sources.cut(files, self.corpus)
-        plan = [key, [asdict(piece) for chunk in chunks for piece in (*chunk, chunk[0])]]
-        self.work = self.runner.open(sha256_bytes(canonical(plan)))
-
-        digests = self._digests(files)
-        model = self._sentencepiece(chunks)
-        parts = self._clean(chunks, model)
-        limit = self._heldout_limit(parts)
-        kept = self._keep(parts, limit)
-        sentences = sum(r["splits"]["train"]["sentences"] for r in kept if "train" in r["splits"])
-        if not sentences:
-            raise UserError(
-                "nothing is left to train on after duplicates and held-out text were dropped; "
-                "give more text or a smaller corpus.heldout_fraction"
-            )
-        words = [r["words"] for r in kept]
-        make = task("vocab", stages.make_vocab, words, self.vocab, sentences, str(self.folder))
-        found = self.runner.run("vocabulary", [make], "vocabulary")[0]
-        splits = self._shards(kept, found["sha256"])
-        perplexity = self._unigram(splits)
-        extra = {PIECES: sha256_file(self.folder / PIECES)} if model else {}
-        return Manifest(
-            created_by=f"elmwright {version('elmwright')}",
-            key=key,
-            block_steps=self.shards.block_steps,
-            splits=splits,
-            vocab=Vocab(
-                "vocab.txt", found["sha256"], found["size"], "counts.npy", found["counts_sha256"]
-            ),
-            funnel=self._funnel_steps(),
-            inputs=tuple(self._input(f, d) for f, d in zip(files, digests, strict=True)),
-            long_words=found["long_words"],
-            unigram_perplexity=perplexity,
-            config=json.loads(
-                canonical(settings_of(self.corpus, self.vocab, self.shards, self.seed))
-            ),
-            extra_files=extra,
-        )
-
-    def _check_space(self, files: Sequence[sources.SourceFile]) -> None:
+    def _check_space(self) -> None:
+        if files.is_url(self.folder):
+            return
         size = sum(
-            file.bytes * (sources.EXPANSION if file.path.endswith(sources.COMPRESSED) else 1)
-            for file in files
+            file.bytes * (sources.EXPANSION if compression(file.path) else 1)
+            for file in self.found.files
         )
-        needed, free = DISK_FACTOR * size, free_bytes(self.folder)
+        needed, free = DISK_FACTOR * size, free_bytes(Path(self.folder))
         if needed > free:
             raise UserError(
                 f"building the corpus in {self.folder} needs about {needed / 1e9:.1f} GB of disk "
-                f"and {free / 1e9:.1f} GB are free; free some or choose another run.dir"
+                f"and {free / 1e9:.1f} GB are free; free some, choose another run.dir or set "
+                "corpus.dir"
             )
 
-    def _digests(self, files: Sequence[sources.SourceFile]) -> list[str]:
-        from elmwright.pipeline import stages
-
-        group = 64
-        paths = [file.path for file in files]
-        tasks = [
-            task(f"digest-{begin:07d}", stages.digest_files, paths[begin : begin + group])
-            for begin in range(0, len(paths), group)
-        ]
-        reports = self.runner.run("digests", tasks, "groups of files")
-        return [digest for report in reports for digest in report["sha256"]]
-
-    def _sentencepiece(self, chunks: Sequence[sources.Chunk]) -> str | None:
-        from elmwright.pipeline import stages
-
-        if self.corpus.tokenizer != "sentencepiece":
-            return None
-        limit = 0 if self.corpus.heldout else stages.heldout_limit(self.corpus.heldout_fraction)
-        samples = [
-            (chunk, str(self.work / f"sample-{n:05d}.txt"))
-            for n, chunk in enumerate(chunks)
-            if chunk[0].file.split == "train"
-        ]
-        tasks = [
-            task(Path(o).stem, stages.sample_chunk, c, self.corpus, self.seed, limit, o)
-            for c, o in samples
-        ]
-        self.runner.run("sample", tasks, "chunks")
-        model = str(self.folder / PIECES)
-        paths = [path for _, path in samples]
-        train = task("pieces", stages.train_pieces, paths, self.corpus, model)
-        self.runner.run("sentencepiece", [train], "model")
-        return model
-
-    def _clean(self, chunks: Sequence[sources.Chunk], model: str | None) -> list[Report]:
-        """The parts of all chunks, each with its side: `train` or a given held-out set."""
-        from elmwright.pipeline import stages
-
-        tasks = []
-        for number, chunk in enumerate(chunks):
-            name = f"clean-{number:05d}"
-            out = str(self.work / name)
-            args = (chunk, self.corpus, self.seed, model, out)
-            tasks.append(task(name, stages.clean_chunk, *args))
-        parts: list[Report] = []
-        for report in self.runner.run("clean", tasks, "chunks"):
-            parts.extend({**part, "side": report["split"]} for part in report["parts"])
-            if report["split"] == "train":
-                self._count(report["funnel"])
-        if not any(part["side"] == "train" for part in parts):
-            raise UserError(self._why_empty())
-        return parts
-
-    def _why_empty(self) -> str:
-        read = self.funnel.pop("read", [0, 0, 0])
-        if not read[0]:
-            return "the sources hold no text; check corpus.sources and corpus.documents"
-        rule = max(self.funnel, key=lambda name: self.funnel[name][0])
-        return (
-            f"nothing is left of {read[0]} documents after cleaning; the rule {rule!r} dropped "
-            f"most of them ({self.funnel[rule][0]}); relax it"
-        )
-
-    def _count(self, steps: dict[str, list[int]]) -> None:
-        for rule, counts in steps.items():
-            known = self.funnel.setdefault(rule, [0, 0, 0])
-            self.funnel[rule] = [a + b for a, b in zip(known, counts, strict=True)]
-
-    def _heldout_limit(self, parts: Sequence[Report]) -> int:
-        """The hash below which documents are held out: at least one, if one was asked for."""
-        from elmwright.pipeline import stages
-
-        if self.corpus.heldout or self.corpus.heldout_fraction <= 0:
-            return 0
-        documents = sum(part["documents"] for part in parts)
-        smallest = min(part["smallest"] for part in parts)
-        limit = stages.heldout_limit(self.corpus.heldout_fraction)
-        return max(limit, smallest + 1) if documents > 1 else limit
-
-    def _keep(self, parts: Sequence[Report], limit: int) -> list[Report]:
-        """Find what is repeated or shared, drop it, and shuffle and count the rest."""
-        from elmwright.pipeline import dedup, stages
-
-        corpus, numbered = self.corpus, list(enumerate(parts))
-        own = [(n, f"{p['name']}.keys.npy", False) for n, p in numbered if p["side"] == "train"]
-        documents = sum(p["documents"] for p in parts if p["side"] == "train")
-        document_losers: list[str] = []
-        if corpus.dedup != "none":
-            document_losers = self._reduce(dedup.DOCUMENT, own, documents, once=True, given=False)
-        sentence_losers: list[str] = []
-        if corpus.dedup == "sentence" or corpus.heldout or limit:
-            tasks, tables = [], []
-            for n, p in numbered:
-                out = str(self.work / f"sentences-{n:05d}.npy")
-                tables.append((n, out, p["side"] != "train"))
-                args = (n, p["name"], document_losers)
-                rest = {"side": p["side"], "seed": self.seed, "limit": limit, "out": out}
-                tasks.append(task(f"sentences-{n:05d}", stages.sentence_keys, *args, **rest))
-            keys = sum(r["keys"] for r in self.runner.run("sentences", tasks, "parts"))
-            once, given = corpus.dedup == "sentence", bool(corpus.heldout)
-            sentence_losers = self._reduce(dedup.SENTENCE, tables, keys, once=once, given=given)
+    def _digests(self) -> None:
+        """sha256 of the inputs on disks; objects in a store are not read twice for it."""
+        local = [file for file in self.found.files if not files.is_url(file.path)]
+        groups = [local[n : n + FILES_PER_DIGEST] for n in range(0, len(local), FILES_PER_DIGEST)]
         tasks = [
             task(
-                f"keep-{n:05d}",
-                stages.keep_part,
-                n,
-                p["name"],
-                document_losers,
-                sentence_losers,
-                corpus,
-                side=p["side"],
-                seed=self.seed,
-                limit=limit,
-                by_sentence=self.shards.shuffle == "sentence",
-                steps=self.shards.block_steps,
-                out=str(self.work / f"keep-{n:05d}"),
+                "digests",
+                stage_clean.digest_files,
+                [file.path for file in group],
+                [(file.bytes, file.mtime_ns) for file in group],
             )
-            for n, p in numbered
+            for group in groups
+        ]
+        reports = self.runner.run("digests", tasks, "groups of files")
+        digests = [digest for report in reports for digest in report["sha256"]]
+        of = dict(zip((file.path for file in local), digests, strict=True))
+        self.found.digests = [of.get(file.path, "") for file in self.found.files]
+
+    def _ngrams(self, inputs: dict[str, list[SourceFile]]) -> str | None:
+        """The n-grams that documents of train must not hold."""
+        given = [file for split, found in inputs.items() if split != "train" for file in found]
+        evaluation = [*evaluation_files(self.corpus), *given]
+        if not evaluation or self.corpus.decontaminate_ngram < 1:
+            return None
+        chunks = [_anonymous(chunk) for chunk in sources.cut(evaluation, self.corpus)]
+        make = task("ngrams", stage_clean.make_ngrams, chunks, _cleaning(self.corpus))
+        name: str = self.runner.run("n-grams", [make], "sets")[0]["name"]
+        return name
+
+    def _pieces(self, chunks: Sequence[Chunk]) -> str | None:
+        if self.corpus.tokenizer != "sentencepiece":
+            return None
+        config = _cleaning(self.corpus)
+        limit = stage_select.find_limits(list(self.shares.values()), [])[-1] if self.shares else 0
+        tasks = [
+            task("sample", stage_clean.sample_chunk, _anonymous(chunk), config, self.seed, limit)
+            for chunk in chunks
+            if chunk[0].file.split == "train"
+        ]
+        samples = [r["name"] for r in self.runner.run("sample", tasks, "chunks")]
+        train = task("pieces", stage_clean.train_pieces, samples, config)
+        model: str = self.runner.run("sentencepiece", [train], "model")[0]["name"]
+        return model
+
+    def _clean(self, chunks: Sequence[Chunk], known: str | None) -> None:
+        corpus, found = self.corpus, self.found
+        signatures = corpus.dedup == "near" or self.has_heldout
+        tasks = []
+        for chunk in chunks:
+            given = chunk[0].file.split != "train"
+            one = task(
+                "clean",
+                stage_clean.clean_chunk,
+                _anonymous(chunk),
+                _cleaning(corpus),
+                given=given,
+                model=found.model,
+                known=None if given else known,
+                signatures=signatures,
+                save_dropped=corpus.save_documents != "none" and not given,
+            )
+            tasks.append(one)
+        reports = self.runner.run("clean", tasks, "chunks")
+        for chunk, one, report in zip(chunks, tasks, reports, strict=True):
+            found.cleaned.append((chunk, one.out, report))
+            file = chunk[0].file
+            names = tuple(dict.fromkeys(piece.file.path for piece in chunk))
+            weight = corpus.sources[file.source].weight if file.split == "train" else 1.0
+            for part in report["parts"]:
+                number = len(found.parts)
+                known_part = Part(
+                    number, part["name"], file.split, file.number, file.source, weight
+                )
+                found.parts.append((known_part, names))
+            if file.split == "train":
+                found.funnel.merge(report["funnel"])
+        if not any(part.split == "train" for part, _ in found.parts):
+            raise UserError(self._why_empty())
+
+    def _why_empty(self) -> str:
+        counts = dict(self.found.funnel.counts)
+        read = counts.pop(READ, [0, 0, 0])
+        if not read[0]:
+            return "the sources hold no text; check corpus.sources and corpus.documents"
+        rule = max(counts, key=lambda name: counts[name][0])
+        if rule == "broken":
+            reasons: dict[str, int] = {}
+            for _, _, report in self.found.cleaned:
+                for reason, count in report["reasons"].items():
+                    reasons[reason] = reasons.get(reason, 0) + count
+            worst = max(reasons, key=lambda reason: reasons[reason])
+            return (
+                f"none of {read[0]} documents could be read ({worst}); check corpus.sources, "
+                "corpus.text_field and the files themselves"
+            )
+        return (
+            f"nothing is left of {read[0]} documents after cleaning; the rule {rule!r} dropped "
+            f"most of them ({counts[rule][0]}); relax it"
+        )
+
+    def _sides(self) -> Sides:
+        """How documents are held out by hash: at least one for each share asked for."""
+        names = [part.name for part, _ in self.found.parts if part.split == "train"]
+        documents = sum(
+            part["documents"]
+            for chunk, _, report in self.found.cleaned
+            for part in report["parts"]
+            if chunk[0].file.split == "train"
+        )
+        shares = [share for share in self.shares.values() if share > 0]
+        held = tuple(name for name, share in self.shares.items() if share > 0)
+        smallest: list[int] = []
+        if shares and len(shares) < documents < 100 / min(shares):
+            look = task("smallest", stage_select.smallest_hashes, names, self.seed)
+            smallest = self.runner.run("held-out", [look], "look")[0]["smallest"]
+        return Sides(self.seed, held, stage_select.find_limits(shares, smallest))
+
+    def _keep(self, sides: Sides) -> None:
+        """Find what is repeated or shared, drop it, and shuffle and count the rest."""
+        corpus, found = self.corpus, self.found
+        everything = [part for part, _ in found.parts]
+        lost = find_repeats(self.runner, corpus, everything, sides)
+        found.near = lost.near
+        by_sentence = self.shards.shuffle == "sentence"
+        repeats = by_sentence and corpus.dedup_lines != "sentence"
+        tasks = [
+            task(
+                "keep",
+                stage_keep.keep_part,
+                part,
+                lost.documents,
+                lost.lines,
+                lost.sentences,
+                sides,
+                by_sentence=by_sentence,
+                copies_left=corpus.dedup == "none" or repeats,
+                save_documents=corpus.save_documents if part.split == "train" else "none",
+                file_names=names,
+            )
+            for part, names in found.parts
         ]
         reports = self.runner.run("shuffle", tasks, "parts")
+        found.kept = list(zip(everything, reports, strict=True))
         for report in reports:
-            self._count(report["funnel"])
-        return reports
+            found.funnel.merge(report["funnel"])
+        if not any("train" in report["splits"] for report in reports):
+            raise UserError(
+                "nothing is left to train on after duplicates and held-out text were dropped; "
+                "give more text or hold out less (corpus.heldout)"
+            )
 
-    def _reduce(
-        self,
-        unit: str,
-        tables: list[tuple[int, str, bool]],
-        keys: int,
-        *,
-        once: bool,
-        given: bool,
-    ) -> list[str]:
-        from elmwright.pipeline import dedup
-
-        count = dedup.reducers(keys)
-        outs = [str(self.work / f"{unit}-{n:05d}.npy") for n in range(count)]
-        how = {"unit": unit, "once": once, "given": given}
+    def _make_vocab(self) -> None:
+        names = [r["counts"] for part, r in self.found.kept if part.split == "train"]
+        types = sum(r["types"] for part, r in self.found.kept if part.split == "train")
+        count = stage_pack.ranges(types)
         tasks = [
-            task(f"{unit}-{n:05d}", dedup.reduce_keys, tables, n, count, **how, out=out)
-            for n, out in enumerate(outs)
+            task("counts", stage_pack.count_range, names, number, count) for number in range(count)
         ]
-        self.runner.run(unit.replace("_", " "), tasks, "key ranges")
-        return outs
-
-    def _shards(self, kept: Sequence[Report], vocab_sha256: str) -> dict[str, Split]:
-        from elmwright.pipeline import stages
-
-        steps = self.shards.block_steps
-        names = sorted(
-            {name for r in kept for name in r["splits"]}, key=lambda name: (name != "train", name)
+        reports = self.runner.run("word counts", tasks, "ranges")
+        sentences = sum(
+            r["splits"]["train"]["sentences"] for _, r in self.found.kept if "train" in r["splits"]
         )
-        tasks, split_of = [], []
-        for name in names:
-            mine = [r["splits"][name] for r in kept if name in r["splits"]]
+        given = files.sha256(self.vocab.file) if self.vocab.file else ""
+        make = task(
+            "vocab",
+            stage_pack.make_vocab,
+            [r["name"] for r in reports],
+            [r["lengths"] for r in reports],
+            self.vocab,
+            sentences,
+            given,
+        )
+        self.found.vocab = self.runner.run("vocabulary", [make], "vocabulary")[0]
+
+    def _pack(self) -> None:
+        found, steps = self.found, self.shards.block_steps
+        splits = {name for _, r in found.kept for name in r["splits"]}
+        tasks: list[Task] = []
+        split_of: list[str] = []
+        for name in sorted(splits, key=lambda name: (name != "train", name)):
+            mine = [r["splits"][name] for _, r in found.kept if name in r["splits"]]
             total = sum(m["words"] + m["sentences"] for m in mine)
             count = max(1, -(-total // (steps * self.shards.blocks_per_shard)))
+            names = [m["name"] for m in mine]
             for number in range(count):
-                one = task(
-                    f"shard-{name}-{number:05d}",
-                    stages.make_shard,
-                    [m["path"] for m in mine],
-                    name,
-                    number,
-                    count,
-                    steps=steps,
-                    vocab_file=str(self.folder / "vocab.txt"),
-                    vocab_sha256=vocab_sha256,
-                    folder=str(self.folder / SHARDS),
+                tasks.append(
+                    task(
+                        "shards",
+                        stage_pack.make_shard,
+                        names,
+                        name,
+                        number,
+                        count,
+                        steps=steps,
+                        vocab_name=found.vocab["name"],
+                        vocab_sha256=found.vocab["sha256"],
+                    )
                 )
-                tasks.append(one)
                 split_of.append(name)
         reports = self.runner.run("shards", tasks, "shards")
-        splits: dict[str, Split] = {}
-        for name in names:
-            shards: list[Shard] = []
-            for split, report in zip(split_of, reports, strict=True):
-                if split == name and report["shard"]:
-                    before = sum(shard.documents for shard in shards)
-                    shards.append(replace(Shard(**report["shard"]), first_document=before))
-            splits[name] = Split(name, tuple(shards))
-        return splits
-
-    def _unigram(self, splits: dict[str, Split]) -> dict[str, float]:
-        from elmwright.pipeline import stages
-
-        heldout = [split for split in splits.values() if split.name != "train"]
-        tasks = [
-            task(f"unigram-{s.name}", stages.unigram, str(self.folder), [x.tar for x in s.shards])
-            for s in heldout
+        found.shards = [
+            entry for entry in zip(split_of, tasks, reports, strict=True) if entry[2]["shard"]
         ]
+        counts = f"{found.vocab['name']}.counts.npy"
+        heldout = sorted(splits - {"train"})
+        tasks = [task("unigram", stage_pack.unigram, counts, self.tars(name)) for name in heldout]
         reports = self.runner.run("unigram", tasks, "held-out sets")
-        return {s.name: r["perplexity"] for s, r in zip(heldout, reports, strict=True)}
+        found.perplexity = {n: r["perplexity"] for n, r in zip(heldout, reports, strict=True)}
 
-    def _funnel_steps(self) -> tuple[FunnelStep, ...]:
-        from elmwright.pipeline import clean, dedup
-
-        rules = ("read", *clean.RULES, *dedup.RULES, "kept")
-        return tuple(FunnelStep(rule, *self.funnel.get(rule, (0, 0, 0))) for rule in rules)
-
-    def _input(self, file: sources.SourceFile, digest: str) -> Input:
-        path = Path(file.path)
-        inside = path.is_relative_to(self.folder)
-        name = path.relative_to(self.folder).as_posix() if inside else file.path
-        return Input(name, file.bytes, file.mtime_ns, digest)
+    def tars(self, split: str) -> list[str]:
+        """The shards of a split, relative to the work folder."""
+        return [
+            f"{one.out}/{report['shard']['name']}.tar"
+            for name, one, report in self.found.shards
+            if name == split
+        ]
 
 
-def _sweep(folder: Path, manifest: Manifest) -> None:
-    """Remove what only the build needed, and shards of earlier settings."""
-    shutil.rmtree(folder / WORK, ignore_errors=True)
-    ours = {file for file, _ in manifest.files()}
-    for path in (folder / SHARDS).iterdir():
-        if f"{SHARDS}/{path.name}" not in ours:
-            path.unlink()
+def _anonymous(chunk: Chunk) -> Chunk:
+    """A chunk without its place among the others: its outputs stay good when that changes."""
+    return tuple(
+        replace(piece, file=replace(piece.file, number=0, source=0, split="")) for piece in chunk
+    )
+
+
+_AFTER_CLEANING = (
+    "sources dir heldout decontaminate documents text_field encoding dedup dedup_lines "
+    "save_documents keep_work chunk_mb"
+).split()
+
+
+def _cleaning(corpus: CorpusConfig) -> CorpusConfig:
+    """The settings that matter when a chunk is cleaned; the others as they are by default."""
+    default = CorpusConfig()
+    unused = [
+        name
+        for name in ("gopher_repetition", "gopher_quality", "c4", "fineweb")
+        if name.replace("_", "-") not in corpus.rules
+    ]
+    changes: dict[str, Any] = {name: getattr(default, name) for name in (*_AFTER_CLEANING, *unused)}
+    return replace(corpus, **changes)

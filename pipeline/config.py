@@ -236,6 +236,11 @@ class CorpusConfig:
     chunk_mb: int = 16
     """How much input one task reads, in megabytes."""
 
+    def __post_init__(self) -> None:
+        """Let a bare path stand for a source, as it does in a config file."""
+        sources = (Source(s) if isinstance(s, str) else s for s in self.sources)
+        object.__setattr__(self, "sources", tuple(sources))
+
 
 @dataclass(frozen=True)
 class VocabConfig:

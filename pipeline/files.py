@@ -78,10 +78,24 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
     import tempfile
 
     with tempfile.TemporaryFile() as file:
-        yield file  # type: ignore[misc]
+        yield file
         file.seek(0)
         with _remote(str(path)), system.open_output_stream(inner) as out:
             shutil.copyfileobj(file, out, 1 << 22)
+
+
+@contextmanager
+def arrow_file(path: str | Path) -> Iterator[Any]:
+    """A file for pyarrow to read from: mapped into memory on a disk, by ranges in a store."""
+    import pyarrow
+
+    if not is_url(path):
+        with explained(Path(path)), pyarrow.memory_map(str(path)) as file:
+            yield file
+        return
+    system, inner = _system(str(path))
+    with _remote(str(path)), system.open_input_file(inner) as file:
+        yield file
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -196,6 +210,26 @@ def remove_folder(folder: str | Path) -> None:
         return
     for file in list_folder(folder):
         remove(file.path)
+
+
+def place(source: str | Path, target: str | Path) -> None:
+    """Let `target` have the content of `source`, which stays: a link on one disk, else a copy."""
+    if is_url(source) or is_url(target):
+        with reading(source) as file, writing(target) as out:
+            shutil.copyfileobj(file, out, 1 << 22)
+        return
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    link = target.with_name(f".link-{target.name}.{os.getpid()}")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(source, link)
+    except OSError:
+        # No links on this file system.
+        with reading(source) as file, writing(target) as out:
+            shutil.copyfileobj(file, out, 1 << 22)
+        return
+    os.replace(link, target)
 
 
 def sha256(path: str | Path) -> str:

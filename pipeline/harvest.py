@@ -22,7 +22,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from elmwright.pipeline.storage import sha256_bytes, write_atomic
+from elmwright.pipeline import files
+from elmwright.pipeline.storage import sha256_bytes
 
 FOLDER = "source"
 NAME = "SOURCE.json"
@@ -60,9 +61,9 @@ def list_modules() -> list[tuple[str, str]]:
     modules: dict[str, str] = {}
     for place in ("stdlib", "purelib", "platlib"):
         root = sysconfig.get_path(place)
-        for folder, folders, files in os.walk(root):
+        for folder, folders, names in os.walk(root):
             folders[:] = [name for name in folders if name not in SKIPPED]
-            for file in files:
+            for file in names:
                 if file.endswith(".py") and not file.startswith("__editable__"):
                     path = os.path.join(folder, file)
                     modules.setdefault(os.path.relpath(path, root), path)
@@ -83,8 +84,8 @@ def group_modules(modules: Sequence[tuple[str, str]]) -> list[list[tuple[str, st
     return groups
 
 
-def harvest_group(modules: Sequence[tuple[str, str]], part: Path) -> dict[str, int]:
-    """Write the prose of some modules to `part` as JSON Lines; returns what was seen."""
+def harvest_group(work: str, out: str, modules: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Write the prose of some modules to `out`.jsonl; returns what was seen."""
     records = []
     skipped = 0
     # Syntax trees are many small objects without cycles: collecting them costs a sixth of the time.
@@ -101,7 +102,7 @@ def harvest_group(modules: Sequence[tuple[str, str]], part: Path) -> dict[str, i
     finally:
         gc.enable()
     data = "".join(f"{record}\n" for record in records).encode("utf-8", "replace")
-    write_atomic(part, data)
+    files.write_bytes(files.join(work, f"{out}.jsonl"), data)
     return {"modules": len(modules), "skipped": skipped, "documents": len(records)}
 
 
@@ -207,23 +208,23 @@ def _break(kept: list[str]) -> None:
         kept.append("")
 
 
-def part_path(folder: Path, number: int) -> Path:
-    """Where a part of the harvest lies in a corpus folder."""
-    return folder / FOLDER / f"part-{number:05d}.jsonl"
-
-
-def finish(folder: Path, parts: Sequence[Path], seen: dict[str, int]) -> None:
-    """Make a harvest final by naming its parts and their digests."""
-    digests = {part.name: sha256_bytes(part.read_bytes()) for part in parts}
+def finish(folder: str, work: str, outs: Sequence[str], seen: dict[str, int]) -> None:
+    """Put the parts of a harvest in their place, and make it final by naming them."""
+    digests = {}
+    for number, out in enumerate(outs):
+        part = files.join(work, f"{out}.jsonl")
+        name = f"part-{number:05d}.jsonl"
+        digests[name] = files.sha256(part)
+        files.place(part, files.join(folder, FOLDER, name))
     digest = sha256_bytes("\n".join(digests.values()).encode())
     source = {"format": 1, "parts": digests, "sha256": digest, **seen}
-    write_atomic(folder / FOLDER / NAME, json.dumps(source, indent=1).encode())
+    files.write_bytes(files.join(folder, FOLDER, NAME), json.dumps(source, indent=1).encode())
 
 
-def frozen_parts(folder: Path) -> list[Path] | None:
+def frozen_parts(folder: str) -> list[str] | None:
     """The parts of a finished harvest, or None if there is none."""
-    path = folder / FOLDER / NAME
-    if not path.exists():
+    path = files.join(folder, FOLDER, NAME)
+    if not files.exists(path):
         return None
-    names: dict[str, str] = json.loads(path.read_bytes())["parts"]
-    return [path.with_name(name) for name in names]
+    names: dict[str, str] = json.loads(files.read_bytes(path))["parts"]
+    return [files.join(folder, FOLDER, name) for name in names]

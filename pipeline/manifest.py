@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from elmwright.pipeline import files
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage import sha256_bytes, sha256_file, write_atomic
+from elmwright.pipeline.storage import sha256_bytes
 
 FORMAT = 1
 NAME = "MANIFEST.json"
@@ -143,13 +144,13 @@ class Input:
     """One file the corpus was built from."""
 
     path: str
-    """As found; inside the corpus folder if it does not begin with `/`."""
+    """As found; inside the corpus folder if it is neither absolute nor a URL."""
     bytes: int
     """Its size."""
     mtime_ns: int
     """Its time of change: a quick sign that it is the same file still."""
     sha256: str
-    """Its digest: the proof."""
+    """Its digest: the proof. Empty for objects in a store, which are not read twice."""
 
 
 @dataclass(frozen=True)
@@ -217,16 +218,18 @@ class Manifest:
         content["unk_share"] = self.unk_share
         return json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False).encode() + b"\n"
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write it, atomically: from now on the corpus is complete."""
-        write_atomic(folder / NAME, self.to_json())
+        files.write_bytes(files.join(folder, NAME), self.to_json())
 
     @staticmethod
-    def load(folder: Path) -> "Manifest":
+    def load(folder: str | Path) -> "Manifest":
         """Read the manifest of a corpus folder. Does not touch the shards (see `verify`)."""
-        path = Path(folder) / NAME
+        path = files.join(folder, NAME)
         try:
-            content = json.loads(path.read_bytes())
+            if not files.exists(path):
+                raise FileNotFoundError
+            content = json.loads(files.read_bytes(path))
         except FileNotFoundError:
             raise UserError(
                 f"{folder} holds no finished corpus ({NAME} is missing); build it with "
@@ -249,7 +252,7 @@ class Manifest:
             raise UserError(f"{path} was changed after it was written; build the corpus again")
         return manifest
 
-    def verify(self, folder: Path, *, deep: bool = True) -> list[str]:
+    def verify(self, folder: str | Path, *, deep: bool = True) -> list[str]:
         """What is wrong with the files of this corpus, a sentence each; nothing if all is well.
 
         Deep: read and check every block. Else: sizes and digests only.
@@ -258,15 +261,15 @@ class Manifest:
 
         problems = []
         for file, digest in self.files():
-            path = Path(folder) / file
-            if not path.is_file():
+            path = files.join(folder, file)
+            if not files.exists(path):
                 problems.append(f"{path} is missing")
-            elif not file.startswith(f"{SHARDS}/") and sha256_file(path) != digest:
+            elif not file.startswith(f"{SHARDS}/") and files.sha256(path) != digest:
                 problems.append(f"{path} was changed: its sha256 is not the manifest's")
         for split in self.splits.values():
             for shard in split.shards:
-                path = Path(folder) / shard.tar
-                if path.is_file() and (Path(folder) / shard.index).is_file():
+                path = files.join(folder, shard.tar)
+                if files.exists(path) and files.exists(files.join(folder, shard.index)):
                     try:
                         verify_shard(path, shard, deep=deep)
                     except ValueError as error:

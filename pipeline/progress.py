@@ -6,15 +6,20 @@ line a minute, nothing) is decided by the caller.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
-Advance = Callable[[int], None]
-"""Report that this many more units are done."""
+
+class Advance(Protocol):
+    """Report that this many more units are done, and how fast it goes."""
+
+    def __call__(self, n: int, detail: str = "", /) -> None: ...
+
 
 Progress = Callable[[str, int, str], AbstractContextManager[Advance]]
-"""`with progress("clean", 40, "files") as advance: advance(1)`"""
+"""`with progress("clean", 40, "files") as advance: advance(1, "1,000 words/s")`"""
 
 
 @contextmanager
 def silent(_name: str, _total: int, _unit: str) -> Iterator[Advance]:
     """A progress display nobody sees, for tests and notebooks."""
-    yield lambda _n: None
+    yield lambda _n, _detail="": None

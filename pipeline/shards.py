@@ -7,6 +7,7 @@ lock. The index only saves time; `read_tar` derives it from the tar itself, and 
 compares the two.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -15,9 +16,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from elmwright.pipeline import files
 from elmwright.pipeline.block import MEMBERS, UNK_ID, Block, from_members, to_members
 from elmwright.pipeline.manifest import Shard
-from elmwright.pipeline.storage import atomic_file, sha256_file, write_atomic
+from elmwright.pipeline.storage import sha256_bytes
 
 INDEX_FORMAT = 1
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_-]{1,60}\Z")
@@ -34,34 +36,35 @@ def shard_name(split: str, number: int) -> str:
     return f"{split}-{number:05d}"
 
 
-def index_path(tar: Path) -> Path:
+def index_path(tar: str | Path) -> str:
     """Where the index of a tar lies."""
-    return tar.with_name(f"{tar.stem}.index.json")
+    return f"{str(tar).removesuffix('.tar')}.index.json"
 
 
-def write_shard(folder: Path, split: str, number: int, blocks: Iterable[Block]) -> Shard:
+def write_shard(folder: str | Path, split: str, number: int, blocks: Iterable[Block]) -> Shard:
     """Write `blocks` as shard `number` of a split into `folder`, atomically, tar last."""
     name = shard_name(split, number)
-    tar = folder / f"{name}.tar"
+    tar = files.join(folder, f"{name}.tar")
     spans: Spans = []
     sentences = words = unknown = padding = last_document = 0
-    with atomic_file(tar) as file:
+    with files.writing(tar) as file:
+        out = _Digest(file)
         for block in blocks:
-            spans.append(_write_block(file, f"{name}-{len(spans):08d}", block))
+            spans.append(_write_block(out, f"{name}-{len(spans):08d}", block))
             sentences += block.lengths.size
             words += block.tokens.size
             unknown += int((block.ids[block.tokens] == UNK_ID).sum())
             padding += block.padding
             last_document = int(block.documents[-1]) + 1
-        size = file.tell() + 2 * tarfile.BLOCKSIZE
-        file.write(bytes(2 * tarfile.BLOCKSIZE + -size % tarfile.RECORDSIZE))
-        size = file.tell()
-        write_atomic(index_path(tar), _index_json(name, spans))
+        end = out.size + 2 * tarfile.BLOCKSIZE
+        out.write(bytes(2 * tarfile.BLOCKSIZE + -end % tarfile.RECORDSIZE))
+        index = _index_json(name, spans)
+        files.write_bytes(index_path(tar), index)
     return Shard(
         name=name,
-        sha256=sha256_file(tar),
-        bytes=size,
-        index_sha256=sha256_file(index_path(tar)),
+        sha256=out.hexdigest(),
+        bytes=out.size,
+        index_sha256=sha256_bytes(index),
         blocks=len(spans),
         documents=last_document,
         sentences=sentences,
@@ -72,7 +75,22 @@ def write_shard(folder: Path, split: str, number: int, blocks: Iterable[Block]) 
     )
 
 
-def _write_block(file: BinaryIO, key: str, block: Block) -> list[tuple[int, int]]:
+class _Digest:
+    """A file that is written from beginning to end, its size and sha256 at hand."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._sha256, self.size = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._sha256.update(data)
+        self.size += len(data)
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+
+def _write_block(file: _Digest, key: str, block: Block) -> list[tuple[int, int]]:
     spans = []
     members = to_members(block)
     for member in MEMBERS:
@@ -80,7 +98,7 @@ def _write_block(file: BinaryIO, key: str, block: Block) -> list[tuple[int, int]
         header = tarfile.TarInfo(f"{key}.{member}")
         header.size = len(data)
         file.write(header.tobuf(tarfile.USTAR_FORMAT))
-        spans.append((file.tell(), len(data)))
+        spans.append((file.size, len(data)))
         file.write(data)
         file.write(bytes(-len(data) % tarfile.BLOCKSIZE))
     return spans
@@ -94,14 +112,16 @@ def _index_json(name: str, spans: Spans) -> bytes:
 class ShardReader:
     """Random access to the blocks of one shard; safe to use from several threads."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the tar at `path` and the index beside it."""
-        self.path = Path(path)
-        index = json.loads(index_path(self.path).read_bytes())
+    def __init__(self, path: str | Path) -> None:
+        """Open the tar at `path`, on a disk or in an object store, and the index beside it."""
+        self.path = str(path)
+        index = json.loads(files.read_bytes(index_path(self.path)))
         if index.get("format") != INDEX_FORMAT or tuple(index["members"]) != MEMBERS:
             raise ValueError(f"{index_path(self.path)} is not an index of format {INDEX_FORMAT}")
         self._spans: Spans = index["blocks"]
-        self._descriptor = os.open(self.path, os.O_RDONLY)
+        self._descriptor = -1
+        if not files.is_url(self.path):
+            self._descriptor = os.open(self.path, os.O_RDONLY)
 
     def __len__(self) -> int:
         """Blocks in the shard."""
@@ -112,7 +132,10 @@ class ShardReader:
         spans = self._spans[number]
         begin = spans[0][0]
         length = spans[-1][0] + spans[-1][1] - begin
-        data = os.pread(self._descriptor, length, begin)
+        if self._descriptor >= 0:
+            data = os.pread(self._descriptor, length, begin)
+        else:
+            data = files.read_range(self.path, begin, begin + length)
         if len(data) != length:
             raise ValueError(f"{self.path} ends within block {number}")
         members = {
@@ -135,14 +158,14 @@ class ShardReader:
             self.close()
 
 
-def read_tar(path: Path) -> Spans:
+def read_tar(path: str | Path) -> Spans:
     """The index as the tar itself tells it, by scanning all headers: the slow way, to verify."""
     spans: Spans = []
     try:
-        with tarfile.open(path, "r:") as tar:
+        with files.reading(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for number, member in enumerate(tar):
                 block, position = divmod(number, len(MEMBERS))
-                expected = f"{path.stem}-{block:08d}.{MEMBERS[position]}"
+                expected = f"{Path(path).stem}-{block:08d}.{MEMBERS[position]}"
                 if member.name != expected:
                     raise ValueError(f"{path} holds {member.name} where {expected} should be")
                 if position == 0:
@@ -153,31 +176,33 @@ def read_tar(path: Path) -> Spans:
     return spans
 
 
-def verify_shard(path: Path, shard: Shard, *, deep: bool = True) -> None:
+def verify_shard(path: str | Path, shard: Shard, *, deep: bool = True) -> None:
     """Check a shard against its manifest entry; ValueError names the file and what is wrong.
 
     Deep also decodes every block and compares the index with the tar's own headers.
     """
-    path = Path(path)
-    if path.stat().st_size != shard.bytes:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, the manifest says {shard.bytes}")
-    if sha256_file(path) != shard.sha256:
+    found = files.stat(path)
+    size = found.bytes if found else 0
+    if size != shard.bytes:
+        raise ValueError(f"{path} has {size} bytes, the manifest says {shard.bytes}")
+    if files.sha256(path) != shard.sha256:
         raise ValueError(f"{path} was changed: its sha256 is not the manifest's")
-    if sha256_file(index_path(path)) != shard.index_sha256:
+    index = files.read_bytes(index_path(path))
+    if sha256_bytes(index) != shard.index_sha256:
         raise ValueError(f"{index_path(path)} was changed: its sha256 is not the manifest's")
     if not deep:
         return
     spans = read_tar(path)
-    if _index_json(shard.name, spans) != index_path(path).read_bytes():
+    if _index_json(shard.name, spans) != index:
         raise ValueError(f"{index_path(path)} does not describe {path}")
     reader = ShardReader(path)
     blocks = [reader.read(number) for number in range(len(reader))]
-    found = {
+    counts = {
         "blocks": len(blocks),
         "sentences": sum(block.lengths.size for block in blocks),
         "words": sum(block.tokens.size for block in blocks),
         "padding": sum(block.padding for block in blocks),
     }
-    for name, count in found.items():
+    for name, count in counts.items():
         if count != getattr(shard, name):
             raise ValueError(f"{path} has {count} {name}, the manifest says {getattr(shard, name)}")

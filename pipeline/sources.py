@@ -1,43 +1,56 @@
-"""Where raw text comes from: find the files, cut them into tasks, read their documents.
+"""Where raw text comes from: find the files of a source and cut them into tasks.
 
-Plain text and JSON Lines, each also as .gz, .bz2, .xz or .zst; anything else is taken for plain
-text. Files are read as a stream, a document at a time. A document's place is (file, byte offset in
-the uncompressed text), which does not depend on how the files were cut into tasks: every later
-order that could matter is decided by it.
+A task reads about `chunk_mb` of input. Text and JSON Lines are cut at document boundaries, which
+needs no more than a seek and a short scan an edge; Parquet is cut at row groups; what is compressed,
+and web archives and pages, stay whole, because nobody can begin in the middle of them. So a few
+large .gz files make a few long tasks: cut such files before, or use Parquet.
 
-A broken JSON record is counted and skipped; a file that cannot be read as what it claims to be
-stops the build with a sentence, because half a corpus that looks whole is worse than none.
+A document's place is (number of its file, offset in the uncompressed text), which does not depend
+on the cuts: every later order that could matter is decided by it. A task never mixes sources, so
+that adding one leaves the tasks of the others, and what they have already done, as they were.
 """
 
-import codecs
 import glob
-import io
-import json
-import lzma
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from elmwright.pipeline.config import CorpusConfig
+from elmwright.pipeline import files
+from elmwright.pipeline.config import CorpusConfig, Source
+from elmwright.pipeline.decode import COMPRESSED as COMPRESSED
+from elmwright.pipeline.decode import (
+    HEAD,
+    check_encoding,
+    compression,
+    not_text,
+    plain_name,
+    wide,
+)
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage import explain
+from elmwright.pipeline.storage import explained
 
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-JSON_LINES = (".jsonl", ".ndjson")
-BOM = b"\xef\xbb\xbf"
 EXPANSION = 4
 """How many bytes of text a compressed byte is, about."""
+LINE = 1 << 16
+"""Bytes of a line that are looked at in search of an edge."""
+FORMATS = {
+    (".jsonl", ".ndjson"): "jsonl",
+    (".parquet",): "parquet",
+    (".warc", ".wet"): "warc",
+    (".arc",): "arc",
+    (".html", ".htm", ".xhtml"): "html",
+}
+"""What a file is, by the ending of its name; anything else is text."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One input file, as it was when the build began."""
+    """One input file, as it was when the build began, and how to read it."""
 
     path: str
-    """Where it is."""
+    """Path or URL."""
     number: int
     """Its rank among the files of its split: the first part of a document's place."""
     bytes: int
@@ -46,80 +59,141 @@ class SourceFile:
     """Its time of change."""
     split: str
     """`train`, or the name of the held-out set it was given for."""
+    source: int = 0
+    """Which of `corpus.sources` it belongs to; 0 for held-out files."""
+    format: str = "text"
+    """text, jsonl, parquet, warc, arc or html."""
+    documents: str = "blank-line"
+    """What separates documents in plain text."""
+    text_field: str = "text"
+    """Field or column that holds the text."""
+    encoding: str = "auto"
+    """Its encoding."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A byte range of a file that begins and ends at document boundaries."""
+    """A range of a file that begins and ends at document boundaries."""
 
     file: SourceFile
     """The file."""
     begin: int
-    """First byte."""
+    """First byte; first row group in Parquet."""
     end: int
-    """One past the last byte; -1 for the whole file."""
+    """One past the last; -1 for the whole file."""
 
 
 Chunk = tuple[Piece, ...]
-"""What one task reads; all of one split."""
+"""What one task reads; all of one split and one source."""
 
 
-def expand(sources: Iterable[str], what: str = "corpus.sources") -> list[Path]:
-    """The files that `sources` name, in their order, sorted within each; each file once."""
-    found: dict[str, Path] = {}
-    for source in sources:
-        for path in _expand_one(source, what):
-            found.setdefault(os.path.realpath(path), path)
-    return list(found.values())
+def expand(source: str, what: str = "corpus.sources") -> list[files.Stat]:
+    """The files that a path, folder, glob or URL names, sorted by path."""
+    if files.is_url(source):
+        return _expand_url(source, what)
+    path = os.path.abspath(os.path.expanduser(source))
+    with explained(Path(path)):
+        if os.path.isdir(path):
+            found = [file for file in files.list_folder(path) if os.path.isfile(file.path)]
+            return _visible(found, path, source, what)
+        if os.path.isfile(path) and (stat := files.stat(path)):
+            return [stat]
+        if os.path.exists(path):
+            raise UserError(f"{source} in {what} is neither a file nor a folder; name a file")
+        return _expand_glob(path, source, what)
 
 
-def _expand_one(source: str, what: str) -> list[Path]:
-    path = Path(source).expanduser()
-    if path.is_dir():
-        files = [p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path))]
-        if not files:
-            raise UserError(f"the folder {source} in {what} holds no files; put text there")
-        return sorted(files)
-    if path.exists():
-        return [path]
+def _expand_url(source: str, what: str) -> list[files.Stat]:
+    if not source.endswith("/") and (stat := files.stat(source)):
+        return [stat]
     if glob.has_magic(source):
-        matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
-        files = sorted(match for match in matches if match.is_file())
-        if not files:
-            raise UserError(f"{source} in {what} matches no file; check the pattern")
-        return files
+        return _expand_glob(source, source, what)
+    if found := files.list_folder(source.rstrip("/")):
+        return _visible(found, source, source, what)
     raise UserError(f"{source} in {what} does not exist; check the path")
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def _expand_glob(pattern: str, source: str, what: str) -> list[files.Stat]:
+    if not glob.has_magic(source):
+        raise UserError(f"{source} in {what} does not exist; check the path")
+    found = files.matching(pattern)
+    if not found:
+        raise UserError(f"{source} in {what} matches no file; check the pattern")
+    return found
 
 
-def stat_files(paths: Sequence[Path], split: str) -> list[SourceFile]:
-    """Note the size and time of each file; a file that cannot be opened is the user's to mend."""
-    files = []
-    for number, path in enumerate(paths):
+def _visible(found: list[files.Stat], folder: str, source: str, what: str) -> list[files.Stat]:
+    """Without hidden files, and without the empty markers that stores keep for folders."""
+    start = len(folder.rstrip("/"))
+    kept = [file for file in found if "/." not in file.path[start:] and not file.path.endswith("/")]
+    if not kept:
+        raise UserError(f"the folder {source} in {what} holds no files; put text there")
+    return kept
+
+
+def source_file(
+    stat: files.Stat,
+    number: int,
+    split: str,
+    config: CorpusConfig,
+    source: Source | None = None,
+    index: int = 0,
+) -> SourceFile:
+    """A file with all that is needed to read it: the source's own settings, or the corpus's."""
+    source = source or Source()
+    format_ = _format(stat.path, source.format)
+    if format_ == "parquet" and compression(stat.path):
+        raise UserError(
+            f"{stat.path} is Parquet inside another compression, which cannot be read in parts; "
+            "unpack it (Parquet is compressed inside)"
+        )
+    encoding = source.encoding or config.encoding
+    check_encoding(encoding)
+    return SourceFile(
+        path=stat.path,
+        number=number,
+        bytes=stat.bytes,
+        mtime_ns=stat.mtime_ns,
+        split=split,
+        source=index,
+        format=format_,
+        documents=source.documents or config.documents,
+        text_field=source.text_field or config.text_field,
+        encoding=encoding,
+    )
+
+
+def _format(path: str, given: str) -> str:
+    name = plain_name(path)
+    by_name = next((kind for ends, kind in FORMATS.items() if name.endswith(ends)), "text")
+    if given == "auto" or (given == "warc" and by_name == "arc"):
+        return by_name
+    return given
+
+
+def check_readable(files_: Sequence[SourceFile]) -> None:
+    """Open each local file once, so that a permission is missed now and not in an hour."""
+    for file in files_:
+        if files.is_url(file.path):
+            continue
         try:
-            with open(path, "rb") as file:
-                stat = os.fstat(file.fileno())
+            with files.reading(file.path):
+                pass
         except OSError as error:
-            raise UserError(explain(error, path) or f"cannot read {path}: {error}") from error
-        files.append(SourceFile(str(path), number, stat.st_size, stat.st_mtime_ns, split))
-    return files
+            raise UserError(f"cannot read {file.path} ({error.strerror}); check it") from error
 
 
-def cut(files: Sequence[SourceFile], config: CorpusConfig) -> list[Chunk]:
+def cut(files_: Sequence[SourceFile], config: CorpusConfig) -> list[Chunk]:
     """Divide files into tasks of about `chunk_mb` each, the same way every time."""
     limit = max(1, config.chunk_mb * 1_000_000)
     chunks: list[Chunk] = []
     pieces: list[Piece] = []
     filled = 0
-    for file in files:
-        for piece in _pieces(file, config, limit):
-            size = file.bytes if piece.end < 0 else piece.end - piece.begin
-            if file.path.endswith(COMPRESSED):
-                size *= EXPANSION
-            if pieces and (filled + size > limit or pieces[0].file.split != file.split):
+    for file in files_:
+        for piece, size in _pieces(file, limit):
+            first = pieces[0].file if pieces else file
+            mixed = (first.split, first.source) != (file.split, file.source)
+            if pieces and (mixed or filled + size > limit):
                 chunks.append(tuple(pieces))
                 pieces, filled = [], 0
             pieces.append(piece)
@@ -129,157 +203,73 @@ def cut(files: Sequence[SourceFile], config: CorpusConfig) -> list[Chunk]:
     return chunks
 
 
-def _pieces(file: SourceFile, config: CorpusConfig, limit: int) -> list[Piece]:
-    by_lines = file.path.endswith(JSON_LINES) or config.documents == "line"
-    by_blanks = not by_lines and config.documents == "blank-line"
-    whole = file.bytes <= 2 * limit or file.path.endswith(COMPRESSED)
-    if whole or not (by_lines or by_blanks) or not _line_bytes(config.encoding):
-        return [Piece(file, 0, -1)]
-    edges = [0]
-    with open(file.path, "rb") as stream:
+def _pieces(file: SourceFile, limit: int) -> list[tuple[Piece, int]]:
+    """The pieces of a file, each with about how much text it is, in bytes."""
+    packed = EXPANSION if compression(file.path) else 1
+    whole = [(Piece(file, 0, -1), file.bytes * packed)]
+    if file.bytes <= 2 * limit or packed > 1:
+        return whole
+    if file.format == "parquet":
+        return _row_groups(file, limit) or whole
+    if file.format == "jsonl" or (file.format == "text" and file.documents != "file"):
+        edges = _edges(file, limit)
+        ends = [*edges[1:], file.bytes]
+        ranges = zip(edges, ends, strict=True)
+        return [(Piece(file, begin, end), end - begin) for begin, end in ranges] or whole
+    return whole
+
+
+def _edges(file: SourceFile, limit: int) -> list[int]:
+    """Where pieces of at least `limit` bytes begin; none if lines cannot be found as bytes."""
+    blanks = file.format == "text" and file.documents == "blank-line"
+    with files.reading(file.path) as stream:
+        head = stream.read(HEAD)
+        if wide(head, file.encoding) or not_text(head, file.encoding):
+            return []
+        edges = [0]
         while edges[-1] + limit < file.bytes:
             # The line in which we land belongs to the piece before.
             stream.seek(edges[-1] + limit)
-            stream.readline()
-            if by_blanks:
-                while (line := stream.readline()) and line.strip():
-                    pass
+            _skip_line(stream)
+            while blanks and not _skip_line(stream):
+                pass
             if stream.tell() >= file.bytes:
                 break
             edges.append(stream.tell())
-    ends = [*edges[1:], file.bytes]
-    return [Piece(file, begin, end) for begin, end in zip(edges, ends, strict=True)]
+    return edges
 
 
-def _line_bytes(encoding: str) -> bool:
-    """Whether lines of this encoding can be found as bytes, before decoding."""
-    try:
-        name = codecs.lookup(encoding).name
-    except LookupError:
-        raise UserError(
-            f"corpus.encoding = {encoding!r} is not an encoding Python knows; use one such as "
-            "utf-8, latin-1 or cp1252"
-        ) from None
-    return name in ("utf-8", "utf-8-sig", "ascii") or name.startswith(("iso8859-", "cp125", "koi8"))
+def _skip_line(stream: BinaryIO) -> bool:
+    """Pass over a line, however long; whether it was blank (and short), or the end of the file."""
+    line = part = stream.readline(LINE)
+    while part and not part.endswith(b"\n"):
+        part = stream.readline(LINE)
+    return not line.strip() and len(line) < LINE
 
 
-def read(piece: Piece, config: CorpusConfig) -> Iterator[tuple[int, str | None]]:
-    """(offset, text) of every document of a piece; the text is None where a record is broken."""
-    path = Path(piece.file.path)
-    stat = os.stat(path)
-    if (stat.st_size, stat.st_mtime_ns) != (piece.file.bytes, piece.file.mtime_ns):
-        raise UserError(f"{path} changed while the corpus was being built; run the command again")
-    try:
-        yield from _documents(piece, config)
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UserError(f"{path} is truncated or damaged ({error}); replace it") from error
-    except OSError as error:
-        sentence = explain(error, path) or f"{path} is truncated or damaged ({error}); replace it"
-        raise UserError(sentence) from error
+def _row_groups(file: SourceFile, limit: int) -> list[tuple[Piece, int]]:
+    """Runs of row groups with about `limit` bytes of text; none if the file is damaged."""
+    from pyarrow import parquet
 
-
-def _documents(piece: Piece, config: CorpusConfig) -> Iterator[tuple[int, str | None]]:
-    name = _plain_name(piece.file.path)
-    json_lines = name.endswith(JSON_LINES)
-    with _open(piece.file.path) as stream:
-        if not _line_bytes(config.encoding):
-            # Lines cannot be told apart before decoding (UTF-16 and such): read all, as UTF-8.
-            text = _decode(stream.read(), config.encoding, piece, 0)
-            lines = _lines(io.BytesIO(text.encode("utf-8", "surrogatepass")), 0, -1)
-            encoding = "utf-8"
-        else:
-            lines = _lines(stream, piece.begin, piece.end)
-            encoding = config.encoding
-        if json_lines:
-            yield from _json_documents(lines, piece, config.text_field, encoding)
-        else:
-            for offset, raw in _gather(lines, config.documents):
-                yield offset, _decode(raw, encoding, piece, offset)
-
-
-def _lines(stream: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-    offset = begin
-    if begin:
-        stream.seek(begin)
-    while (end < 0 or offset < end) and (line := stream.readline()):
-        # Some editors begin UTF-8 files with a byte-order mark; it is not text.
-        yield offset, line.removeprefix(BOM) if offset == 0 else line
-        offset += len(line)
-
-
-def _gather(lines: Iterator[tuple[int, bytes]], how: str) -> Iterator[tuple[int, bytes]]:
-    """Documents as bytes: single lines, lines up to an empty one, or everything."""
-    begin, gathered = 0, list[bytes]()
-    for offset, line in lines:
-        blank = not line.strip()
-        if how == "line":
-            if not blank:
-                yield offset, line
-        elif blank and how == "blank-line":
-            if gathered:
-                yield begin, b"".join(gathered)
-            gathered = []
-        else:
-            if not gathered:
-                begin = offset
-            gathered.append(line)
-    if gathered:
-        yield begin, b"".join(gathered)
-
-
-def _json_documents(
-    lines: Iterator[tuple[int, bytes]], piece: Piece, field: str, encoding: str
-) -> Iterator[tuple[int, str | None]]:
-    good = bad = 0
-    for offset, line in lines:
-        if not line.strip():
-            continue
+    with files.reading(file.path) as stream:
         try:
-            record = json.loads(_decode(line, encoding, piece, offset))
-            text = record[field]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            text = None
-        if isinstance(text, str):
-            good += 1
-            yield offset, text
-        else:
-            bad += 1
-            yield offset, None
-    if bad and not good and piece.begin == 0:
-        raise UserError(
-            f'no record of {piece.file.path} is a JSON object with a text in its field "{field}"; '
-            "set corpus.text_field to the field that holds the text"
-        )
+            metadata = parquet.ParquetFile(stream).metadata
+        except (ValueError, OSError):
+            return []  # reported by the task that reads it
+        sizes = [_text_bytes(metadata.row_group(n), file) for n in range(metadata.num_row_groups)]
+    pieces: list[tuple[Piece, int]] = []
+    begin = filled = 0
+    for number, size in enumerate(sizes):
+        if number > begin and filled + size > limit:
+            pieces.append((Piece(file, begin, number), filled))
+            begin, filled = number, 0
+        filled += size
+    if sizes:
+        pieces.append((Piece(file, begin, len(sizes)), filled))
+    return pieces
 
 
-def _decode(raw: bytes, encoding: str, piece: Piece, offset: int) -> str:
-    try:
-        return raw.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{piece.file.path} is not valid {encoding} at byte {offset + error.start}; set "
-            "corpus.encoding to its encoding (latin-1, cp1252, …) or convert the file to UTF-8"
-        ) from error
-
-
-def _plain_name(path: str) -> str:
-    """The name without the ending of a compression."""
-    return path[: path.rindex(".")] if path.endswith(COMPRESSED) else path
-
-
-def _open(path: str) -> BinaryIO:
-    """The uncompressed content of a file, as a stream."""
-    import bz2
-    import gzip
-
-    if path.endswith(".gz"):
-        return io.BufferedReader(gzip.open(path, "rb"))
-    if path.endswith(".bz2"):
-        return io.BufferedReader(bz2.open(path, "rb"))
-    if path.endswith(".xz"):
-        return io.BufferedReader(lzma.open(path, "rb"))
-    if path.endswith(".zst"):
-        import pyarrow
-
-        return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
-    return open(path, "rb")
+def _text_bytes(group: Any, file: SourceFile) -> int:
+    """Uncompressed bytes of the text column in a row group."""
+    columns = [group.column(n) for n in range(group.num_columns)]
+    return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == file.text_field)

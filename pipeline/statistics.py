@@ -2,11 +2,34 @@
 
 Gathered task by task as the corpus is built, added up by the driver, saved as `statistics.json`.
 Every sample in it (examples of dropped text) is chosen by hash, so equal corpora have equal
-statistics, but for the times of `stages`.
+statistics, but for the times of `stages`. What a task hands back is plain JSON (`Gathered` for the
+examples, dicts of counts for the rest), and adding up gives the same in any order, so tasks may
+end, fail and be run again as they like.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmwright.pipeline.errors import UserError
+
+Key = TypeVar("Key", str, int)
+
+EXAMPLES = 4
+"""Dropped documents to keep for each rule."""
+EXAMPLE_CHARS = 600
+"""Characters of a document to keep as an example."""
+LONGEST_SENTENCE = 100
+"""The last bin of `sentence_words`, which holds all longer sentences too."""
+_INT_KEYS = ("document_words", "sentence_words", "clusters", "truncated")
+
+Gathered = dict[str, list[list[Any]]]
+"""Examples on their way to the driver: rule → rows [hash, source, offset, text, detail], by rising
+hash. Plain JSON, because it lies in a task's result file."""
 
 
 @dataclass(frozen=True)
@@ -98,3 +121,124 @@ class Statistics:
     """Documents changed, by what was done: "mojibake", "encoding", "email", "ip", "phone"."""
     stages: tuple[StageTime, ...]
     """Speed, stage by stage."""
+
+
+def to_json(statistics: Statistics) -> bytes:
+    """The content of `statistics.json`: equal statistics are equal bytes.
+
+    ASCII with escapes, because an example may hold half a surrogate pair, which UTF-8 cannot.
+    """
+    return json.dumps(asdict(statistics), sort_keys=True, indent=1).encode() + b"\n"
+
+
+def from_json(content: bytes) -> Statistics:
+    """What `to_json` wrote."""
+    try:
+        values = json.loads(content)
+        for name in _INT_KEYS:
+            values[name] = {int(key): value for key, value in values[name].items()}
+        values["sources"] = tuple(SourceCount(**source) for source in values["sources"])
+        values["stages"] = tuple(StageTime(**stage) for stage in values["stages"])
+        values["examples"] = {
+            rule: tuple(Example(**example) for example in examples)
+            for rule, examples in values["examples"].items()
+        }
+        for name in ("zipf", "coverage"):
+            values[name] = tuple((rank, value) for rank, value in values[name])
+        return Statistics(**values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"the corpus statistics are damaged ({error!r}); build the corpus again"
+        ) from error
+
+
+def add_counts(into: dict[Key, int], more: Mapping[Key, int]) -> None:
+    """Add the counts of `more`, key by key."""
+    for key, count in more.items():
+        into[key] = into.get(key, 0) + count
+
+
+def add_sources(into: dict[str, SourceCount], more: Iterable[SourceCount]) -> None:
+    """Add what tasks counted, source by source; licence and weight are those that came first."""
+    for source in more:
+        known = into.get(source.name)
+        into[source.name] = source if known is None else _add_source(known, source)
+
+
+def _add_source(one: SourceCount, other: SourceCount) -> SourceCount:
+    counts = [field.name for field in fields(one) if field.type in (int, "int")]
+    return replace(one, **{name: getattr(one, name) + getattr(other, name) for name in counts})
+
+
+def gather(into: Gathered, rule: str, key: int, example: Example, *, keep: int = EXAMPLES) -> None:
+    """Note a dropped document if its 64-bit hash `key` is among the rule's smallest so far."""
+    rows = into.setdefault(rule, [])
+    if len(rows) < keep or key <= rows[-1][0]:
+        text = example.text[:EXAMPLE_CHARS]
+        rows.append([key, example.source, example.offset, text, example.detail])
+        into[rule] = _smallest(rows, keep)
+
+
+def merge_examples(*parts: Gathered, keep: int = EXAMPLES) -> Gathered:
+    """The examples of many tasks: of each rule those with the smallest hashes, in any order of
+    tasks the same. Of equal hashes (copies of one text) one stays, the first by its place."""
+    merged: Gathered = {}
+    for part in parts:
+        for rule, rows in part.items():
+            merged.setdefault(rule, []).extend(rows)
+    return {rule: _smallest(merged[rule], keep) for rule in sorted(merged)}
+
+
+def _smallest(rows: list[list[Any]], keep: int) -> list[list[Any]]:
+    first: dict[int, list[Any]] = {}
+    for row in sorted(rows):
+        first.setdefault(row[0], row)
+    return list(first.values())[:keep]
+
+
+def examples_of(gathered: Gathered) -> dict[str, tuple[Example, ...]]:
+    """The gathered examples without their hashes, as `Statistics` has them."""
+    return {rule: tuple(Example(*row[1:]) for row in rows) for rule, rows in gathered.items()}
+
+
+def zipf_points(counts: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+    """(rank, count) for ranks that grow by about a tenth; `counts` must fall."""
+    return tuple((rank, int(counts[rank - 1])) for rank in _grid(counts.size))
+
+
+def coverage_points(
+    counts: NDArray[np.int64], total: int | None = None
+) -> tuple[tuple[int, float], ...]:
+    """(size, share of `total` that the `size` most frequent words make up); `counts` must fall.
+
+    Without `total`, the counts are all there is.
+    """
+    covered = np.cumsum(counts, dtype=np.int64)
+    whole = max(1, int(counts.sum()) if total is None else total)
+    return tuple((size, int(covered[size - 1]) / whole) for size in _grid(counts.size))
+
+
+def _grid(last: int) -> list[int]:
+    """1, 2, 3 … growing by a tenth where that is more than 1; `last` is always there."""
+    points = []
+    point = 1
+    while point < last:
+        points.append(point)
+        point = max(point + 1, point * 11 // 10)
+    return [*points, last] if last else []
+
+
+def document_histogram(words: NDArray[np.int64]) -> dict[int, int]:
+    """Documents by the power of two that their number of words reaches; empty ones are left out."""
+    powers = np.int64(1) << np.arange(63, dtype=np.int64)
+    bins = np.searchsorted(powers, words[words > 0], side="right") - 1
+    return _nonzero(np.bincount(bins))
+
+
+def sentence_histogram(words: NDArray[np.int64]) -> dict[int, int]:
+    """Sentences by their number of words, 100 and more together; empty ones are left out."""
+    return _nonzero(np.bincount(np.minimum(words[words > 0], LONGEST_SENTENCE)))
+
+
+def _nonzero(counts: NDArray[np.int64]) -> dict[int, int]:
+    return {int(number): int(counts[number]) for number in np.flatnonzero(counts)}

@@ -1,81 +1,144 @@
 """Run tasks on Ray, a bounded number at a time, each exactly once in effect.
 
+A task is a stage (a plain function) and its arguments. Its *digest* is taken over both, and its
+output files are named by it, relative to the work folder; the outputs of other tasks among its
+arguments are such names. So a name stands for its whole history: whatever changed, a setting, an
+input file, a task further up, gives another name, and what did not change is found already done.
+That is all there is to going on after a kill, and to building again after a change.
+
 A task that is done leaves a completion mark, a small JSON file with its report; one whose mark is
-there is not run again. So after a kill the same calls go on where they stopped. Ray runs a task
-again if its worker dies; what the user must put right comes back as the `UserError` it was.
+there is not run again. Ray runs a task again if its worker dies, we run it again if a store drops
+the connection, and what the user must put right comes back as the `UserError` it was.
 """
 
 import json
 import os
-import shutil
+import resource
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
+from elmwright.pipeline import files
 from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.manifest import canonical
 from elmwright.pipeline.progress import Progress
-from elmwright.pipeline.storage import write_atomic
+from elmwright.pipeline.statistics import StageTime
+from elmwright.pipeline.storage import sha256_bytes
 
 Report = dict[str, Any]
 """What a task returns: counts and names, small, JSON."""
 
+RECIPE = 2
+"""Raised whenever a change of the code changes what the same settings give."""
 PATIENCE = 10.0
 """Seconds that tasks at work get to finish when the build stops."""
+ATTEMPTS = 4
+"""How often a task is tried whose store does not answer; the pause doubles from `PAUSE`."""
+PAUSE = 1.0
 
 
 @dataclass(frozen=True)
 class Task:
-    """One call of a stage, and the name of its completion mark."""
+    """One call of a stage."""
 
-    mark: str
-    """The mark's name in the work folder."""
+    stage: str
+    """The stage's name: its folder below the work folder."""
+    digest: str
+    """Over all that determines the result."""
     call: Callable[..., Report]
-    """The stage."""
+    """The stage, called as `call(work, out, *args, **named)`."""
     args: tuple[Any, ...]
     """What it takes."""
     named: dict[str, Any]
     """What it takes by name."""
 
+    @property
+    def out(self) -> str:
+        """The beginning of the names of its output files, relative to the work folder."""
+        return f"{self.stage}/{self.digest}"
 
-def task(mark: str, call: Callable[..., Report], *args: Any, **named: Any) -> Task:
-    """A task that calls `call(*args, **named)`."""
-    return Task(mark, call, args, named)
+
+def task(stage: str, call: Callable[..., Report], *args: Any, **named: Any) -> Task:
+    """A task that calls `call(work, out, *args, **named)`."""
+    content = [RECIPE, stage, call.__name__, _plain(args), _plain(named)]
+    return Task(stage, sha256_bytes(canonical(content))[:20], call, args, named)
+
+
+def _plain(value: Any) -> Any:
+    """Arguments as data that can be hashed."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value
 
 
 class Runner:
     """Runs tasks on Ray, a bounded number at a time, passing over those already marked."""
 
     def __init__(
-        self, work: Path, progress: Progress, in_flight: int | None, stop: Callable[[], bool]
+        self, work: str, progress: Progress, in_flight: int | None, stop: Callable[[], bool]
     ) -> None:
-        """Keep marks below `work`; run at most `in_flight` tasks, by default two a core."""
-        self.root, self.progress, self.stop = work, progress, stop
+        """Keep outputs and marks below `work`; run at most `in_flight` tasks at a time, by
+        default two a core."""
+        self.work, self.progress, self.stop = work, progress, stop
         self.in_flight = in_flight
-        self.work = work
-        self.recall = work / f"recall-{os.getpid()}-{time.time_ns()}"
-
-    def open(self, digest: str) -> Path:
-        """The work folder for this digest; those of other settings or inputs are removed."""
-        self.work = self.root / digest[:16]
-        if self.root.exists():
-            for other in self.root.iterdir():
-                if other != self.work and other.is_dir():
-                    shutil.rmtree(other, ignore_errors=True)
-        return self.work
+        self.recall = files.join(work, f"recall-{os.getpid()}-{time.time_ns()}")
+        self.used: set[str] = set()
+        self.times: list[StageTime] = []
 
     def run(self, name: str, tasks: Sequence[Task], unit: str) -> list[Report]:
         """The reports of all tasks, in the order of the tasks."""
+        if not tasks:
+            return []
+        self.used.update(one.out for one in tasks)
+        listed = files.list_folder(files.join(self.work, tasks[0].stage))
+        marks = {file.path.rsplit("/", 1)[1] for file in listed if file.path.endswith(_MARK)}
+        done: dict[int, Report] = {}
+        waiting = []
+        for number, one in enumerate(tasks):
+            if f"{one.digest}{_MARK}" in marks:
+                done[number] = json.loads(files.read_bytes(self._mark(one)))
+            else:
+                waiting.append(number)
+        started = time.monotonic()
+        ran = len(waiting)
+        reports = self._run(name, tasks, unit, done, waiting[::-1])
+        fresh = [reports[number] for number in range(len(tasks)) if number not in done]
+        self.times.append(
+            StageTime(
+                name,
+                len(tasks),
+                ran,
+                round(time.monotonic() - started, 2) if ran else 0.0,
+                round(sum(one["cpu_seconds"] for one in fresh), 2),
+                max((one["peak_mb"] for one in fresh), default=0.0),
+            )
+        )
+        return [reports[number]["report"] for number in range(len(tasks))]
+
+    def _run(
+        self,
+        name: str,
+        tasks: Sequence[Task],
+        unit: str,
+        done: dict[int, Report],
+        waiting: list[int],
+    ) -> dict[int, Report]:
         import ray
 
         limit = self.in_flight or max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
-        reports: dict[int, Report] = {}
-        waiting = list(range(len(tasks)))[::-1]
+        reports = dict(done)
         running: dict[Any, int] = {}
+        words = 0
+        started = time.monotonic()
         with self.progress(name, len(tasks), unit) as advance:
+            advance(len(done))
             try:
                 while waiting or running:
                     if self.stop():
@@ -84,22 +147,23 @@ class Runner:
                         )
                     while waiting and len(running) < limit:
                         number = waiting.pop()
-                        mark = self.work / f"{tasks[number].mark}.done.json"
-                        if mark.exists():
-                            reports[number] = json.loads(mark.read_bytes())
-                            advance(1)
-                        else:
-                            one = tasks[number]
-                            call = (str(mark), str(self.recall), one.call, one.args, one.named)
-                            running[_remote().remote(*call)] = number
+                        one = tasks[number]
+                        call = (one.call, self.work, one.out, one.args, one.named)
+                        running[_remote().remote(self._mark(one), self.recall, *call)] = number
                     ready, _ = ray.wait(list(running), timeout=0.5) if running else ([], [])
                     for reference in ready:
-                        reports[running.pop(reference)] = _result(reference)
-                        advance(1)
+                        number = running.pop(reference)
+                        reports[number] = _result(reference)
+                        words += reports[number]["report"].get("words", 0)
+                        rate = words / max(0.001, time.monotonic() - started)
+                        advance(1, f"{rate:,.0f} words/s" if words else "")
             except BaseException:
                 self._recall(running)
                 raise
-        return [reports[number] for number in range(len(tasks))]
+        return reports
+
+    def _mark(self, one: Task) -> str:
+        return files.join(self.work, f"{one.out}{_MARK}")
 
     def _recall(self, running: Collection[Any]) -> None:
         """Let queued tasks end before they begin, and give those at work a moment to finish.
@@ -110,10 +174,22 @@ class Runner:
         import ray
 
         with suppress(OSError, UserError):
-            write_atomic(self.recall, b"")
+            files.write_bytes(self.recall, b"")
         if running:
             ray.wait(list(running), num_returns=len(running), timeout=PATIENCE)
-        self.recall.unlink(missing_ok=True)
+        with suppress(OSError, UserError):
+            files.remove(self.recall)
+
+    def prune(self) -> None:
+        """Remove every output of a task that was not asked for, and what killed tasks left."""
+        for file in files.list_folder(self.work):
+            stage, _, name = file.path[len(self.work) + 1 :].partition("/")
+            digest = name.partition("/")[0].partition(".")[0].partition("-")[0]
+            if f"{stage}/{digest}" not in self.used:
+                files.remove(file.path)
+
+
+_MARK = ".done.json"
 
 
 @lru_cache(maxsize=1)
@@ -121,22 +197,51 @@ def _remote() -> Any:
     """The one remote function: Ray keeps what it knows of a function for ever."""
     import ray
 
-    return ray.remote(max_retries=5)(_once)
+    return ray.remote(max_retries=5)(run_once)
 
 
-def _once(
+def run_once(
     mark: str,
     recall: str,
     call: Callable[..., Report],
+    work: str,
+    out: str,
     args: tuple[Any, ...],
     named: dict[str, Any],
 ) -> Report:
     """Call a stage and leave its mark: only now does its output count as there."""
-    if Path(recall).exists():
-        return {}
-    report = call(*args, **named)
-    write_atomic(Path(mark), json.dumps(report).encode())
-    return report
+    if files.exists(recall):
+        return {"report": {}, "cpu_seconds": 0.0, "peak_mb": 0.0}
+    before = time.process_time()
+    report = _with_patience(lambda: call(work, out, *args, **named))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    done = {
+        "report": report,
+        "cpu_seconds": round(time.process_time() - before, 3),
+        "peak_mb": round(peak, 1),
+    }
+    files.write_bytes(mark, json.dumps(done).encode())
+    return done
+
+
+def _with_patience(call: Callable[[], Report]) -> Report:
+    """Try again where a store drops the connection (an OSError without a number)."""
+    pause = PAUSE
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return call()
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            if attempt == ATTEMPTS:
+                reason = " ".join(str(error).split())[:300]
+                raise UserError(
+                    f"the object store failed {ATTEMPTS} times ({reason}); run the same command "
+                    "again when it answers: nothing is lost"
+                ) from error
+            time.sleep(pause)
+            pause *= 2
+    raise AssertionError
 
 
 def _result(reference: Any) -> Report:

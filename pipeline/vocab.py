@@ -14,47 +14,51 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from elmwright.pipeline import files
 from elmwright.pipeline.block import BOS, BOS_ID, EOS, EOS_ID, UNK, UNK_ID, Block
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage import write_atomic
+from elmwright.pipeline.storage import sha256_bytes
 
 VOCAB = "vocab.txt"
 COUNTS = "counts.npy"
+MARKS = (BOS, EOS, UNK)
+"""The first words of every vocabulary."""
 Counts = NDArray[np.int64]
 
 
 def choose(counts: Mapping[str, int], max_size: int, min_count: int) -> list[str]:
     """The words of the vocabulary, marks first."""
-    marks = (BOS, EOS, UNK)
     frequent = [
         (-count, word.encode(), word)
         for word, count in counts.items()
-        if count >= min_count and word not in marks
+        if count >= min_count and word not in MARKS
     ]
     frequent.sort()
-    return [*marks, *(word for _, _, word in frequent[: max(0, max_size - len(marks))])]
+    return [*MARKS, *(word for _, _, word in frequent[: max(0, max_size - len(MARKS))])]
 
 
-def counts_by_id(words: list[str], counts: Mapping[str, int], sentences: int) -> Counts:
-    """Train occurrences of each vocabulary id."""
+def counts_by_id(words: list[str], counts: Mapping[str, int], sentences: int, total: int) -> Counts:
+    """Train occurrences of each vocabulary id; `total` counts the words of train, known or not."""
     by_id = np.fromiter((counts.get(word, 0) for word in words), np.int64, len(words))
     by_id[BOS_ID] = by_id[EOS_ID] = sentences
-    by_id[UNK_ID] = sum(counts.values()) - int(by_id[UNK_ID + 1 :].sum())
+    by_id[UNK_ID] = total - int(by_id[UNK_ID + 1 :].sum())
     return by_id
 
 
-def save_vocab(folder: Path, words: list[str], counts: Counts) -> None:
-    """Write `vocab.txt` and `counts.npy`."""
+def save_vocab(prefix: str, words: list[str], counts: Counts) -> tuple[str, str]:
+    """Write `prefix`.vocab.txt and `prefix`.counts.npy; their sha256."""
     buffer = io.BytesIO()
     np.save(buffer, counts, allow_pickle=False)
-    write_atomic(folder / COUNTS, buffer.getvalue())
-    write_atomic(folder / VOCAB, "".join(f"{word}\n" for word in words).encode())
+    text = "".join(f"{word}\n" for word in words).encode()
+    files.write_bytes(f"{prefix}.{COUNTS}", buffer.getvalue())
+    files.write_bytes(f"{prefix}.{VOCAB}", text)
+    return sha256_bytes(text), sha256_bytes(buffer.getvalue())
 
 
-def load_vocab(path: Path) -> list[str]:
+def load_vocab(path: str | Path) -> list[str]:
     """Read a vocabulary file; a word's line number is its id."""
     try:
-        text = Path(path).read_bytes().decode()
+        text = files.read_bytes(path).decode()
     except FileNotFoundError:
         raise UserError(f"the vocabulary {path} does not exist; check the path") from None
     except UnicodeDecodeError as error:
@@ -78,9 +82,9 @@ def load_vocab(path: Path) -> list[str]:
     return words
 
 
-def load_counts(path: Path) -> Counts:
+def load_counts(path: str | Path) -> Counts:
     """Read `counts.npy`."""
-    counts: Counts = np.load(path, allow_pickle=False)
+    counts: Counts = np.load(io.BytesIO(files.read_bytes(path)), allow_pickle=False)
     return counts
 
 

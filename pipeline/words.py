@@ -17,28 +17,31 @@ Tokenisers:
 The marks `<S>` and `</S>` cannot be words: `ptb` splits them by its rules, the others split them
 into `< S >` and `< / S >`. Very long words are kept; the model reads their first bytes.
 
-All expressions are linear in the text. `ptb` remembers the words of each chunk between white space
-and so runs at about 16 MB/s on docstrings, twice as fast as without (measured, one core).
+All expressions are linear in the text. `ptb` works on the chunks between white space one by one, so
+that `tokens.Reader` can remember the words of every chunk it has met.
 """
 
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from sentencex import segment
+
 from elmwright.pipeline.block import BOS, EOS
-from elmwright.pipeline.config import CorpusConfig
+from elmwright.pipeline.config import CorpusConfig, Pieces
 
 Tokenise = Callable[[str], str]
 """One sentence of clean text → its words, separated by single spaces."""
 
-MEMORY = 300_000
-"""Chunks whose words are remembered in each of two tables, about 120 bytes each and the table."""
-
 WRAP = 120
 """A line at least this long was not broken by hand: its end is the end of a paragraph."""
+
+WINDOW = 8_000
+"""Characters of a paragraph that are searched for sentences at a time."""
 
 SAFE = {BOS: "< S >", EOS: "< / S >"}
 
@@ -48,45 +51,112 @@ ABBREVIATIONS = frozenset(
     "resp rev sec sen sep sept sgt sr st vol vs".split()
 )
 _LIST_ITEM = re.compile(r"\s*(?:[-*•+‣◦]|\(?\w{1,2}[.)])\s")
-_GOES_ON = re.compile(r"[^\s.]\.\Z|\A\s*\(?\w{1,2}[.)]\s*\Z")
-_BLANK = re.compile(r"\n\s*\n")
+_ITEM_NUMBER = re.compile(r"\(?\w{1,2}[.)]")
 
 
-def find_sentences(text: str, how: str, language: str) -> Iterator[str]:
-    """The sentences of a clean document: every line, or found in its paragraphs.
+@dataclass(frozen=True)
+class Split:
+    """A document in sentences."""
+
+    sentences: list[str]
+    """As they stand in the text, without white space around them."""
+    counts: list[int]
+    """Sentences of each paragraph."""
+    spans: list[tuple[int, int]]
+    """Lines of each paragraph: the first, and the one after the last."""
+
+
+def split(text: str, how: str, language: str) -> Split:
+    """A clean document in sentences: every line one, or found in its paragraphs.
 
     A blank line, a list item or a line of `WRAP` characters ends a paragraph; other line breaks are
     taken for wrapped text.
     """
+    lines = text.split("\n")
     if how == "line":
-        lines = (line.strip() for line in text.split("\n"))
-        yield from (line for line in lines if line)
-        return
-    from sentencex import segment
+        spans = [(number, number + 1) for number, line in enumerate(lines) if line.strip()]
+        return Split([lines[number].strip() for number, _ in spans], [1] * len(spans), spans)
+    sentences: list[str] = []
+    counts, found = [], []
+    for first, last in _paragraphs(lines):
+        if last - first == 1:
+            paragraph = lines[first].strip()
+        else:
+            paragraph = " ".join(line.strip() for line in lines[first:last])
+        before = len(sentences)
+        sentences += _sentences(paragraph, language)
+        if len(sentences) > before:
+            counts.append(len(sentences) - before)
+            found.append((first, last))
+    return Split(sentences, counts, found)
 
-    for paragraph in _paragraphs(text):
+
+def find_sentences(text: str, how: str, language: str) -> Iterator[str]:
+    """The sentences alone, see `split`."""
+    yield from split(text, how, language).sentences
+
+
+def _paragraphs(lines: list[str]) -> Iterator[tuple[int, int]]:
+    first, before = -1, 0
+    for number, line in enumerate(lines):
+        size = len(line.strip())
+        if not size:
+            if first >= 0:
+                yield first, number
+            first = -1
+        elif first < 0:
+            first = number
+        elif before >= WRAP or _LIST_ITEM.match(line):
+            yield first, number
+            first = number
+        before = size
+    if first >= 0:
+        yield first, len(lines)
+
+
+def _sentences(paragraph: str, language: str) -> list[str]:
+    parts = segment(language, paragraph) if len(paragraph) <= WINDOW else _long(paragraph, language)
+    found, begun = [], ""
+    for part in parts:
+        begun = begun + part if begun else part
+        if (begun[-1:] == "." or len(begun) < 8) and _goes_on(begun):
+            continue
+        begun = begun.strip()
+        if begun:
+            found.append(begun)
         begun = ""
-        for part in segment(language, paragraph):
-            begun += part
-            # sentencex also breaks `torch.nn.Linear` and the number of a list item.
-            if _GOES_ON.search(begun):
-                continue
-            if begun.strip():
-                yield begun.strip()
-            begun = ""
-        if begun.strip():
-            yield begun.strip()
+    begun = begun.strip()
+    if begun:
+        found.append(begun)
+    return found
 
 
-def _paragraphs(text: str) -> Iterator[str]:
-    for part in _BLANK.split(text):
-        lines: list[str] = []
-        for line in part.split("\n"):
-            if lines and (len(lines[-1]) >= WRAP or _LIST_ITEM.match(line)):
-                yield " ".join(lines)
-                lines = []
-            lines.append(line.strip())
-        yield " ".join(lines)
+def _long(paragraph: str, language: str) -> Iterator[str]:
+    """What sentencex finds, window by window: a paragraph of open quotes costs it quadratic time.
+
+    The last sentence of a window may go on and is read again with the next one.
+    """
+    start, held = 0, ""
+    while start < len(paragraph):
+        end = paragraph.find(" ", start + WINDOW, start + 2 * WINDOW) + 1 or start + 2 * WINDOW
+        parts = segment(language, paragraph[start:end])
+        if len(parts) > 1 and end < len(paragraph):
+            parts.pop()
+        start += sum(map(len, parts))
+        parts[0] = held + parts[0]
+        held = ""
+        if start >= end and paragraph[end - 1 : end] != " ":
+            held = parts.pop()
+        yield from parts
+    if held:
+        yield held
+
+
+def _goes_on(begun: str) -> bool:
+    """Whether sentencex broke `torch.nn.Linear`, or broke off the number of a list item."""
+    if begun[-1] == "." and len(begun) > 1 and begun[-2] != "." and not begun[-2].isspace():
+        return True
+    return _ITEM_NUMBER.fullmatch(begun.strip()) is not None
 
 
 def tokeniser(config: CorpusConfig, model: Path | None = None) -> Tokenise:
@@ -102,44 +172,22 @@ def tokeniser(config: CorpusConfig, model: Path | None = None) -> Tokenise:
 
 def whitespace(sentence: str) -> str:
     """Words as they stand between white space; the two marks split up."""
-    words = sentence.split()
-    if BOS in words or EOS in words:
-        words = [SAFE.get(word, word) for word in words]
-    return " ".join(words)
+    return " ".join(SAFE.get(word, word) for word in sentence.split())
 
 
 def ptb(sentence: str) -> str:
     """Penn Treebank style words of a sentence."""
     chunks = sentence.split()
-    if not chunks:
-        return ""
-    final = _final[chunks.pop()]
-    words = [_inside[chunk] for chunk in chunks]
-    words.append(final)
-    return " ".join(words)
+    ends = [False] * (len(chunks) - 1) + [True] * bool(chunks)
+    return " ".join(map(ptb_chunk, chunks, ends))
 
 
-class _Memo(dict[str, str]):
-    """Words of the chunks met so far, at the end of a sentence or within."""
-
-    def __init__(self, *, last: bool) -> None:
-        super().__init__()
-        self.last = last
-
-    def __missing__(self, chunk: str) -> str:
-        if len(self) > MEMORY:
-            self.clear()
-        words = self[chunk] = _split(chunk, last=self.last)
-        return words
-
-
-_inside, _final = _Memo(last=False), _Memo(last=True)
-
-
-def _split(chunk: str, *, last: bool) -> str:
-    """The words of a chunk without white space, as one string."""
+def ptb_chunk(chunk: str, last: bool) -> str:
+    """The words of a chunk without white space, which may be the last of its sentence."""
     if chunk.isalpha():
         return chunk
+    if chunk[-1:] in _CLOSING and chunk[:-1].isalpha():
+        return f"{chunk[:-1]} {chunk[-1]}"
     words: list[str] = []
     pieces = _pieces().findall(chunk)
     for piece, following in zip(pieces, [*pieces[1:], ""], strict=True):
@@ -151,12 +199,18 @@ def _split(chunk: str, *, last: bool) -> str:
     return " ".join(words)
 
 
+def whitespace_chunk(chunk: str, _last: bool) -> str:
+    """A chunk as it stands, but for the two marks."""
+    return SAFE.get(chunk, chunk)
+
+
 def _is_abbreviation(word: str) -> bool:
     """Whether a full stop after this word within a sentence belongs to it: `Mr`, `e.g`, `U.S`."""
     letters = word.split(".")
     return word.lower() in ABBREVIATIONS or all(len(x) == 1 and x.isalpha() for x in letters)
 
 
+_CLOSING = frozenset(",;:!?)]\"”»")
 _WITHIN = (",", ";", ":")
 """Marks that show that the sentence goes on after a full stop: `(e.g., this)`."""
 _CONTRACTION = re.compile(r"(.+?)(n['’]t|['’](?:s|re|ve|ll|d|m))\Z", re.IGNORECASE)
@@ -204,8 +258,8 @@ def _load(model: str, _changed: int) -> Any:
     return library.SentencePieceProcessor(model_file=model)
 
 
-def train_sentencepiece(sentences: Iterator[str], size: int, language: str) -> bytes:
-    """Train a unigram model; the same sentences in the same order give the same bytes.
+def train_sentencepiece(sentences: Iterator[str], pieces: Pieces, language: str) -> bytes:
+    """Train a model; the same sentences in the same order give the same bytes.
 
     One thread, because the result depends on the number of threads.
     """
@@ -217,7 +271,9 @@ def train_sentencepiece(sentences: Iterator[str], size: int, language: str) -> b
     library.SentencePieceTrainer.train(
         sentence_iterator=sentences,
         model_writer=model,
-        vocab_size=size,
+        vocab_size=pieces.size,
+        model_type=pieces.model,
+        byte_fallback=pieces.byte_fallback,
         hard_vocab_limit=False,
         character_coverage=0.9995 if language in ("ja", "zh", "ko") else 1.0,
         num_threads=1,

@@ -142,7 +142,7 @@ def test_init_never_overwrites_and_its_file_is_a_valid_config(tmp_path: Path) ->
     done = elmwright("init", path, "--source", "books/*.txt")
     assert done.returncode == 0
     config = load_config(str(path))
-    assert config.corpus.sources == ("books/*.txt",)
+    assert [source.path for source in config.corpus.sources] == ["books/*.txt"]
     assert "exists already" in fails("init", path)
 
 

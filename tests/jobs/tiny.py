@@ -31,7 +31,7 @@ def write_config(folder: Path, text: Path, **changes: Any) -> Path:
     """A config file for that text; `changes` are section_key=value, such as train_max_steps=3."""
     settings: dict[str, dict[str, Any]] = {
         "run": {"name": "tiny", "dir": str(folder / "run"), "seed": 5},
-        "corpus": {"sources": [str(text)], "heldout_fraction": 0.05},
+        "corpus": {"sources": [str(text)], "heldout": {"heldout": 0.05}},
         "vocab": {"max_size": 200, "min_count": 1},
         "shards": {"block_steps": 200, "blocks_per_shard": 8},
         "model": {
@@ -60,10 +60,18 @@ def write_config(folder: Path, text: Path, **changes: Any) -> Path:
     lines = ["version = 1"]
     for section, values in settings.items():
         lines.append(f"[{section}]")
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        lines += [f"{name} = {_toml(value)}" for name, value in values.items()]
     path = folder / "tiny.toml"
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
 
 
 def command(*arguments: object) -> list[str]:

@@ -1,0 +1,45 @@
+"""The funnel: how many documents, sentences and words each rule took, from read to kept.
+
+Every stage counts what it drops under the name of the rule; the driver adds the counts up. What was
+read, less all the rules, is what was kept: a corpus whose funnel does not add up has a bug, and the
+build says so.
+"""
+
+from collections.abc import Iterable, Mapping
+
+Counts = dict[str, list[int]]
+"""Rule → [documents, sentences, words]."""
+
+READ, KEPT = "read", "kept"
+BROKEN = "broken"
+"""The rule for records that cannot be read; quarantine.jsonl has the reasons."""
+DECONTAMINATE = "decontaminate"
+"""The rule for documents that share an n-gram with an evaluation file."""
+WEIGHT = "weight"
+"""The rule for documents left out because their source has a weight below 1."""
+
+
+class Funnel:
+    """Counts by rule, in the order the rules were met."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self.counts: Counts = {}
+
+    def add(self, rule: str, documents: int, sentences: int, words: int) -> None:
+        """Count what a rule did."""
+        known = self.counts.setdefault(rule, [0, 0, 0])
+        known[0] += documents
+        known[1] += sentences
+        known[2] += words
+
+    def merge(self, counts: Mapping[str, Iterable[int]]) -> None:
+        """Add the counts of another."""
+        for rule, (documents, sentences, words) in counts.items():
+            self.add(rule, documents, sentences, words)
+
+    def missing(self) -> list[int]:
+        """What was read and is neither kept nor dropped by a rule; zeros if all is well."""
+        read = self.counts.get(READ, [0, 0, 0])
+        others = [counts for rule, counts in self.counts.items() if rule != READ]
+        return [read[place] - sum(counts[place] for counts in others) for place in range(3)]

@@ -1,0 +1,76 @@
+"""Which language a document or a sentence is in, by CLD2.
+
+CLD2 needs no model file, reads 15 MB/s and takes 0.6 % of foreign text for English. It counts
+letters, so a long document is judged by slices from all over it: a share within a few per cent at
+a fraction of the cost.
+"""
+
+import difflib
+from collections.abc import Sequence
+
+from elmwright.pipeline.errors import UserError
+
+UNKNOWN = "un"
+"""CLD2's code for what it cannot tell."""
+
+LONG, SLICES, SLICE = 24_000, 8, 2_000
+"""Characters from which a document is judged by slices, how many, and the characters of each."""
+
+MIN_WORDS = 5
+"""A sentence of fewer words is not judged alone."""
+
+
+def check(languages: Sequence[str]) -> None:
+    """Refuse codes that CLD2 does not know, because nothing would ever match them."""
+    if not languages:
+        return
+    import pycld2
+
+    known = {code for _, code in pycld2.LANGUAGES}
+    for code in languages:
+        if code not in known:
+            near = difflib.get_close_matches(code.lower(), sorted(known), 3, 0.4) or ["en", "de"]
+            raise UserError(
+                f'corpus.languages: "{code}" is not a language code that can be detected; '
+                f"did you mean {' or '.join(near)}?"
+            )
+
+
+def detect(text: str) -> tuple[bool, dict[str, float]]:
+    """Whether the answer is reliable, and the share of each language, the largest first."""
+    import pycld2
+
+    if len(text) > LONG:
+        step = len(text) // SLICES
+        text = "\n".join(text[n * step : n * step + SLICE] for n in range(SLICES))
+    try:
+        reliable, _, found = pycld2.detect(text.encode(), isPlainText=True)
+    except pycld2.error:
+        # CLD2 refuses characters that are valid UTF-8 but not for interchange (U+FFFE, controls).
+        text = "".join(c if c.isprintable() else " " for c in text)
+        try:
+            reliable, _, found = pycld2.detect(text.encode(), isPlainText=True)
+        except pycld2.error:
+            return False, {UNKNOWN: 1.0}
+    shares = {code: percent / 100 for _, code, percent, _ in found if percent}
+    return bool(reliable), shares or {UNKNOWN: 1.0}
+
+
+def judge(text: str, languages: Sequence[str], threshold: float) -> tuple[str, str]:
+    """The main language of a document, and, if it is to be dropped, why."""
+    reliable, shares = detect(text)
+    main = next(iter(shares))
+    share = sum(shares.get(code, 0.0) for code in languages)
+    if reliable and share >= threshold:
+        return main, ""
+    seen = ", ".join(f"{code} {share:.0%}" for code, share in shares.items())
+    return main, seen if reliable else f"{seen} (unreliable)"
+
+
+def is_foreign(sentence: str, languages: Sequence[str]) -> bool:
+    """Whether a sentence is surely in another language; what is too short to tell stays."""
+    if sentence.count(" ") + 1 < MIN_WORDS:
+        return False
+    reliable, shares = detect(sentence)
+    main = next(iter(shares))
+    return reliable and main != UNKNOWN and main not in languages

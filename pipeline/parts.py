@@ -1,0 +1,116 @@
+"""Tables of text between two stages: Arrow IPC, in buckets, so that a range is read alone.
+
+A *part* is a table of cleaned documents of at most `PART_BYTES` of text. A cleaned document is one
+string: its lines are sentences, its words are separated by one space. Tables that a later stage
+takes ranges of are sorted by a 64-bit column and written as `BUCKETS` record batches by its top
+bits: whoever needs a range reads only the batches it lies in, from a disk or an object store.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmwright.pipeline import files
+
+PART_BYTES = 64_000_000
+BUCKETS = 64
+TOP = 58
+"""Bits below those that choose the bucket."""
+
+LINES = "lines"
+
+Columns = dict[str, NDArray[Any]]
+"""Columns of numbers."""
+
+
+def table_of(
+    columns: Mapping[str, NDArray[Any]],
+    texts: Sequence[str],
+    lines: Sequence[Sequence[int]] | None = None,
+) -> Any:
+    """An Arrow table of numbers, a column `text` and, if given, a column of lists `lines`."""
+    import pyarrow
+
+    arrays = {name: pyarrow.array(np.ascontiguousarray(c)) for name, c in columns.items()}
+    arrays["text"] = pyarrow.array(texts, pyarrow.large_string())
+    if lines is not None:
+        arrays[LINES] = pyarrow.array(lines, pyarrow.large_list(pyarrow.uint32()))
+    return pyarrow.table(arrays)
+
+
+def save(path: str, table: Any) -> None:
+    """Write a table as it is."""
+    import pyarrow
+
+    with files.writing(path) as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def save_sorted(path: str, table: Any, key: str) -> None:
+    """Write a table that is sorted by the 64-bit column `key`, a record batch for each bucket."""
+    import pyarrow
+
+    column = table[key].combine_chunks().to_numpy()
+    edges = np.searchsorted(column, np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(TOP))
+    bounds = [0, *edges.tolist(), len(column)]
+    table = table.combine_chunks()
+    with files.writing(path) as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+            if end > begin:
+                for batch in table.slice(begin, end - begin).to_batches():
+                    writer.write_batch(batch)
+            else:
+                writer.write_batch(pyarrow.RecordBatch.from_pylist([], schema=table.schema))
+
+
+def load(path: str) -> tuple[Columns, list[str]]:
+    """All columns and texts of a table."""
+    import pyarrow
+
+    with files.arrow_file(path) as file:
+        return _columns(pyarrow.ipc.open_file(file).read_all())
+
+
+def load_between(path: str, key: str, begin: int, end: int) -> tuple[Columns, list[str]]:
+    """The rows of a sorted table whose `key` is in [begin, end)."""
+    import pyarrow
+
+    with files.arrow_file(path) as file:
+        reader = pyarrow.ipc.open_file(file)
+        buckets = range(begin >> TOP, min(BUCKETS - 1, (end - 1) >> TOP) + 1)
+        table = pyarrow.Table.from_batches([reader.get_batch(n) for n in buckets], reader.schema)
+        column = table[key].combine_chunks().to_numpy()
+        first = int(np.searchsorted(column, np.uint64(begin)))
+        # The end of the last range is 2**64, which no 64-bit number can be.
+        whole = end >= 1 << 64
+        last = len(column) if whole else int(np.searchsorted(column, np.uint64(end)))
+        return _columns(table.slice(first, last - first))
+
+
+def _columns(table: Any) -> tuple[Columns, list[str]]:
+    columns = {n: table[n].to_numpy() for n in table.column_names if n not in ("text", LINES)}
+    return columns, table["text"].to_pylist()
+
+
+def load_lines(path: str) -> list[list[int]]:
+    """For every document of a part, the number of sentences of each of its lines."""
+    import pyarrow
+
+    with files.arrow_file(path) as file:
+        lines: list[list[int]] = pyarrow.ipc.open_file(file).read_all()[LINES].to_pylist()
+        return lines
+
+
+def save_index(path: str, index: NDArray[np.void]) -> None:
+    """Write a structured array as .npy."""
+    with files.writing(path) as file:
+        np.lib.format.write_array(file, index, version=(1, 0), allow_pickle=False)
+
+
+def load_index(path: str) -> NDArray[np.void]:
+    """Read a structured array."""
+    with files.reading(path) as file:
+        index: NDArray[np.void] = np.lib.format.read_array(file, allow_pickle=False)
+    return index

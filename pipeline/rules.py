@@ -1,0 +1,162 @@
+"""A document on its way through the rules, and what rules that remove a part of it do to it.
+
+Sentences, their words and the paragraphs they stand in are kept side by side, so that a rule may
+take lines or sentences out and still account for every word it took.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, compress, pairwise
+
+Drop = tuple[str, str]
+"""The setting that drops a document, and what was seen."""
+
+
+@dataclass(eq=False)
+class Document:
+    """One document, between reading and the verdict."""
+
+    text: str
+    """In normal form."""
+    sentences: list[str]
+    """As they stand in the text."""
+    counts: list[int]
+    """Sentences of each paragraph."""
+    spans: list[tuple[int, int]]
+    """Lines of each paragraph: the first, and the one after the last."""
+    words: str = ""
+    """The sentences tokenised, one a line: what the rules see."""
+    pieces: str | None = None
+    """The sentences as they will be written, where that is something else."""
+    verdict: str | None = None
+    """The rule that drops it."""
+    detail: str = ""
+    """What that rule saw."""
+    language: str = ""
+    """Detected language."""
+    lost: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Sentences and words that rules have removed."""
+    changed: bool = False
+    """Whether anything was removed since it was tokenised."""
+
+    @property
+    def output(self) -> str:
+        """The sentences as they will be written."""
+        return self.words if self.pieces is None else self.pieces
+
+    def drop(self, drop: Drop | None, prefix: str = "") -> None:
+        """Let a rule drop the document, unless another was first."""
+        if drop and self.verdict is None:
+            self.verdict, self.detail = prefix + drop[0], drop[1]
+
+    def drop_if_empty(self) -> None:
+        """Without words, it is dropped by what took them."""
+        if not self.words:
+            rule = max(self.lost, key=lambda name: self.lost[name][1], default="empty")
+            self.drop((rule, "nothing left" if self.lost else ""))
+
+    def lose(self, rule: str, sentences: int, words: int) -> None:
+        """Account for what a rule took."""
+        before = self.lost.get(rule, (0, 0))
+        self.lost[rule] = before[0] + sentences, before[1] + words
+
+    def keep(self, chosen: Sequence[bool], rule: str) -> None:
+        """Keep only the chosen sentences."""
+        if all(chosen):
+            return
+        taken = [not keep for keep in chosen]
+        self.lose(rule, sum(taken), count_words(list(compress(self.output.split("\n"), taken))))
+        ends = accumulate(self.counts, initial=0)
+        counts = [sum(chosen[start:end]) for start, end in pairwise(ends)]
+        self.spans = [span for span, count in zip(self.spans, counts, strict=True) if count]
+        self.counts = [count for count in counts if count]
+        self.sentences = list(compress(self.sentences, chosen))
+        self.words = "\n".join(compress(self.words.split("\n"), chosen))
+        if self.pieces is not None:
+            self.pieces = "\n".join(compress(self.pieces.split("\n"), chosen))
+        self.changed = True
+
+
+def count_words(sentences: Sequence[str]) -> int:
+    """Words of tokenised sentences."""
+    return sum(sentence.count(" ") + 1 for sentence in sentences)
+
+
+def size(text: str) -> tuple[int, int]:
+    """Sentences and words of a tokenised text."""
+    if not text:
+        return 0, 0
+    breaks = text.count("\n")
+    return breaks + 1, breaks + text.count(" ") + 1
+
+
+Read = Callable[[list[str]], list[Document]]
+"""Split and tokenise some texts."""
+
+
+def replace_lines(
+    document: Document, kept: Sequence[str | None], rules: Mapping[int, str], read: Read
+) -> None:
+    """Put the kept lines in place of all; `rules` names what changed each line that is not the same.
+
+    Paragraphs without such lines stay as they are. Others are split and tokenised anew, a dropped
+    line being a blank one, so that its neighbours do not become one sentence. Where several rules
+    touched a paragraph, what it lost is shared among them by the length of their lines.
+    """
+    old = document.text.split("\n")
+    touched = [
+        number
+        for number, (first, last) in enumerate(document.spans)
+        if any(line in rules for line in range(first, last))
+    ]
+    fragments = ["\n".join(line or "" for line in kept[slice(*document.spans[n])]) for n in touched]
+    anew = dict(zip(touched, read(fragments), strict=True))
+    columns = document.sentences, document.words.split("\n"), document.output.split("\n")
+    merged: tuple[list[str], list[str], list[str]] = ([], [], [])
+    counts, spans = [], []
+    ends = accumulate(document.counts, initial=0)
+    for number, (start, end) in enumerate(pairwise(ends)):
+        part = [column[start:end] for column in columns]
+        span = document.spans[number]
+        if number in anew:
+            new = anew[number]
+            before = end - start, count_words(part[2])
+            after = size(new.output)
+            part = [new.sentences, _lines(new.words), _lines(new.output)]
+            lost = before[0] - after[0], before[1] - after[1]
+            _account(document, lost, {n: rules[n] for n in range(*span) if n in rules}, old, kept)
+            counts += new.counts
+            spans += [span] * len(new.counts)
+        else:
+            counts.append(end - start)
+            spans.append(span)
+        for column, values in zip(merged, part, strict=True):
+            column += values
+    document.sentences, document.counts, document.spans = merged[0], counts, spans
+    document.words = "\n".join(merged[1])
+    if document.pieces is not None:
+        document.pieces = "\n".join(merged[2])
+    document.changed = True
+
+
+def _lines(text: str) -> list[str]:
+    return text.split("\n") if text else []
+
+
+def _account(
+    document: Document,
+    lost: tuple[int, int],
+    rules: Mapping[int, str],
+    old: Sequence[str],
+    kept: Sequence[str | None],
+) -> None:
+    weights: dict[str, int] = {}
+    for line, rule in rules.items():
+        weights[rule] = weights.get(rule, 0) + len(old[line]) - len(kept[line] or "")
+    total = max(1, sum(weights.values()))
+    *smaller, largest = sorted(weights, key=weights.__getitem__)
+    for rule in smaller:
+        sentences, words = (round(part * weights[rule] / total) for part in lost)
+        document.lose(rule, sentences, words)
+        lost = lost[0] - sentences, lost[1] - words
+    document.lose(largest, *lost)

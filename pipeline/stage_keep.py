@@ -1,0 +1,293 @@
+"""The stage between choosing and packing: drop what lost, sort the rest by its shuffle hash.
+
+It reads every part once more, with the lists of what lost (`stage_select.py`), and writes for each
+split a table sorted by the shuffle hash, of which a shard later takes its range, and the counts of
+the words of train.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmwright.pipeline import dedup, files, parts
+from elmwright.pipeline.funnel import KEPT, WEIGHT, Funnel
+from elmwright.pipeline.lanes import hash64
+from elmwright.pipeline.stage_clean import SHUFFLE, mix, write_documents
+from elmwright.pipeline.stage_clean import WEIGHT as WEIGHT_HASH
+from elmwright.pipeline.stage_select import Part, Sides, doc_keys, lost_sentences, paths
+from elmwright.pipeline.statistics import (
+    Example,
+    Gathered,
+    document_histogram,
+    gather,
+    sentence_histogram,
+)
+from elmwright.pipeline.tasks import Report
+
+
+@dataclass
+class _Kept:
+    """What of one part stays, for one split."""
+
+    rows: list[int]
+    numbers: list[int]
+    texts: list[str]
+    copies: list[int]
+
+
+def keep_part(
+    work: str,
+    out: str,
+    part: Part,
+    document_losers: Sequence[str],
+    line_losers: Sequence[str],
+    sentence_losers: Sequence[str],
+    sides: Sides,
+    *,
+    by_sentence: bool,
+    copies_left: bool,
+    save_documents: str,
+    file_names: Sequence[str],
+) -> Report:
+    """Drop what lost, sort what is left by its shuffle hash, and count the words of train.
+
+    `copies_left` says that equal texts may both be there: their place then keeps them apart.
+    """
+    index = parts.load_index(files.join(work, f"{part.name}.npy"))
+    arrow = files.join(work, f"{part.name}.arrow")
+    _, texts = parts.load(arrow)
+    keys = doc_keys(index)
+    place = np.zeros(len(index), np.int64)
+    names = [part.split]
+    if part.split == "train":
+        place, names = sides.of(keys), ["train", *sides.names]
+    times = _times(keys, part.weight, sides.seed)
+    selection = _Selection(part, index, file_names)
+    selection.losers(
+        dedup.losers_of(part.number, paths(work, document_losers)),
+        dedup.losers_of(part.number, paths(work, line_losers)),
+        dedup.losers_of(part.number, paths(work, sentence_losers)),
+        parts.load_lines(arrow) if line_losers else [],
+    )
+    selection.cut(texts)
+    kept: dict[str, _Kept] = {}
+    counted: Counter[str] = Counter()
+    documents: list[dict[str, Any]] = []
+    for row, text in enumerate(texts):
+        verdict = selection.verdicts.get(row)
+        if verdict is None and times[row] == 0 and part.split == "train":
+            verdict = WEIGHT
+            selection.drop(row, WEIGHT, text)
+        left = selection.changed.get(row, text)
+        if save_documents == "all" or (save_documents == "dropped" and verdict):
+            documents.append(
+                {
+                    "rule": verdict or KEPT,
+                    "file": file_names[int(index["file"][row])],
+                    "offset": int(index["offset"][row]),
+                    "text": left,
+                }
+            )
+        if verdict:
+            continue
+        split = names[int(place[row])]
+        mine = kept.setdefault(split, _Kept([], [], [], []))
+        pieces = left.split("\n") if by_sentence else [left]
+        repeat = int(times[row]) if split == "train" else 1
+        for copy in range(repeat):
+            mine.rows.extend([row] * len(pieces))
+            mine.numbers.extend(range(len(pieces)))
+            mine.texts.extend(pieces)
+            mine.copies.extend([copy] * len(pieces))
+    splits = {}
+    for split, found in kept.items():
+        name = f"{out}.{split}.arrow"
+        _save_shuffled(files.join(work, name), part, index, found, sides.seed,
+                       copies=copies_left, rekey=by_sentence)  # fmt: skip
+        splits[split] = {"name": name, **_sizes(found, counted if split == "train" else None)}
+    types = save_counts(files.join(work, f"{out}.words.arrow"), counted)
+    name = f"{out}-documents.jsonl.zst"
+    if documents:
+        write_documents(files.join(work, name), documents)
+    return {
+        "splits": splits,
+        "funnel": selection.funnel.counts if part.split == "train" else {},
+        "examples": selection.examples,
+        "kept": selection.funnel.counts.get(KEPT, [0, 0, 0]),
+        "counts": f"{out}.words.arrow",
+        "types": types,
+        "documents": [name] if documents else [],
+        "words": sum(split["words"] for split in splits.values()),
+    }
+
+
+def _times(keys: NDArray[np.uint64], weight: float, seed: int) -> NDArray[np.int64]:
+    """How often each document is taken: `weight` times on the average, by its hash."""
+    whole = int(weight)
+    limit = np.uint64(min(int((weight - whole) * (1 << 64)), (1 << 64) - 1))
+    more = mix(keys, seed, WEIGHT_HASH) < limit
+    times: NDArray[np.int64] = whole + more.astype(np.int64)
+    return times
+
+
+class _Selection:
+    """What of a part is dropped after cleaning, and by which rule."""
+
+    def __init__(self, part: Part, index: NDArray[np.void], file_names: Sequence[str]) -> None:
+        self.part, self.index, self.file_names = part, index, file_names
+        self.verdicts: dict[int, str] = {}
+        self.changed: dict[int, str] = {}
+        self.lost: dict[int, dict[int, str]] = {}
+        self.funnel = Funnel()
+        self.examples: Gathered = {}
+
+    def losers(
+        self,
+        documents: NDArray[np.void],
+        lines: NDArray[np.void],
+        sentences: NDArray[np.void],
+        line_counts: Sequence[Sequence[int]],
+    ) -> None:
+        """Note what lost, as documents, as lines and as sentences."""
+        for loser in documents:
+            self.verdicts.setdefault(int(loser["row"]), dedup.RULES[int(loser["rule"])])
+        self.lost = lost_sentences(lines, line_counts)
+        for loser in sentences:
+            mine = self.lost.setdefault(int(loser["row"]), {})
+            mine[int(loser["sentence"])] = dedup.RULES[int(loser["rule"])]
+
+    def cut(self, texts: Sequence[str]) -> None:
+        """Count every document: dropped whole, in part, or kept."""
+        documents = sentences = words = 0
+        for row, text in enumerate(texts):
+            verdict = self.verdicts.get(row)
+            if verdict:
+                self.drop(row, verdict, text)
+                continue
+            left = self._without(row, text) if row in self.lost else text
+            if left:
+                documents += 1
+                breaks = left.count("\n")
+                sentences += breaks + 1
+                words += left.count(" ") + breaks + 1
+        self.funnel.add(KEPT, documents, sentences, words)
+
+    def _without(self, row: int, text: str) -> str:
+        """A document without the sentences that lost."""
+        sentences = text.split("\n")
+        lost = self.lost[row]
+        for number, rule in lost.items():
+            self.funnel.add(rule, 0, 1, sentences[number].count(" ") + 1)
+        left = "\n".join(line for number, line in enumerate(sentences) if number not in lost)
+        if left:
+            self.changed[row] = left
+        else:
+            rule = next(iter(lost.values()))
+            self.verdicts[row] = rule
+            self.funnel.add(rule, 1, 0, 0)
+            self._example(row, rule, text)
+        return left
+
+    def drop(self, row: int, rule: str, text: str) -> None:
+        """Count a document that is dropped whole."""
+        text = self.changed.get(row, text)
+        breaks = text.count("\n")
+        counts = (1, breaks + 1, text.count(" ") + breaks + 1)
+        self.funnel.add(rule, *counts)
+        if rule == WEIGHT:
+            self.funnel.add(KEPT, *(-count for count in counts))
+        else:
+            self._example(row, rule, text)
+
+    def _example(self, row: int, rule: str, text: str) -> None:
+        place = self.index[row]
+        file = self.file_names[int(place["file"])]
+        example = Example(file, int(place["offset"]), text)
+        gather(self.examples, rule, int(place["lo"]), example)
+
+
+def _sizes(found: _Kept, counted: "Counter[str] | None") -> dict[str, Any]:
+    """Counts of what is kept; its words are counted into `counted`."""
+    lengths: list[int] = []
+    documents: list[int] = []
+    for text in found.texts:
+        counts = [line.count(" ") + 1 for line in text.split("\n")]
+        lengths.extend(counts)
+        documents.append(sum(counts))
+        if counted is not None:
+            counted.update(text.replace("\n", " ").split(" "))
+    return {
+        "documents": len(found.texts),
+        "sentences": len(lengths),
+        "words": sum(documents),
+        "document_words": document_histogram(np.array(documents, np.int64)),
+        "sentence_words": sentence_histogram(np.array(lengths, np.int64)),
+    }
+
+
+def _save_shuffled(
+    path: str,
+    part: Part,
+    index: NDArray[np.void],
+    found: _Kept,
+    seed: int,
+    *,
+    copies: bool,
+    rekey: bool,
+) -> None:
+    rows = index[found.rows]
+    keys = dedup.keys_of(found.texts) if rekey else doc_keys(rows)
+    order = mix(keys, seed, SHUFFLE)
+    columns: parts.Columns = {
+        "hi": keys[:, 0],
+        "lo": keys[:, 1],
+        "file": rows["file"] + np.uint32(part.first_file),
+        "offset": rows["offset"],
+        "sentence": np.array(found.numbers, np.uint32),
+        "copy": np.array(found.copies, np.uint32),
+    }
+    # Equal texts have equal keys; where copies stay in, their place keeps them from gathering.
+    for name in ("file", "offset", "sentence") if copies else ():
+        order = hash64(order ^ columns[name].astype(np.uint64))
+    again = columns["copy"] > 0
+    order[again] = hash64(
+        order[again] ^ columns["copy"][again].astype(np.uint64), seed, WEIGHT_HASH
+    )
+    columns = {"order": order, **columns}
+    sorting = sort_order(columns)
+    texts = [found.texts[int(row)] for row in sorting]
+    table = parts.table_of({name: column[sorting] for name, column in columns.items()}, texts)
+    parts.save_sorted(path, table, "order")
+
+
+def sort_order(columns: parts.Columns) -> NDArray[np.int64]:
+    """The order of the shuffle: by hash, ties by key and place."""
+    names = ("order", "hi", "lo", "file", "offset", "sentence", "copy")
+    return np.lexsort([columns[name] for name in reversed(names)])
+
+
+def save_counts(path: str, counts: "Counter[str]") -> int:
+    """Write words and their counts, sorted by the hash of the word; how many there are."""
+    words = list(counts)
+    keys = dedup.keys_of(words)[:, 0] if words else np.zeros(0, np.uint64)
+    sorting = np.argsort(keys, kind="stable")
+    numbers = np.fromiter(counts.values(), np.int64, len(words))
+    columns = {"hash": keys[sorting], "count": numbers[sorting]}
+    table = parts.table_of(columns, [words[int(place)] for place in sorting])
+    parts.save_sorted(path, table, "hash")
+    return len(words)
+
+
+def gather_lists(work: str, out: str, names: Sequence[str]) -> Report:
+    """Put lists of JSON Lines together."""
+    lines = 0
+    with files.writing(files.join(work, f"{out}.jsonl")) as file:
+        for name in names:
+            data = files.read_bytes(files.join(work, name))
+            lines += data.count(b"\n")
+            file.write(data)
+    return {"name": f"{out}.jsonl", "lines": lines}

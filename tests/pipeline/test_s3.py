@@ -1,0 +1,109 @@
+"""Input from and output to a real S3 server, and a server that fails."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import ray
+
+from elmwright.pipeline import files, tasks
+from elmwright.pipeline.config import CorpusConfig, Source
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.tasks import run_once
+from tests.pipeline.corpora import digests, make, sentences, some_text
+
+
+@pytest.fixture(scope="module")
+def store(s3):
+    """The server, and a Ray whose workers know of it."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield s3
+    ray.shutdown()
+
+
+def test_files_in_a_store_are_written_read_listed_and_removed(s3):
+    files.write_bytes("s3://bucket/a/one.txt", b"one\ntwo\n")
+    with files.writing("s3://bucket/a/b/two.txt") as file:
+        file.write(b"x" * 3_000_000)
+    with pytest.raises(ZeroDivisionError), files.writing("s3://bucket/a/never.txt") as file:
+        file.write(b"half")
+        _ = 1 / 0
+    listed = files.list_folder("s3://bucket/a")
+    assert [(f.path, f.bytes) for f in listed] == [
+        ("s3://bucket/a/b/two.txt", 3_000_000),
+        ("s3://bucket/a/one.txt", 8),
+    ]
+    with files.reading("s3://bucket/a/one.txt") as file:
+        assert file.readline() == b"one\n"
+        assert file.seek(0) == 0
+        assert file.read() == b"one\ntwo\n"
+    assert files.read_range("s3://bucket/a/one.txt", 4, 7) == b"two"
+    assert [f.path for f in files.matching("s3://bucket/a/**/*.txt")] == [f.path for f in listed]
+    assert [f.path for f in files.matching("s3://bucket/a/[o]*.txt")] == ["s3://bucket/a/one.txt"]
+    assert files.sha256("s3://bucket/a/one.txt") == files.sha256(s3 / "bucket/a/one.txt")
+    files.place("s3://bucket/a/one.txt", "s3://bucket/a/three.txt")
+    assert files.read_bytes("s3://bucket/a/three.txt") == b"one\ntwo\n"
+    files.remove_folder("s3://bucket/a")
+    assert files.list_folder("s3://bucket/a") == []
+    assert not files.exists("s3://bucket/a/one.txt")
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/none.txt", "s3://no-such-bucket/x.txt"])
+def test_what_is_not_in_the_store_is_told_in_one_sentence(s3, path):
+    with pytest.raises(UserError, match="does not exist"):
+        files.read_bytes(path)
+
+
+def test_a_corpus_is_built_from_and_into_a_store_with_the_bytes_of_a_local_one(store, tmp_path):
+    (store / "bucket/text/deep").mkdir(parents=True)
+    (store / "bucket/text/a.txt").write_text(some_text(300, 1))
+    records = [json.dumps({"text": doc}) for doc in some_text(100, 2).split("\n\n")]
+    (store / "bucket/text/deep/b.jsonl").write_text("\n".join(records))
+    remote = CorpusConfig(sources=(Source("s3://bucket/text"),), dedup_lines="sentence")
+    local = replace(remote, sources=(Source(str(store / "bucket/text")),))
+    manifest = make("s3://bucket/corpus", remote)
+    expected = make(tmp_path / "corpus", local)
+    assert manifest.fingerprint == expected.fingerprint
+    here, there = digests(tmp_path / "corpus"), digests(store / "bucket/corpus")
+    assert {k: v for k, v in here.items() if k != "MANIFEST.json"} == {
+        k: v for k, v in there.items() if k != "MANIFEST.json"
+    }
+    assert Manifest.load("s3://bucket/corpus").verify("s3://bucket/corpus") == []
+    assert sentences("s3://bucket/corpus", "train") == sentences(tmp_path / "corpus", "train")
+    assert make("s3://bucket/corpus", remote) == manifest, "a finished corpus is recognised"
+
+
+def test_a_source_that_is_not_in_the_store_is_told_in_one_sentence(store):
+    with pytest.raises(UserError, match=r"s3://bucket/nothing-here"):
+        make("s3://bucket/other", CorpusConfig(sources=(Source("s3://bucket/nothing-here"),)))
+
+
+def test_a_task_is_tried_again_when_the_store_drops_the_connection(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "PAUSE", 0.01)
+    tries = []
+
+    def shaky(_work, _out):
+        tries.append(1)
+        if len(tries) < 3:
+            raise OSError("When reading: AWS Error NETWORK_CONNECTION during GetObject")
+        return {"answer": 1}
+
+    mark, recall = str(tmp_path / "x.done.json"), str(tmp_path / "recall")
+    assert run_once(mark, recall, shaky, str(tmp_path), "x", (), {})["report"] == {"answer": 1}
+    assert len(tries) == 3
+    assert os.path.exists(mark)
+
+
+def test_a_store_that_never_answers_is_told_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "PAUSE", 0.01)
+
+    def dead(_work, _out):
+        raise OSError("AWS Error NETWORK_CONNECTION\nduring GetObject")
+
+    mark, recall = str(tmp_path / "x.done.json"), str(tmp_path / "recall")
+    with pytest.raises(UserError, match=r"failed 4 times .* nothing is lost") as error:
+        run_once(mark, recall, dead, str(tmp_path), "x", (), {})
+    assert "\n" not in str(error.value)
+    assert not os.path.exists(mark)
