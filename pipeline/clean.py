@@ -84,11 +84,10 @@ def normalise(text: str) -> str:
         data = _ODD_GENERAL.sub(_plain_general, data)
         for odd, plain in _ODD_REST.items():
             data = data.replace(odd, plain)
-        data = unicodedata.normalize("NFC", data.decode()).encode()
     if b"  " in data:
         data = _BLANKS.sub(b" ", data)
-    data = data.replace(b" \n", b"\n").replace(b"\n ", b"\n")
-    return data.strip(b" \n").decode()
+    data = data.replace(b" \n", b"\n").replace(b"\n ", b"\n").strip(b" \n")
+    return unicodedata.normalize("NFC", data.decode())
 
 
 def _plain_latin(match: re.Match[bytes]) -> bytes:
@@ -167,7 +166,7 @@ def _masked_phone(match: re.Match[str]) -> str:
 
 
 _INTERFACE = frozenset(
-    "about account accept advertise advertisement all and archive archives back blog browse careers "
+    "a about account accept advertise advertisement all and archive archives back blog browse careers "
     "cart categories category close comment comments contact content cookie cookies copyright "
     "disclaimer download email e-mail english facebook faq faqs feed feedback flickr follow forum "
     "forums google help home in instagram jobs latest leave legal like linkedin links loading log "

@@ -17,9 +17,10 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.record import DAMAGED, Broken
 
 BLOCK = 1 << 18
 """Bytes that flow at a time: large enough for speed, and smaller than any document limit."""
@@ -27,14 +28,11 @@ PACKED = 1 << 16
 """Compressed bytes taken at a time; copied for every member, and web archives have many."""
 HEAD = 8192
 """Bytes by which a file is judged to be text, and to be UTF-16."""
-RAW = 500
-"""Bytes of a broken record that are kept for the quarantine."""
 BOMB_RATIO = 250
 BOMB_BYTES = 256_000_000
 """A compressed file that gave more than this, at more than `BOMB_RATIO` to one, is stopped."""
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-DAMAGED = "file is truncated or damaged"
 BOM = b"\xef\xbb\xbf"
 WIDE_BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -67,31 +65,6 @@ MAGIC = {
 }
 WESTERN = {*(f"iso8859-{n}" for n in (1, 2, 3, 4, 9, 10, 13, 14, 15, 16)), "cp1250", "cp1254"}
 CONTROL = bytes({*range(32)} - {*b"\t\n\x0b\x0c\r\x1b"})
-
-
-class Record(NamedTuple):
-    """One document, or what is broken in its place."""
-
-    offset: int
-    """Its place in the uncompressed text: bytes, or the number of its row in Parquet."""
-    text: str | None
-    """The text; None where the record is broken."""
-    problem: str = ""
-    """Why it is broken, in a few fixed words."""
-    detail: str = ""
-    """What is special about this case."""
-    raw: bytes = b""
-    """The first bytes of a broken record."""
-    repaired: bool = False
-    """The bytes did not fit the encoding and were decoded otherwise."""
-
-
-class Broken(Exception):  # noqa: N818 - a state of a file, not a mistake in the program
-    """A file that cannot be read further."""
-
-    def __init__(self, problem: str, detail: str, offset: int = 0, raw: bytes = b"") -> None:
-        super().__init__(problem)
-        self.problem, self.detail, self.offset, self.raw = problem, detail, offset, raw
 
 
 class Watched:
@@ -144,8 +117,15 @@ class WatchedFile(Watched):
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file.read)
-        self.tell = file.tell  # type: ignore[method-assign]
-        self.seek = file.seek  # type: ignore[method-assign]
+        self.file = file
+
+    def tell(self) -> int:
+        """Where the library is."""
+        return self.file.tell()
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go elsewhere."""
+        return self.file.seek(offset, whence)
 
 
 def blocks(file: BinaryIO, path: str, begin: int = 0, end: int = -1) -> Iterator[bytes]:

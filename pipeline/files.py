@@ -230,6 +230,8 @@ def place(source: str | Path, target: str | Path) -> None:
             shutil.copyfileobj(file, out, 1 << 22)
         return
     os.replace(link, target)
+    # A rename between two names of the same file does nothing, and leaves both.
+    link.unlink(missing_ok=True)
 
 
 def sha256(path: str | Path) -> str:

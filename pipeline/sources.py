@@ -1,9 +1,9 @@
 """Where raw text comes from: find the files of a source and cut them into tasks.
 
 A task reads about `chunk_mb` of input. Text and JSON Lines are cut at document boundaries, which
-needs no more than a seek and a short scan an edge; Parquet is cut at row groups; what is compressed,
-and web archives and pages, stay whole, because nobody can begin in the middle of them. So a few
-large .gz files make a few long tasks: cut such files before, or use Parquet.
+needs no more than a seek and a short scan an edge; Parquet is cut at row groups; what is
+compressed, and web archives and pages, stay whole, because nobody can begin in the middle of them.
+So a few large .gz files make a few long tasks: cut such files before, or use Parquet.
 
 A document's place is (number of its file, offset in the uncompressed text), which does not depend
 on the cuts: every later order that could matter is decided by it. A task never mixes sources, so
@@ -14,12 +14,12 @@ import glob
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from elmwright.pipeline import files
 from elmwright.pipeline.config import CorpusConfig, Source
-from elmwright.pipeline.decode import COMPRESSED as COMPRESSED
 from elmwright.pipeline.decode import (
     HEAD,
     check_encoding,
@@ -31,6 +31,7 @@ from elmwright.pipeline.decode import (
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import explained
 
+MEGABYTE = 1_000_000
 EXPANSION = 4
 """How many bytes of text a compressed byte is, about."""
 LINE = 1 << 16
@@ -185,7 +186,7 @@ def check_readable(files_: Sequence[SourceFile]) -> None:
 
 def cut(files_: Sequence[SourceFile], config: CorpusConfig) -> list[Chunk]:
     """Divide files into tasks of about `chunk_mb` each, the same way every time."""
-    limit = max(1, config.chunk_mb * 1_000_000)
+    limit = max(1, config.chunk_mb * MEGABYTE)
     chunks: list[Chunk] = []
     pieces: list[Piece] = []
     filled = 0
@@ -212,15 +213,13 @@ def _pieces(file: SourceFile, limit: int) -> list[tuple[Piece, int]]:
     if file.format == "parquet":
         return _row_groups(file, limit) or whole
     if file.format == "jsonl" or (file.format == "text" and file.documents != "file"):
-        edges = _edges(file, limit)
-        ends = [*edges[1:], file.bytes]
-        ranges = zip(edges, ends, strict=True)
+        ranges = pairwise(_edges(file, limit))
         return [(Piece(file, begin, end), end - begin) for begin, end in ranges] or whole
     return whole
 
 
 def _edges(file: SourceFile, limit: int) -> list[int]:
-    """Where pieces of at least `limit` bytes begin; none if lines cannot be found as bytes."""
+    """Where pieces begin, and the last ends; nothing if lines cannot be found as bytes."""
     blanks = file.format == "text" and file.documents == "blank-line"
     with files.reading(file.path) as stream:
         head = stream.read(HEAD)
@@ -236,7 +235,7 @@ def _edges(file: SourceFile, limit: int) -> list[int]:
             if stream.tell() >= file.bytes:
                 break
             edges.append(stream.tell())
-    return edges
+    return [*edges, file.bytes]
 
 
 def _skip_line(stream: BinaryIO) -> bool:

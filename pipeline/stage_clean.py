@@ -372,5 +372,4 @@ def write_documents(path: str, rows: Iterable[dict[str, Any]]) -> None:
     """Rows as compressed JSON Lines."""
     import pyarrow
 
-    with files.writing(path) as file, pyarrow.CompressedOutputStream(file, "zstd") as out:
-        out.write(json_lines(rows))
+    files.write_bytes(path, pyarrow.compress(json_lines(rows), codec="zstd", asbytes=True))

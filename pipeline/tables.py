@@ -8,7 +8,8 @@ No process holds a whole table of another, and nothing is memory-mapped, which S
 
 A table is whole or damaged: index and buckets carry their xxh3 hashes, and a file that was cut,
 mixed up or changed raises `ValueError` with its name. Nothing is unpickled: the columns are plain
-integers of a checked list. The index costs 64 KB for each large table, the hashes about 2 ms.
+integers of a checked list. The index costs 64 KB a table of hashes; 500,000 keys (18 MB) are
+written in 50 ms of CPU time and read in 6 ms, hashes included.
 
     magic (8) | xxh3 of what follows up to the rows (8) | size of the JSON (8) | JSON
     | [buckets, 2] end row and xxh3 of the bucket's rows | rows

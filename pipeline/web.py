@@ -21,16 +21,13 @@ from typing import NamedTuple
 
 from elmwright.pipeline.decode import (
     BLOCK,
-    DAMAGED,
     HEAD,
-    RAW,
-    Broken,
-    Record,
     Watched,
     decode_whole,
     not_text,
     wide,
 )
+from elmwright.pipeline.record import DAMAGED, RAW, Broken, Record, too_large
 
 MAX_ELEMENTS = 30_000
 MAX_DEPTH = 1_000
@@ -141,11 +138,10 @@ def warc(source: Iterator[bytes], encoding: str, limit: int) -> Iterator[Record]
             if http or not _technical(headers.get("WARC-Target-URI") or ""):
                 entry = Entry(place, record.content_length, http, kind if http else content)
                 yield from _documents(entry, record.reader.read, encoding, limit)
-            # Otherwise the end of a file that broke would be taken for the end of a whole one.
-            stream.check()
-    except OSError as error:
+    except (OSError, Broken) as error:
         stream.check()
-        raise Broken(DAMAGED, str(error), place) from error
+        raise error if isinstance(error, Broken) else Broken(DAMAGED, str(error), place) from error
+    # FastWARC was shown the end of the file where it broke, and had read ahead of what it gave.
     stream.check()
 
 
@@ -214,7 +210,7 @@ def _documents(
         raw = _decode_body(raw, http.headers, limit)
         size = len(raw)
     if size > limit:
-        yield Record(entry.place, None, "too large", f"more than {limit} bytes", raw[:RAW])
+        yield too_large(entry.place, raw, size)
     elif what := not_text(raw[:HEAD], "auto"):
         yield Record(entry.place, None, "not text", what, raw[:RAW])
     elif kind in HTML_TYPES:

@@ -210,7 +210,7 @@ def _is_abbreviation(word: str) -> bool:
     return word.lower() in ABBREVIATIONS or all(len(x) == 1 and x.isalpha() for x in letters)
 
 
-_CLOSING = frozenset(",;:!?)]\"”»")
+_CLOSING = frozenset(',;:!?)]"”»')
 _WITHIN = (",", ";", ":")
 """Marks that show that the sentence goes on after a full stop: `(e.g., this)`."""
 _CONTRACTION = re.compile(r"(.+?)(n['’]t|['’](?:s|re|ve|ll|d|m))\Z", re.IGNORECASE)

@@ -96,7 +96,7 @@ def race(sides: dict[str, Callable[[], Any]], megabytes: float) -> None:
 
 
 def estimates() -> None:
-    """The mean estimate over 1,000 pairs of sets of 100 to 200 elements, for each sketch."""
+    """Each sketch's mean estimate over 1,000 pairs of sets whose union has 200 elements."""
     rng, lexicon, pairs = np.random.default_rng(0), Lexicon(), 1000
     for n in range(20_000):
         lexicon.number(f"w{n}")

@@ -3,34 +3,26 @@
 import bz2
 import errno
 import gzip
-import hashlib
 import json
-import logging
 import lzma
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pyarrow
 import pytest
-import ray
 import webdataset
 
 from elmwright.pipeline import build, harvest
-from elmwright.pipeline.build import build_corpus
-from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Pieces, ShardsConfig, VocabConfig
+from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Pieces, ShardsConfig
 from elmwright.pipeline.current import corpus_key, is_current
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.manifest import Manifest
-from elmwright.pipeline.shards import ShardReader
 from elmwright.pipeline.storage import atomic_file
 from elmwright.pipeline.tasks import Runner, task
 from elmwright.pipeline.vocab import load_counts, load_vocab
@@ -275,6 +267,7 @@ def test_broken_records_are_counted_and_skipped(tmp_path):
     assert manifest.splits["train"].documents == 2
 
 
+SOME = some_text(60).encode()
 BAD = [
     ("none.txt", None, {}, "does not exist"),
     ("*.nothing", None, {}, "matches no file"),
@@ -282,8 +275,8 @@ BAD = [
     ("in.txt", b"Hi.", {"min_words": 9}, "'min_words' dropped"),
     ("in.txt", b"abc", {"encoding": "utf-99"}, "not an encoding"),
     ("in.jsonl", b'{"body": "x"}\n', {}, "no text field"),
-    ("in.txt.gz", gzip.compress(os.urandom(5000))[:900], {"strict": True}, "truncated or damaged"),
-    ("in.txt.zst", COMPRESS[".zst"](os.urandom(5000))[:900], {"strict": True}, "damaged"),
+    ("in.txt.gz", gzip.compress(SOME)[:900], {"strict": True}, "truncated or damaged"),
+    ("in.txt.zst", COMPRESS[".zst"](SOME)[:900], {"strict": True}, "damaged"),
     ("in.txt", b"abc", {"heldout": {"a.b": ("in.txt",)}}, "cannot name a held-out set"),
 ]
 

@@ -6,7 +6,9 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -19,7 +21,7 @@ from elmwright.pipeline.config import (
     Source,
     VocabConfig,
 )
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.statistics import Statistics, from_json
 from tests.pipeline.corpora import (
@@ -37,6 +39,10 @@ pytestmark = pytest.mark.usefixtures("ray_here")
 def write_documents(path: Path, documents: list[list[str]]) -> Path:
     path.write_text("".join(json.dumps({"text": " ".join(d) + "."}) + "\n" for d in documents))
     return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def statistics_of(folder: Path) -> Statistics:
@@ -87,16 +93,12 @@ def test_going_back_to_earlier_settings_after_an_interruption_gives_the_earlier_
     config = CorpusConfig(sources=(str(tmp_path / "in.txt"),))
     make(tmp_path / "out", config)
     before = digests(tmp_path / "out")
-    calls: list[int] = []
 
     def stop() -> bool:
-        calls.append(1)
-        return (tmp_path / "out/work/vocab").exists() and len(calls) > 40
+        return len(set((tmp_path / "out/work/vocab").glob("*.txt"))) > 1
 
-    try:
+    with pytest.raises(Interrupted, match="same command"):
         make(tmp_path / "out", replace(config, min_words=20), stop=stop)
-    except Exception as error:  # noqa: BLE001 - whatever stopped it, the corpus must be right after
-        assert "same command" in str(error)
     make(tmp_path / "out", config)
     assert digests(tmp_path / "out") == before
 
@@ -151,7 +153,7 @@ def test_near_copies_of_held_out_documents_stay_out_of_train(tmp_path, dedup):
     originals, copies = planted(draw, 400)
     source = write_documents(tmp_path / "in.jsonl", originals + copies)
     config = CorpusConfig(sources=(str(source),), heldout={"heldout": 0.3}, dedup=dedup)
-    make(tmp_path / "out", config)
+    make(tmp_path / "out", config, shards=ShardsConfig(640, 100))
     owner = {}
     for number, (one, two) in enumerate(zip(originals, copies, strict=True)):
         owner[" ".join(one)] = owner[" ".join(two)] = number
@@ -159,7 +161,7 @@ def test_near_copies_of_held_out_documents_stay_out_of_train(tmp_path, dedup):
         {owner[s.removesuffix(" .")] for s in sentences(tmp_path / "out", split)}
         for split in ("train", "heldout")
     )
-    assert len(heldout) > 60
+    assert len(heldout) > 20
     assert len(train & heldout) <= 0.01 * len(heldout)
 
 
@@ -204,10 +206,10 @@ def test_documents_that_share_ngrams_with_evaluation_files_are_removed_and_liste
     )
     manifest = make(tmp_path / "out", config)
     assert dropped(manifest)["decontaminate"] == 1
-    (listed,) = [json.loads(line) for line in open(tmp_path / "out/decontaminated.jsonl")]
+    (listed,) = read_lines(tmp_path / "out/decontaminated.jsonl")
     assert listed["file"] == str(source)
     assert listed["ngram"].startswith(" ".join(quoted[:13]))
-    assert listed["offset"] == len("".join(open(source).readlines()[:7]).encode())
+    assert listed["offset"] == sum(map(len, source.read_bytes().splitlines(True)[:7]))
     fewer = replace(config, decontaminate_ngram=25)
     assert dropped(make(tmp_path / "other", fewer))["decontaminate"] == 0
 
@@ -233,7 +235,7 @@ def test_weights_take_documents_less_or_more_often(tmp_path):
     assert 860 < train.count("often") < 1050
     assert train.count("plain") + held.count("plain") == 400
     texts = sentences(tmp_path / "out", "train")
-    assert sum(a == b for a, b in zip(texts, texts[1:], strict=False)) < 20, "copies are spread"
+    assert sum(a == b for a, b in pairwise(texts)) < 20, "copies are spread"
     rare, often, plain = statistics_of(tmp_path / "out").sources
     assert (rare.weight, often.weight, plain.licence) == (0.25, 2.5, "CC0")
     assert dropped(manifest)["weight"] == 400 - rare.kept_documents
@@ -252,10 +254,13 @@ def test_a_given_vocabulary_is_used_as_it_is(tmp_path):
 
 
 def test_repeated_lines_go_but_their_neighbours_stay(tmp_path):
-    long = "This line is so long that it is a paragraph of its own, because nobody wraps lines at " \
-        "more than a hundred and twenty characters. It has two sentences."  # fmt: skip
-    (tmp_path / "in.txt").write_text(f"First of all.\n{long}\n\nSecond of all.\n{long}\n")
-    config = CorpusConfig(sources=(str(tmp_path / "in.txt"),), heldout={}, dedup_lines="line")
+    long = (
+        "This line is a paragraph of its own, " + "for it is long " * 8 + ". It has two sentences."
+    )
+    (tmp_path / "in.txt").write_text(f"{long}\nFirst of all.\n\n{long}\nSecond of all.\n")
+    config = CorpusConfig(
+        sources=(str(tmp_path / "in.txt"),), heldout={}, dedup="document", dedup_lines="line"
+    )
     manifest = make(tmp_path / "out", config)
     found = sentences(tmp_path / "out", "train")
     assert len(found) == 4
@@ -267,7 +272,7 @@ def test_broken_records_are_in_the_quarantine_with_their_reasons(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "Good one here."}\n{"text": 3}\nnonsense\n')
     manifest = make(tmp_path / "out", CorpusConfig(sources=(str(path),), heldout={}))
-    rows = [json.loads(line) for line in open(tmp_path / "out/quarantine.jsonl")]
+    rows = read_lines(tmp_path / "out/quarantine.jsonl")
     assert [row["offset"] for row in rows] == [27, 39]
     assert all(row["file"] == str(path) and row["problem"] for row in rows)
     assert rows[1]["beginning"].startswith("nonsense")
@@ -314,7 +319,7 @@ def test_dropped_documents_can_be_looked_at(tmp_path):
 
 def test_published_rules_act_where_they_are_named_and_can_be_tuned(tmp_path):
     prose = "The cat sat on the mat and looked at the dog with great care. " * 12
-    (tmp_path / "in.txt").write_text(f"{prose}\n\nshort one\n\n{prose} {{code}}")
+    (tmp_path / "in.txt").write_text(f"{prose}\n\nshort one\n\n{prose} With {{code}}.")
     config = CorpusConfig(
         sources=(str(tmp_path / "in.txt"),), heldout={}, rules=("gopher-quality", "c4")
     )
@@ -355,7 +360,8 @@ def test_a_killed_worker_does_not_change_the_result(tmp_path):
         "import os, signal, subprocess, time, random\n"
         "draw = random.Random(1)\n"
         "while True:\n"
-        "    out = subprocess.run(['pgrep', '-f', 'ray::run_once'], capture_output=True, text=True)\n"
+        "    search = ['pgrep', '-f', 'ray::run_once']\n"
+        "    out = subprocess.run(search, capture_output=True, text=True)\n"
         "    pids = [int(x) for x in out.stdout.split()]\n"
         "    if pids and draw.random() < 0.5: os.kill(draw.choice(pids), signal.SIGKILL)\n"
         "    time.sleep(0.7)\n"

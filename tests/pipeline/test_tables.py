@@ -151,3 +151,16 @@ def test_reducers_are_a_power_of_two_that_keeps_shares_small():
     assert [tables.reducers(rows) for rows in (0, 1, 4_000_000, 4_000_001)] == [1, 1, 1, 2]
     assert tables.reducers(9, 2) == 8
     assert tables.reducers(10**12) == 4096
+
+
+@pytest.mark.usefixtures("s3")
+def test_tables_work_the_same_in_a_store():
+    table = _random(50_000)
+    tables.save("s3://bucket/tables/keys", table)
+    assert np.array_equal(tables.load("s3://bucket/tables/keys"), table)
+    shares = [tables.load_range("s3://bucket/tables/keys", n, 4) for n in range(4)]
+    assert np.array_equal(np.concatenate(shares), table)
+    rows = np.zeros(90, PART)
+    rows["part"] = np.arange(90) // 3
+    tables.save("s3://bucket/tables/parts", rows, "part")
+    assert len(tables.load_part("s3://bucket/tables/parts", 7)) == 3

@@ -1,11 +1,13 @@
 """Sentences and words: nothing lost, nothing forged."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elmwright.pipeline import clean, harvest, words
-from elmwright.pipeline.config import CorpusConfig
+from elmwright.pipeline.config import Pieces
 
 TEXT = st.text(max_size=200)
 
@@ -66,19 +68,39 @@ def test_sentences_are_found_in_wrapped_text_and_lists():
     assert list(words.find_sentences("one\n\n two ", "line", "en")) == ["one", "two"]
 
 
-def test_rules_drop_by_their_setting_names():
-    rules = CorpusConfig(min_words=3, max_words=5, min_letter_share=0.5)
-    assert clean.judge([], rules) == "empty"
-    assert clean.judge(["a b"], rules) == "min_words"
-    assert clean.judge(["a b c", "d e f"], rules) == "max_words"
-    assert clean.judge(["1 2 c"], rules) == "min_letter_share"
-    assert clean.judge(["a 2 c"], rules) is None
-    kept = clean.drop_short_sentences(["a", "a b"], CorpusConfig(min_sentence_words=2))
-    assert kept == ["a b"]
+def test_paragraphs_know_their_lines_and_sentences():
+    text = "One. Two.\nThree.\n\n- an item\n- another. And more."
+    found = words.split(text, "split", "en")
+    assert found.counts == [3, 1, 2]
+    assert found.spans == [(0, 2), (3, 4), (4, 5)]
+    assert words.split("a b\n\nc", "line", "en").spans == [(0, 1), (2, 3)]
 
 
-def test_invisible_characters_go():
-    assert clean.normalise("co\u00adop\x00 e\u0301\r\nx\ufeff\ud800") == "coop é\nx\ufffd"
+@pytest.mark.parametrize("unit", ["“", "a. “b ", "word ", "x", "。", "Mr. ", "1. "])
+def test_long_paragraphs_keep_every_character_and_cost_linear_time(unit):
+    text = (unit * 100_000)[:100_000].strip()
+    begin = time.process_time()
+    sentences = words.split(text, "split", "en").sentences
+    assert time.process_time() - begin < 5
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+
+
+def test_long_paragraphs_are_split_as_short_ones_are():
+    sentences = [f"This is sentence number {n} of Mr. Smith (e.g. this one)." for n in range(1000)]
+    assert words.split(" ".join(sentences), "split", "en").sentences == sentences
+
+
+def test_a_piece_model_of_each_kind_can_be_trained_and_used(tmp_path):
+    sentences = [f"the cat number {n} sat on the mat ." for n in range(300)]
+    for kind, fallback in (("unigram", True), ("bpe", False)):
+        pieces = Pieces(size=400, model=kind, byte_fallback=fallback)
+        model = words.train_sentencepiece(iter(sentences), pieces, "en")
+        assert model == words.train_sentencepiece(iter(sentences), pieces, "en")
+        path = tmp_path / kind
+        path.write_bytes(model)
+        tokenised = words.sentencepiece(path)("the cat sat")
+        assert tokenised.replace(" ", "").replace("▁", " ").strip() == "the cat sat"
+        assert ("<0x" in words.sentencepiece(path)("ж")) == fallback
 
 
 def test_docstrings_give_prose_without_code():

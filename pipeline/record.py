@@ -1,0 +1,42 @@
+"""What reading gives: documents, and what is broken in their place.
+
+A problem is one of a few fixed phrases, so that a report can count them; what is special about a
+case stands in its detail. `Broken` ends a file, a `Record` without text only a document.
+"""
+
+from typing import NamedTuple
+
+RAW = 500
+"""Bytes of a broken record that are kept for the quarantine."""
+DAMAGED = "file is truncated or damaged"
+NO_FIELD = "no text field"
+
+
+class Record(NamedTuple):
+    """One document, or what is broken in its place."""
+
+    offset: int
+    """Its place in the uncompressed text: bytes, or the number of its row in Parquet."""
+    text: str | None
+    """The text; None where the record is broken."""
+    problem: str = ""
+    """Why it is broken, in a few fixed words."""
+    detail: str = ""
+    """What is special about this case."""
+    raw: bytes = b""
+    """The first bytes of a broken record."""
+    repaired: bool = False
+    """The bytes did not fit the encoding and were decoded otherwise."""
+
+
+class Broken(Exception):  # noqa: N818 - a state of a file, not a mistake in the program
+    """A file that cannot be read further."""
+
+    def __init__(self, problem: str, detail: str, offset: int = 0, raw: bytes = b"") -> None:
+        super().__init__(problem)
+        self.problem, self.detail, self.offset, self.raw = problem, detail, offset, raw
+
+
+def too_large(offset: int, raw: bytes, size: int) -> Record:
+    """A document that is larger than `corpus.max_document_mb`."""
+    return Record(offset, None, "too large", f"{size} bytes", raw[:RAW])
