@@ -22,7 +22,7 @@ from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.journal import Record, read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import join, read_bytes
+from elmwright.pipeline.files import exists, join, read_bytes
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.storage import read_json, write_atomic
 
@@ -144,8 +144,9 @@ class Tracker:
         client.log_batch(self.run_id, params=settings)
         client.log_dict(self.run_id, to_dict(self._config), "config.json")
         for name in ("MANIFEST.json", "report.html"):
-            text = read_bytes(join(self._folder.corpus, name)).decode()
-            client.log_text(self.run_id, text, f"corpus/{name}")
+            path = join(self._folder.corpus, name)
+            if exists(path):
+                client.log_text(self.run_id, read_bytes(path).decode(), f"corpus/{name}")
         self._state["described"] = True
         self._save()
 

@@ -183,6 +183,12 @@ def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: thread
     )
     for line in corpus_summary(manifest):
         console.say(line)
+    broken = {step.rule: step.documents for step in manifest.funnel}.get("broken", 0)
+    if broken:
+        console.warn(
+            f"{broken:,} records or files could not be read and were left out; "
+            f"{_short(join(folder.corpus, 'quarantine.jsonl'))} says which and why"
+        )
 
 
 def corpus_summary(manifest: Manifest) -> Iterator[str]:

@@ -101,12 +101,12 @@ class Cleaner:
             repaired.update(changes)
             normal, lines = self._without_boilerplate(normal)
             documents.append(self._split(normal))
-            cut.append(self._split("\n\n".join(lines)))
+            if lines:
+                cut.append((documents[-1], lines))
         tokens = self._tokenise(documents)
-        self._tokenise(cut)
-        for document, removed in zip(documents, cut, strict=True):
-            if removed.words:
-                document.lose("boilerplate", *size(removed.output))
+        for document, lines in cut:
+            [removed] = self._read_anew(["\n\n".join(lines)])
+            document.lose("boilerplate", *size(removed.output))
         read = [_read(document) for document in documents]
         for document in documents:
             document.drop_if_empty()
@@ -147,13 +147,18 @@ class Cleaner:
         texts, tokens = self._reader.read([document.sentences for document in documents])
         for document, text in zip(documents, texts, strict=True):
             document.words = text
-            if self._encode:
-                document.pieces = "\n".join(map(self._encode, document.sentences))
+            self._add_pieces(document)
         return tokens
+
+    def _add_pieces(self, document: Document) -> None:
+        if self._encode:
+            document.pieces = "\n".join(map(self._encode, document.sentences))
 
     def _read_anew(self, texts: list[str]) -> list[Document]:
         documents = [self._split(text) for text in texts]
-        self._tokenise(documents)
+        for document in documents:
+            document.words = self._reader.text(document.sentences)
+            self._add_pieces(document)
         return documents
 
     def _judge(self, documents: list[Document], tokens: Tokens) -> None:

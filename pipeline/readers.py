@@ -6,8 +6,10 @@ before, then one such record, and ends. A document whose end was not seen is not
 `corpus.strict` the first problem stops the build with a sentence instead.
 
 Text and JSON Lines pass through here as blocks of whole lines: documents are found by a search over
-a block, not line by line. Measured on one core of the development machine, English documents of
-2.6 KB in UTF-8: SPEEDS
+a block, not line by line. Measured, in MB of input for each CPU second of a busy two-core machine,
+with documents of 2.3 KB: plain text 290 to 580, JSON Lines 200 (130 where many letters are not
+ASCII; the JSON parser takes most of it), the same in gzip 115, Parquet 330.
+
 A line larger than `max_document_mb` is passed over without being held; only what the JSON inside a
 line unfolds to is not bounded by it.
 """
@@ -208,7 +210,7 @@ def _blank_line(source: Iterator[bytes], offset: int, limit: int) -> Iterator[Sp
             if document.size:
                 document.add(place, lines[begin:last], last - begin)
                 yield from document.take()
-            elif 0 < last - begin <= limit:
+            elif 0 < last - begin <= limit + 1:
                 yield place + begin - 1, lines[begin : last - 1], last - 1 - begin
             elif last > begin:
                 yield _cut_short(place + begin - 1, lines[begin:last], last - 1 - begin, limit)

@@ -97,7 +97,7 @@ Read = Callable[[list[str]], list[Document]]
 def replace_lines(
     document: Document, kept: Sequence[str | None], rules: Mapping[int, str], read: Read
 ) -> None:
-    """Put the kept lines in place of all; `rules` names what changed each line that is not the same.
+    """Put the kept lines in place of all; `rules` names what changed or dropped a line.
 
     Paragraphs without such lines stay as they are. Others are split and tokenised anew, a dropped
     line being a blank one, so that its neighbours do not become one sentence. Where several rules
@@ -131,7 +131,7 @@ def replace_lines(
             counts.append(end - start)
             spans.append(span)
         for column, values in zip(merged, part, strict=True):
-            column += values
+            column.extend(values)
     document.sentences, document.counts, document.spans = merged[0], counts, spans
     document.words = "\n".join(merged[1])
     if document.pieces is not None:

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,14 @@ function words that the Gopher rules look for."""
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 """Bit n of `Lexicon.stops` is set for the word n of these."""
 
+_STOP_BITS = {word: 1 << bit for bit, word in enumerate(STOP_WORDS)}
+
 MOST_TYPES, MOST_CHUNKS, MOST_CHARACTERS = 1_000_000, 700_000, 20_000_000
 """Distinct words, chunks and characters of chunks a reader remembers before it begins anew: about
 300 MB."""
 
+# Hyphens between words or numbers, and a full stop without its blank (`the end.The beginning`).
+_COMPOUND = re.compile(r"((?<=\w)-(?=[^\W\d_])|(?<=\d)-(?=\d)|(?<=[a-z])\.(?=[A-Z]))")
 _ALPHANUMERIC = re.compile(r"[^\W_]")
 
 
@@ -51,6 +55,7 @@ class Lexicon:
         self._flags = np.zeros(1024, np.uint8)
         self._stops = np.zeros(1024, np.uint8)
         self._hashes = np.zeros(1024, np.uint64)
+        self._parts = np.zeros((1024, 4), np.int32)
 
     def __len__(self) -> int:
         """How many words it knows."""
@@ -80,6 +85,13 @@ class Lexicon:
         self._learn()
         return self._hashes
 
+    @property
+    def parts(self) -> NDArray[np.int32]:
+        """[types, 4] What each word is counted as where compounds count as their parts: tokens;
+        those that are more than punctuation; characters of these; those with a letter."""
+        self._learn()
+        return self._parts
+
     def _learn(self) -> None:
         count = len(self._numbers)
         if count == self._known:
@@ -88,17 +100,19 @@ class Lexicon:
             room = max(count, 2 * self._chars.size)
             self._chars, self._flags = _grown(self._chars, room), _grown(self._flags, room)
             self._stops, self._hashes = _grown(self._stops, room), _grown(self._hashes, room)
-        for number, word in enumerate(self._numbers.fresh, self._known):
-            self._chars[number] = len(word)
-            flags = LETTER if word.isalpha() or any(map(str.isalpha, word)) else 0
-            if flags or _ALPHANUMERIC.search(word) or not all(map(_is_punctuation, word)):
-                flags |= WORD
-                self._hashes[number] = xxhash.xxh3_64_intdigest(word.lower().encode()) or 1
-            if word in STOP_WORDS:
-                flags |= STOP
-                self._stops[number] = 1 << STOP_WORDS.index(word)
-            self._flags[number] = flags
-        self._numbers.fresh.clear()
+            self._parts = _grown(self._parts, room)
+        fresh, new = self._numbers.fresh, slice(self._known, count)
+        flags = list(map(_flags, fresh))
+        self._chars[new] = list(map(len, fresh))
+        self._flags[new] = flags
+        self._parts[new] = list(map(_counted_parts, fresh, flags))
+        self._hashes[new] = [
+            xxhash.xxh3_64_intdigest(word.lower().encode()) or 1 if flag & WORD else 0
+            for word, flag in zip(fresh, flags, strict=True)
+        ]
+        for number in _STOP_BITS.keys() & self._numbers.keys():
+            self._stops[self._numbers[number]] = _STOP_BITS[number]
+        fresh.clear()
         self._known = count
 
 
@@ -115,13 +129,34 @@ class _Numbers(dict[str, int]):
         return number
 
 
+def _flags(word: str) -> int:
+    if word.isalpha() or any(map(str.isalpha, word)):
+        return LETTER | WORD | (STOP if word in _STOP_BITS else 0)
+    return WORD if _ALPHANUMERIC.search(word) or not all(map(_is_punctuation, word)) else 0
+
+
+def _counted_parts(word: str, flags: int) -> tuple[int, int, int, int]:
+    if word.isalpha() or not ("-" in word or "." in word or "_" in word):
+        return 1, flags >> 1 & 1, len(word) * (flags >> 1 & 1), flags & 1
+    core = word.strip("_")
+    parts = _COMPOUND.split(core) if core else []
+    known = [_flags(part) for part in parts]
+    words = [part for part, flag in zip(parts, known, strict=True) if flag & WORD]
+    return (
+        len(word) - len(core) + len(parts),
+        len(words),
+        sum(map(len, words)),
+        sum(flag & LETTER for flag in known),
+    )
+
+
 def _is_punctuation(character: str) -> bool:
     return character in "$+<=>^`|~´" or unicodedata.category(character)[0] in "PC"
 
 
 def _grown(array: NDArray[Any], room: int) -> NDArray[Any]:
-    larger = np.zeros(room, array.dtype)
-    larger[: array.size] = array
+    larger = np.zeros((room, *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
     return larger
 
 
@@ -204,9 +239,15 @@ class Reader:
         chunks = _strings(data, ends).dictionary_encode()
         numbers = self._chunks.numbers(chunks.dictionary.to_pylist())
         where = np.asarray(chunks.indices)
-        texts = self._chunks.texts(numbers).take(chunks.indices)
+        texts = pa.array(self._chunks.texts(numbers), pa.string()).take(chunks.indices)
         ids, starts = self._chunks.words(numbers[where])
         return _cut(texts, borders), Tokens(ids, starts[borders], self.lexicon)
+
+    def text(self, sentences: Sequence[str]) -> str:
+        """The tokenised sentences of one small text, without the cost of setting up a batch."""
+        chunks = " ".join(f"{sentence}\n" for sentence in sentences).split(" ")
+        keys = [chunk if chunk[-1] == "\n" else f"{chunk} " for chunk in chunks if chunk]
+        return "".join(self._chunks.texts(self._chunks.numbers(keys)))[:-1]
 
 
 def _strings(data: bytes, ends: NDArray[np.int64]) -> Any:
@@ -238,27 +279,29 @@ class _Chunks(dict[str, int]):
         self._ids = array("i")
         self._starts = array("q", [0])
 
-    def __missing__(self, chunk: str) -> int:
-        number = self[chunk] = len(self)
-        words, end = chunk[:-1], chunk[-1]
-        if words.isalpha():
-            self._texts.append(chunk)
-            self._ids.append(self._number(words))
-        else:
-            words = self._words_of(words, end == "\n")
-            self._texts.append(words + end)
-            self._ids.extend(map(self._number, words.split(" ")))
-        self.characters += len(chunk)
-        self._starts.append(len(self._ids))
-        return number
-
     def numbers(self, chunks: list[str]) -> NDArray[np.int32]:
         """The numbers of some chunks; new ones are tokenised."""
+        self._learn(list(dict.fromkeys(chunk for chunk in chunks if chunk not in self)))
         return np.fromiter(map(self.__getitem__, chunks), np.int32, len(chunks))
 
-    def texts(self, numbers: NDArray[np.int32]) -> Any:
-        """The words of some chunks as an Arrow array of strings."""
-        return pa.array(list(map(self._texts.__getitem__, numbers.tolist())), pa.string())
+    def _learn(self, fresh: list[str]) -> None:
+        if not fresh:
+            return
+        words_of = self._words_of
+        words = [
+            word if (word := chunk[:-1]).isalpha() else words_of(word, chunk[-1] == "\n")
+            for chunk in fresh
+        ]
+        self.update(zip(fresh, range(len(self), len(self) + len(fresh)), strict=True))
+        self._texts += [word + chunk[-1] for word, chunk in zip(words, fresh, strict=True)]
+        self._ids.extend(map(self._number, " ".join(words).split(" ")))
+        sizes = [word.count(" ") + 1 for word in words]
+        self._starts.extend(accumulate(sizes[1:], initial=self._starts[-1] + sizes[0]))
+        self.characters += sum(map(len, fresh))
+
+    def texts(self, numbers: NDArray[np.int32]) -> list[str]:
+        """The words of some chunks, with the space or line break behind them."""
+        return list(map(self._texts.__getitem__, numbers.tolist()))
 
     def words(self, chunks: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The words of chunks as numbers, and [chunks + 1] where those of each begin."""

@@ -186,8 +186,10 @@ def ptb_chunk(chunk: str, last: bool) -> str:
     """The words of a chunk without white space, which may be the last of its sentence."""
     if chunk.isalpha():
         return chunk
-    if chunk[-1:] in _CLOSING and chunk[:-1].isalpha():
-        return f"{chunk[:-1]} {chunk[-1]}"
+    if chunk[:-1].isalpha():
+        word, end = chunk[:-1], chunk[-1]
+        if end in _CLOSING or (end == "." and (last or not _is_abbreviation(word))):
+            return f"{word} {end}"
     words: list[str] = []
     pieces = _pieces().findall(chunk)
     for piece, following in zip(pieces, [*pieces[1:], ""], strict=True):
@@ -206,8 +208,9 @@ def whitespace_chunk(chunk: str, _last: bool) -> str:
 
 def _is_abbreviation(word: str) -> bool:
     """Whether a full stop after this word within a sentence belongs to it: `Mr`, `e.g`, `U.S`."""
-    letters = word.split(".")
-    return word.lower() in ABBREVIATIONS or all(len(x) == 1 and x.isalpha() for x in letters)
+    if word.lower() in ABBREVIATIONS:
+        return True
+    return all(len(letter) == 1 and letter.isalpha() for letter in word.split("."))
 
 
 _CLOSING = frozenset(',;:!?)]"”»')

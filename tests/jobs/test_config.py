@@ -65,7 +65,10 @@ def test_the_published_models_have_the_published_number_of_parameters() -> None:
         ("corpus.sources=a.txt", r"corpus\.sources: expected a list of paths or tables"),
         ("corpus.sources=[{paht='a'}]", r"corpus\.sources\.paht: unknown key; did you mean"),
         ("corpus.sources=[{path='a', weight=-1}]", r"a: a weight is from 0 to 100"),
-        ("corpus.rules=['gopher']", r"corpus\.rules: expected one of .*did you mean 'gopher-quality"),
+        (
+            "corpus.rules=['gopher']",
+            r"corpus\.rules: expected one of .*did you mean 'gopher-quality",
+        ),
         ("corpus.gopher_quality.min_word=3", r"did you mean corpus\.gopher_quality\.min_words\?"),
         ("corpus.heldout={a=0.5, b=0.6}", r"corpus\.heldout\.b: shares are from 0"),
         ("corpus.heldout={train=0.1}", r"corpus\.heldout\.train: a held-out name"),

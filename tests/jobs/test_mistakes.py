@@ -30,11 +30,10 @@ def test_a_source_that_is_not_there(tmp_path: Path) -> None:
     assert "missing-*.txt" in sentence
 
 
-def test_a_wrong_encoding_names_file_place_and_remedy(tmp_path: Path) -> None:
-    text = tmp_path / "latin.txt"
-    text.write_bytes(b"Plain text first. " * 10 + "Caf\u00e9.".encode("latin-1"))
-    sentence = fails("run", write_config(tmp_path, text))
-    assert "latin.txt" in sentence
+def test_an_encoding_nobody_knows(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text.txt", 3)
+    sentence = fails("run", write_config(tmp_path, text, corpus_encoding="utf-99"))
+    assert "utf-99" in sentence
     assert "corpus.encoding" in sentence
 
 

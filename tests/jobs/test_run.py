@@ -151,6 +151,8 @@ def test_mlflow_lists_the_run_its_curves_checkpoints_and_version(finished: Run) 
     assert run.data.params["train.lanes"] == "4"
     losses = client.get_metric_history(run.info.run_id, "train/loss")
     assert sorted(m.step for m in losses) == list(range(2, STEPS + 1, 2))
+    logged = {artifact.path for artifact in client.list_artifacts(run.info.run_id, "corpus")}
+    assert logged == {"corpus/MANIFEST.json", "corpus/report.html"}
     held_out = client.get_metric_history(run.info.run_id, "heldout/perplexity")
     assert sorted(m.step for m in held_out) == [80, 160, 240]
 

@@ -23,8 +23,9 @@ from tests.jobs.tiny import write_config, write_text
 def run(tmp_path: Path, empty_database: Path) -> tuple[RunConfig, RunFolder]:
     config = load_config(str(write_config(tmp_path, write_text(tmp_path / "t.txt", 2))))
     folder = RunFolder.of(config)
-    folder.corpus.mkdir(parents=True)
+    Path(folder.corpus).mkdir(parents=True)
     manifest().save(folder.corpus)
+    Path(folder.corpus, "report.html").write_text("<p>a report</p>")
     folder.mlflow.mkdir()
     shutil.copyfile(empty_database, folder.mlflow / "mlflow.db")
     return config, folder

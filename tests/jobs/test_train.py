@@ -31,7 +31,7 @@ def prepare(folder: Path, corpus: Path, **changes: object) -> tuple[RunConfig, R
     config = load_config(str(path))
     run = RunFolder.of(config)
     run.root.mkdir()
-    run.corpus.symlink_to(corpus)
+    Path(run.corpus).symlink_to(corpus)
     return config, run
 
 

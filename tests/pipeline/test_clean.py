@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmwright.pipeline import clean
@@ -20,6 +20,7 @@ ODD = st.text(
 )
 
 
+@settings(deadline=None)
 @given(ODD)
 def test_the_normal_form_is_what_later_rules_rely_on(text):
     normal = clean.normalise(text)

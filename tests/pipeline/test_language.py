@@ -33,7 +33,7 @@ def test_only_sentences_surely_foreign_go():
 
 def test_a_wrong_code_is_refused_with_the_nearest():
     language.check(("en", "de", "zh-Hant"))
-    with pytest.raises(UserError, match='"eng".*did you mean.*en'):
+    with pytest.raises(UserError, match=r'"eng".*did you mean.*en'):
         language.check(("eng",))
 
 

@@ -19,6 +19,7 @@ def test_a_reader_gives_the_words_of_the_tokeniser_as_text_and_as_numbers(docume
     reader = Reader(words.ptb_chunk)
     for _ in range(2):  # met before or not
         texts, read = reader.read(documents)
+        assert texts == [reader.text(sentences) for sentences in documents]
         assert texts == ["\n".join(map(words.ptb, sentences)) for sentences in documents]
         for number, text in enumerate(texts):
             ids = read.ids[read.offsets[number] : read.offsets[number + 1]]

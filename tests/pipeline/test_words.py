@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmwright.pipeline import clean, harvest, words
@@ -12,6 +12,7 @@ from elmwright.pipeline.config import Pieces
 TEXT = st.text(max_size=200)
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_ptb_words_hold_no_white_space_and_keep_every_character(text):
     tokens = words.ptb(text)
@@ -20,6 +21,7 @@ def test_ptb_words_hold_no_white_space_and_keep_every_character(text):
     assert not {"<S>", "</S>"} & set(tokens.split())
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_normal_text_can_be_written_and_stays_normal(text):
     normal = clean.normalise(text)
@@ -27,6 +29,7 @@ def test_normal_text_can_be_written_and_stays_normal(text):
     assert clean.normalise(normal) == normal
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_splitting_keeps_every_character(text):
     normal = clean.normalise(text)
