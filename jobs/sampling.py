@@ -23,7 +23,7 @@ def show_sample(config: RunConfig, documents: int, *, as_json: bool) -> None:
     for rule, (whole, sentences, words) in sample.funnel.items():
         if whole or sentences or words:
             name = rule if rule in ("read", "kept") else f"  - {rule}"
-            print(f"{name:<40} {whole:>8,} documents {sentences:>10,} sentences {words:>12,} words")
+            print(f"{name:<46} {whole:>8,} documents {sentences:>10,} sentences {words:>12,} words")
             for example in sample.examples.get(rule, ())[:1]:
                 detail = f" ({example.detail})" if example.detail else ""
                 print(f"      {_line(example.text)}{detail}")

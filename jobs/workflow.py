@@ -198,7 +198,7 @@ def corpus_summary(manifest: Manifest) -> Iterator[str]:
         if end or step.documents or step.sentences or step.words:
             name = step.rule if end else f"  - {step.rule}"
             yield (
-                f"    {name:<36} {step.documents:>10,} documents {step.sentences:>12,} sentences "
+                f"    {name:<46} {step.documents:>10,} documents {step.sentences:>12,} sentences "
                 f"{step.words:>14,} words"
             )
     for name, split in manifest.splits.items():

@@ -200,7 +200,13 @@ class Build:
             for chunk in chunks
             if chunk[0].file.split == "train"
         ]
-        samples = [r["name"] for r in self.runner.run("sample", tasks, "chunks")]
+        reports = self.runner.run("sample", tasks, "chunks")
+        if not any(r["sentences"] for r in reports):
+            raise UserError(
+                "no sentence is left to train sentencepiece on; see which rule drops them with "
+                "elmwright corpus CONFIG --sample 1000"
+            )
+        samples = [r["name"] for r in reports]
         train = task("pieces", stage_clean.train_pieces, samples, config)
         model: str = self.runner.run("sentencepiece", [train], "model")[0]["name"]
         return model

@@ -168,13 +168,13 @@ def _masked_phone(match: re.Match[str]) -> str:
 _INTERFACE = frozenset(
     "a about account accept advertise advertisement all and archive archives back blog browse "
     "careers cart categories category close comment comments contact content cookie cookies "
-    "copyright disclaimer download email e-mail english facebook faq faqs feed feedback flickr follow "
-    "forum forums google help home in instagram jobs latest leave legal like linkedin links loading log "
-    "login logout main map menu more navigation news newsletter next now of older on our out page "
-    "permalink pin pinterest policy popular post posts press previous print privacy products read "
-    "recent reddit register related reply rss save search services settings share shop sign site "
-    "sitemap skip store submit subscribe tag tags terms this to toggle top tumblr tweet twitter "
-    "uncategorized up us use whatsapp youtube".split()
+    "copyright disclaimer download email e-mail english facebook faq faqs feed feedback flickr "
+    "follow forum forums google help home in instagram jobs latest leave legal like linkedin "
+    "links loading log login logout main map menu more navigation news newsletter next now of "
+    "older on our out page permalink pin pinterest policy popular post posts press previous "
+    "print privacy products read recent reddit register related reply rss save search services "
+    "settings share shop sign site sitemap skip store submit subscribe tag tags terms this to "
+    "toggle top tumblr tweet twitter uncategorized up us use whatsapp youtube".split()
 )
 _WORDS = re.compile(r"[\w'’-]+")
 _NOTICE = re.compile(

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from elmwright.pipeline import clean, gopher, language, web_rules, words
+from elmwright.pipeline.chunks import Reader
 from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.rules import Document, replace_lines, size
-from elmwright.pipeline.tokens import LETTER, Reader, Tokens
+from elmwright.pipeline.tokens import LETTER, Tokens
 
 SENTENCE_RULE = "min_sentence_words"
 
@@ -144,7 +145,9 @@ class Cleaner:
         return Document(text, found.sentences, found.counts, found.spans)
 
     def _tokenise(self, documents: Sequence[Document]) -> Tokens:
-        texts, tokens = self._reader.read([document.sentences for document in documents])
+        counts = self._filters and "gopher-quality" in self._config.rules
+        sentences = [document.sentences for document in documents]
+        texts, tokens = self._reader.read(sentences, counts=counts)
         for document, text in zip(documents, texts, strict=True):
             document.words = text
             self._add_pieces(document)

@@ -142,7 +142,13 @@ def stat(path: str | Path) -> Stat | None:
     system, inner = _system(str(path))
     with _remote(str(path)):
         info = system.get_file_info(inner)
-    return Stat(str(path), info.size or 0, info.mtime_ns or 0) if info.is_file else None
+    return _remote_stat(str(path), info) if info.is_file else None
+
+
+def _remote_stat(path: str, info: Any) -> Stat:
+    # A listing tells fractions of a second that asking for the one object does not.
+    seconds = (info.mtime_ns or 0) // 1_000_000_000
+    return Stat(path, info.size or 0, seconds * 1_000_000_000)
 
 
 def list_folder(folder: str | Path) -> list[Stat]:
@@ -156,11 +162,7 @@ def list_folder(folder: str | Path) -> list[Stat]:
     scheme = str(folder).partition("://")[0]
     with _remote(str(folder)):
         infos = system.get_file_info(fs.FileSelector(inner, recursive=True, allow_not_found=True))
-    files = [
-        Stat(f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0)
-        for info in infos
-        if info.is_file
-    ]
+    files = [_remote_stat(f"{scheme}://{info.path}", info) for info in infos if info.is_file]
     return sorted(files, key=lambda file: file.path)
 
 

@@ -1,8 +1,9 @@
 """The Gopher rules (Rae et al. 2021, tables A1 and A2), over a whole batch of documents.
 
 Definitions and order are those of datatrove, so that its published thresholds mean the same here;
-words are our tokens, but hyphenated compounds count as their words and hyphens, because a share of
-tokens with letters of 0.8 is about what prose has: where tokens end decides. Decisions are exact and depend on one document alone.
+words are our tokens, counted for the quality rules as its tokeniser would (`chunks.counted`): a
+share of tokens with letters of 0.8 is about what prose has, so where tokens end decides. Decisions
+are exact and depend on one document alone.
 
 Repeated n-grams are the expensive part: nine passes over all words as the rules are written. Here
 two cheap passes over a batch give upper bounds, and the exact count runs only where a bound is
@@ -36,9 +37,9 @@ _FACTORS = np.random.default_rng(20211208).integers(2**63, size=6, dtype=np.uint
 
 def quality(texts: Sequence[str], tokens: Tokens, rules: GopherQuality) -> list[Drop | None]:
     """Of each document: what drops it. A document without words passes."""
-    parts = tokens.lexicon.parts
-    counts = [tokens.total(parts[:, column][tokens.ids]) for column in range(parts.shape[1])]
-    rows = np.stack([*counts, _stop_words(tokens)], axis=1).tolist()
+    if tokens.counts is None:
+        raise ValueError("the Gopher quality rules need tokens read with their counts")
+    rows = np.column_stack([tokens.counts, _stop_words(tokens)]).tolist()
     judged = zip(texts, rows, strict=True)
     return [_judge(text, rules, *row) if row[0] else None for text, row in judged]
 

@@ -104,13 +104,12 @@ def replace_lines(
     touched a paragraph, what it lost is shared among them by the length of their lines.
     """
     old = document.text.split("\n")
-    touched = [
-        number
-        for number, (first, last) in enumerate(document.spans)
-        if any(line in rules for line in range(first, last))
-    ]
-    fragments = ["\n".join(line or "" for line in kept[slice(*document.spans[n])]) for n in touched]
-    anew = dict(zip(touched, read(fragments), strict=True))
+    fragments = {}
+    for number, (first, last) in enumerate(document.spans):
+        if any(line in rules for line in range(first, last)):
+            fragments[number] = "\n".join(line or "" for line in kept[first:last])
+    left = [number for number, text in fragments.items() if text.strip("\n")]
+    anew = dict(zip(left, read([fragments[number] for number in left]), strict=True))
     columns = document.sentences, document.words.split("\n"), document.output.split("\n")
     merged: tuple[list[str], list[str], list[str]] = ([], [], [])
     counts, spans = [], []
@@ -118,8 +117,8 @@ def replace_lines(
     for number, (start, end) in enumerate(pairwise(ends)):
         part = [column[start:end] for column in columns]
         span = document.spans[number]
-        if number in anew:
-            new = anew[number]
+        if number in fragments:
+            new = anew.get(number, _NOTHING)
             before = end - start, count_words(part[2])
             after = size(new.output)
             part = [new.sentences, _lines(new.words), _lines(new.output)]
@@ -137,6 +136,9 @@ def replace_lines(
     if document.pieces is not None:
         document.pieces = "\n".join(merged[2])
     document.changed = True
+
+
+_NOTHING = Document("", [], [], [])
 
 
 def _lines(text: str) -> list[str]:

@@ -3,24 +3,16 @@
 A document is tokenised once. Its words become numbers of a `Lexicon`, which knows of every distinct
 word what the rules ask (length, letters, a hash of its lower-case form). A rule over millions of
 words is then a few numpy operations over a batch of documents, never a Python object a word.
-
-`Reader` does both at once, for a batch. Arrow numbers the distinct chunks between white space;
-their words come from a memory of all chunks met so far, as text and as numbers; two gathers then
-give the tokenised text and the `Tokens`. Python sees only distinct chunks (one in ten), which
-matters because its objects lie scattered: a look-up a chunk takes four times as long (measured).
 """
 
 import re
 import unicodedata
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
@@ -33,9 +25,11 @@ STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 
 _STOP_BITS = {word: 1 << bit for bit, word in enumerate(STOP_WORDS)}
 
-MOST_TYPES, MOST_CHUNKS, MOST_CHARACTERS = 1_000_000, 700_000, 20_000_000
-"""Distinct words, chunks and characters of chunks a reader remembers before it begins anew: about
-300 MB."""
+COUNTED = ("tokens", "words", "characters", "lettered")
+"""What is counted of text: tokens; those that are more than punctuation, and their characters;
+those with a letter."""
+
+Counts = tuple[int, int, int, int]
 
 # Hyphens between words or numbers, and a full stop without its blank (`the end.The beginning`).
 _COMPOUND = re.compile(r"((?<=\w)-(?=[^\W\d_])|(?<=\d)-(?=\d)|(?<=[a-z])\.(?=[A-Z]))")
@@ -55,7 +49,7 @@ class Lexicon:
         self._flags = np.zeros(1024, np.uint8)
         self._stops = np.zeros(1024, np.uint8)
         self._hashes = np.zeros(1024, np.uint64)
-        self._parts = np.zeros((1024, 4), np.int32)
+        self._parts = np.zeros((1024, len(COUNTED)), np.int32)
 
     def __len__(self) -> int:
         """How many words it knows."""
@@ -87,8 +81,7 @@ class Lexicon:
 
     @property
     def parts(self) -> NDArray[np.int32]:
-        """[types, 4] What each word is counted as where compounds count as their parts: tokens;
-        those that are more than punctuation; characters of these; those with a letter."""
+        """[types, 4] What each word adds to what is `COUNTED`: compounds add their parts."""
         self._learn()
         return self._parts
 
@@ -102,10 +95,10 @@ class Lexicon:
             self._stops, self._hashes = _grown(self._stops, room), _grown(self._hashes, room)
             self._parts = _grown(self._parts, room)
         fresh, new = self._numbers.fresh, slice(self._known, count)
-        flags = list(map(_flags, fresh))
+        flags = list(map(flags_of, fresh))
         self._chars[new] = list(map(len, fresh))
         self._flags[new] = flags
-        self._parts[new] = list(map(_counted_parts, fresh, flags))
+        self._parts[new] = list(map(counted_word, fresh))
         self._hashes[new] = [
             xxhash.xxh3_64_intdigest(word.lower().encode()) or 1 if flag & WORD else 0
             for word, flag in zip(fresh, flags, strict=True)
@@ -129,25 +122,25 @@ class _Numbers(dict[str, int]):
         return number
 
 
-def _flags(word: str) -> int:
+def flags_of(word: str) -> int:
     if word.isalpha() or any(map(str.isalpha, word)):
         return LETTER | WORD | (STOP if word in _STOP_BITS else 0)
     return WORD if _ALPHANUMERIC.search(word) or not all(map(_is_punctuation, word)) else 0
 
 
-def _counted_parts(word: str, flags: int) -> tuple[int, int, int, int]:
-    if word.isalpha() or not ("-" in word or "." in word or "_" in word):
-        return 1, flags >> 1 & 1, len(word) * (flags >> 1 & 1), flags & 1
+def counted_word(word: str) -> Counts:
+    if word.isalpha():
+        return 1, 1, len(word), 1
+    flags = flags_of(word)
+    if not ("-" in word or "." in word or "_" in word):
+        is_word = int(flags & WORD != 0)
+        return 1, is_word, len(word) * is_word, flags & LETTER
     core = word.strip("_")
     parts = _COMPOUND.split(core) if core else []
-    known = [_flags(part) for part in parts]
+    known = [flags_of(part) for part in parts]
     words = [part for part, flag in zip(parts, known, strict=True) if flag & WORD]
-    return (
-        len(word) - len(core) + len(parts),
-        len(words),
-        sum(map(len, words)),
-        sum(flag & LETTER for flag in known),
-    )
+    letters = sum(flag & LETTER for flag in known)
+    return len(word) - len(core) + len(parts), len(words), sum(map(len, words)), letters
 
 
 def _is_punctuation(character: str) -> bool:
@@ -170,6 +163,8 @@ class Tokens:
     """[documents + 1] Where each document begins in `ids`, and where the last ends."""
     lexicon: Lexicon
     """What the numbers mean."""
+    counts: NDArray[np.int64] | None = None
+    """[documents, 4] What is `COUNTED`, where asked for."""
 
     def __len__(self) -> int:
         """Documents in the batch."""
@@ -192,7 +187,8 @@ class Tokens:
         chosen = np.zeros(len(self), bool)
         chosen[documents] = True
         offsets = np.concatenate([[0], np.cumsum(self.sizes[chosen])])
-        return Tokens(self.ids[chosen[self.owners]], offsets, self.lexicon)
+        counts = None if self.counts is None else self.counts[chosen]
+        return Tokens(self.ids[chosen[self.owners]], offsets, self.lexicon, counts)
 
     def largest(self, values: NDArray[Any]) -> NDArray[np.int64]:
         """[documents] The largest of a value for each word ([words]); 0 without words."""
@@ -207,107 +203,3 @@ class Tokens:
         running = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
         sums: NDArray[np.int64] = running[self.offsets[1:]] - running[self.offsets[:-1]]
         return sums
-
-
-class Reader:
-    """Sentences → tokenised text and `Tokens`, by the words of chunks met before."""
-
-    def __init__(self, words_of: Callable[[str, bool], str]) -> None:
-        """`words_of` gives the words of a chunk that is, or is not, the last of its sentence."""
-        self._words_of = words_of
-        self.lexicon = Lexicon()
-        self._chunks = _Chunks(words_of, self.lexicon)
-
-    def refresh(self) -> None:
-        """Begin anew where too much is remembered; earlier `Tokens` keep their own lexicon."""
-        if len(self.lexicon) > MOST_TYPES:
-            self.lexicon = Lexicon()
-        elif len(self._chunks) < MOST_CHUNKS and self._chunks.characters < MOST_CHARACTERS:
-            return
-        self._chunks = _Chunks(self._words_of, self.lexicon)
-
-    def read(self, documents: Sequence[Sequence[str]]) -> tuple[list[str], Tokens]:
-        """Of each document (its sentences): its tokenised sentences, a line each; and the words.
-
-        Sentences are normal text (see `clean.normalise`) without line breaks, and not empty.
-        """
-        joined = ["\n".join([*sentences, ""]).encode() for sentences in documents]
-        data = b"".join(joined)
-        # Every chunk with the space or line break behind it: `end. ` is not `end.\n`.
-        ends = np.flatnonzero(np.frombuffer(data, np.uint8) <= ord(" ")) + 1
-        borders = np.searchsorted(ends, np.cumsum([0, *map(len, joined)]), side="right")
-        chunks = _strings(data, ends).dictionary_encode()
-        numbers = self._chunks.numbers(chunks.dictionary.to_pylist())
-        where = np.asarray(chunks.indices)
-        texts = pa.array(self._chunks.texts(numbers), pa.string()).take(chunks.indices)
-        ids, starts = self._chunks.words(numbers[where])
-        return _cut(texts, borders), Tokens(ids, starts[borders], self.lexicon)
-
-    def text(self, sentences: Sequence[str]) -> str:
-        """The tokenised sentences of one small text, without the cost of setting up a batch."""
-        chunks = " ".join(f"{sentence}\n" for sentence in sentences).split(" ")
-        keys = [chunk if chunk[-1] == "\n" else f"{chunk} " for chunk in chunks if chunk]
-        return "".join(self._chunks.texts(self._chunks.numbers(keys)))[:-1]
-
-
-def _strings(data: bytes, ends: NDArray[np.int64]) -> Any:
-    """Strings that lie one after the other, as an Arrow array."""
-    offsets = np.zeros(ends.size + 1, np.int32)
-    offsets[1:] = ends
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.StringArray.from_buffers(ends.size, *buffers[1:])
-
-
-def _cut(texts: Any, borders: NDArray[np.int64]) -> list[str]:
-    """Runs of strings of an Arrow array, each joined, without their last character."""
-    _, offsets, data = texts.buffers()
-    if data is None:
-        return [""] * (borders.size - 1)
-    places = np.frombuffer(offsets, np.int32)[borders].tolist()
-    view = memoryview(data)
-    return [str(view[a : max(a, b - 1)], "utf-8") for a, b in pairwise(places)]
-
-
-class _Chunks(dict[str, int]):
-    """Chunk, with the space or line break behind it → number; of each number its words."""
-
-    def __init__(self, words_of: Callable[[str, bool], str], lexicon: Lexicon) -> None:
-        super().__init__()
-        self._words_of, self._number = words_of, lexicon.number
-        self._texts: list[str] = []
-        self.characters = 0
-        self._ids = array("i")
-        self._starts = array("q", [0])
-
-    def numbers(self, chunks: list[str]) -> NDArray[np.int32]:
-        """The numbers of some chunks; new ones are tokenised."""
-        self._learn(list(dict.fromkeys(chunk for chunk in chunks if chunk not in self)))
-        return np.fromiter(map(self.__getitem__, chunks), np.int32, len(chunks))
-
-    def _learn(self, fresh: list[str]) -> None:
-        if not fresh:
-            return
-        words_of = self._words_of
-        words = [
-            word if (word := chunk[:-1]).isalpha() else words_of(word, chunk[-1] == "\n")
-            for chunk in fresh
-        ]
-        self.update(zip(fresh, range(len(self), len(self) + len(fresh)), strict=True))
-        self._texts += [word + chunk[-1] for word, chunk in zip(words, fresh, strict=True)]
-        self._ids.extend(map(self._number, " ".join(words).split(" ")))
-        sizes = [word.count(" ") + 1 for word in words]
-        self._starts.extend(accumulate(sizes[1:], initial=self._starts[-1] + sizes[0]))
-        self.characters += sum(map(len, fresh))
-
-    def texts(self, numbers: NDArray[np.int32]) -> list[str]:
-        """The words of some chunks, with the space or line break behind them."""
-        return list(map(self._texts.__getitem__, numbers.tolist()))
-
-    def words(self, chunks: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The words of chunks as numbers, and [chunks + 1] where those of each begin."""
-        ids, starts = np.frombuffer(self._ids, np.int32), np.frombuffer(self._starts, np.int64)
-        sizes = starts[chunks + 1] - starts[chunks]
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        shifts = np.repeat(starts[chunks] - ends[:-1], sizes)
-        shifts += np.arange(shifts.size)
-        return ids[shifts], ends

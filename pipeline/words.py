@@ -18,7 +18,7 @@ The marks `<S>` and `</S>` cannot be words: `ptb` splits them by its rules, the 
 into `< S >` and `< / S >`. Very long words are kept; the model reads their first bytes.
 
 All expressions are linear in the text. `ptb` works on the chunks between white space one by one, so
-that `tokens.Reader` can remember the words of every chunk it has met.
+that `chunks.Reader` can remember the words of every chunk it has met.
 """
 
 import re
@@ -186,10 +186,10 @@ def ptb_chunk(chunk: str, last: bool) -> str:
     """The words of a chunk without white space, which may be the last of its sentence."""
     if chunk.isalpha():
         return chunk
-    if chunk[:-1].isalpha():
-        word, end = chunk[:-1], chunk[-1]
-        if end in _CLOSING or (end == "." and (last or not _is_abbreviation(word))):
-            return f"{word} {end}"
+    core = chunk.strip(_EDGES)
+    word = core[:-1] if core[-1:] == "." else core
+    if word.isalpha() and (word is core or not _is_abbreviation(word)):
+        return " ".join(chunk.replace(word, "\n", 1)).replace("\n", word)
     words: list[str] = []
     pieces = _pieces().findall(chunk)
     for piece, following in zip(pieces, [*pieces[1:], ""], strict=True):
@@ -213,7 +213,8 @@ def _is_abbreviation(word: str) -> bool:
     return all(len(letter) == 1 and letter.isalpha() for letter in word.split("."))
 
 
-_CLOSING = frozenset(',;:!?)]"”»')
+_EDGES = '“”„«»"()[],;:!?'
+"""Marks that always stand alone, so that a plain word among them needs no search."""
 _WITHIN = (",", ";", ":")
 """Marks that show that the sentence goes on after a full stop: `(e.g., this)`."""
 _CONTRACTION = re.compile(r"(.+?)(n['’]t|['’](?:s|re|ve|ll|d|m))\Z", re.IGNORECASE)

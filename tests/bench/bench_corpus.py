@@ -37,7 +37,7 @@ from elmwright.pipeline.statistics import from_json
 text, folder = sys.argv[1:]
 ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR,
          log_to_driver=False)
-manifest = build_corpus(CorpusConfig(sources=(Source(text),), chunk_mb=8), VocabConfig(),
+manifest = build_corpus(CorpusConfig(sources=(Source(text),)), VocabConfig(),
                         ShardsConfig(), seed=1, folder=folder)
 ray.shutdown()
 stages = from_json(open(folder + "/statistics.json", "rb").read()).stages

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmwright.pipeline import clean, gopher, words
+from elmwright.pipeline.chunks import Reader
 from elmwright.pipeline.config import GopherQuality, GopherRepetition
-from elmwright.pipeline.tokens import Reader
 
 READER = Reader(words.whitespace_chunk)
 LAX = GopherQuality(0, 10**9, 0.0, 1e9, 1e9, 1e9, 1e9, 0.0, 0)
@@ -18,7 +18,7 @@ FREE = GopherRepetition(1.0, 1.0, 1.0, 1.0, (), ())
 
 
 def tokens_of(texts):
-    return READER.read([[line for line in text.split("\n") if line] for text in texts])[1]
+    return READER.read([[s for s in text.split("\n") if s] for text in texts], counts=True)[1]
 
 
 def quality(text, **rules):

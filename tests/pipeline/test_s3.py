@@ -1,7 +1,10 @@
 """Input from and output to a real S3 server, and a server that fails."""
 
+import contextlib
 import json
 import os
+import socket
+import threading
 from dataclasses import replace
 
 import pytest
@@ -111,3 +114,63 @@ def test_a_store_that_never_answers_is_told_in_one_sentence(tmp_path, monkeypatc
         run_once(mark, recall, dead, str(tmp_path), "x", (), {})
     assert "\n" not in str(error.value)
     assert not os.path.exists(mark)
+
+
+class Dropping:
+    """A proxy to the store that closes its first two connections in the middle of an answer."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port = self.server.getsockname()[1]
+        self.connections = self.dropped = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self.server.accept()
+            except OSError:
+                return
+            self.connections += 1
+            drop = self.connections <= 2
+            self.dropped += drop
+            store = socket.create_connection(("127.0.0.1", self.target))
+            for one, other in ((client, store), (store, client)):
+                limit = 100_000 if drop and one is store else None
+                threading.Thread(target=self._pump, args=(one, other, limit), daemon=True).start()
+
+    @staticmethod
+    def _pump(one: socket.socket, other: socket.socket, limit: int | None) -> None:
+        sent = 0
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                if limit is not None and sent + len(data) > limit:
+                    break
+                other.sendall(data)
+                sent += len(data)
+        for end in (one, other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def test_connections_that_drop_in_the_middle_lose_nothing(s3, monkeypatch):
+    data = os.urandom(300_000)
+    for number in range(6):
+        files.write_bytes(f"s3://bucket/drop/{number}.bin", data)
+    proxy = Dropping(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+    files._connect.cache_clear()
+    try:
+
+        def read_all(_work, _out):
+            assert [files.read_bytes(f"s3://bucket/drop/{n}.bin") for n in range(6)] == [data] * 6
+            return {}
+
+        monkeypatch.setattr(tasks, "PAUSE", 0.01)
+        mark, recall = "s3://bucket/drop/x.done.json", "s3://bucket/drop/recall"
+        run_once(mark, recall, read_all, "s3://bucket/drop", "x", (), {})
+        assert proxy.dropped == 2
+    finally:
+        proxy.server.close()
+        files._connect.cache_clear()

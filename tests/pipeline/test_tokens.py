@@ -1,11 +1,13 @@
 """Words as integers: the same words, and what is known of each."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elmwright.pipeline import clean, tokens, words
-from elmwright.pipeline.tokens import LETTER, STOP, WORD, Lexicon, Reader
+from elmwright.pipeline import chunks, clean, words
+from elmwright.pipeline.chunks import Reader
+from elmwright.pipeline.tokens import LETTER, STOP, WORD, Lexicon
 
 SENTENCE = st.text(max_size=40).map(
     lambda text: clean.normalise(clean.normalise(text).replace("\n", " "))
@@ -27,8 +29,8 @@ def test_a_reader_gives_the_words_of_the_tokeniser_as_text_and_as_numbers(docume
 
 
 def test_a_full_memory_is_emptied_and_changes_nothing(monkeypatch):
-    monkeypatch.setattr(tokens, "MOST_CHUNKS", 3)
-    monkeypatch.setattr(tokens, "MOST_TYPES", 5)
+    monkeypatch.setattr(chunks, "MOST_CHUNKS", 3)
+    monkeypatch.setattr(chunks, "MOST_TYPES", 5)
     reader = Reader(words.ptb_chunk)
     for n in range(20):
         reader.refresh()
@@ -63,3 +65,26 @@ def test_sums_and_choices_of_documents():
     some = read.take(np.array([0, 3]))
     assert some.sizes.tolist() == [3, 1]
     assert some.ids.tolist() == read.ids[[0, 1, 2, 4]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("chunk", "counts"),
+    [
+        ("word", (1, 1, 4, 1)), ("word,", (2, 1, 4, 1)), ("42", (1, 1, 2, 0)),
+        ("...", (1, 0, 0, 0)), ("well-known", (3, 2, 9, 2)), ("2-3", (3, 2, 2, 0)),
+        ("__x__", (5, 1, 1, 1)), ("“(word.”", (5, 1, 4, 1)),
+        ("1914–1918", (1, 1, 9, 0)), ("f(x)", (2, 1, 3, 1)), ("so,—he", (1, 1, 6, 1)),
+        ("so—he", (3, 2, 4, 2)), ("don't", (2, 2, 5, 2)), ("end.The", (3, 2, 6, 2)),
+    ],
+)  # fmt: skip
+def test_chunks_count_as_spacy_counts_them(chunk, counts):
+    assert chunks.counted(words.ptb_chunk(chunk, False).split(" ")) == counts
+    [row] = Reader(words.ptb_chunk).read([[f"{chunk} x"]], counts=True)[1].counts.tolist()
+    assert row == [count + more for count, more in zip(counts, (1, 1, 1, 1), strict=True)]
+
+
+def test_counts_are_summed_by_document():
+    documents = [["Well-known 1914–1918.", "So."], [], ["x"]]
+    _, read = Reader(words.ptb_chunk).read(documents, counts=True)
+    assert read.counts.tolist() == [[7, 4, 20, 3], [0, 0, 0, 0], [1, 1, 1, 1]]
+    assert read.take([2]).counts.tolist() == [[1, 1, 1, 1]]
