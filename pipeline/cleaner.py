@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from elmwright.pipeline import clean, gopher, language, web_rules, words
-from elmwright.pipeline.chunks import Reader
 from elmwright.pipeline.config import CorpusConfig
+from elmwright.pipeline.counted import LETTER
 from elmwright.pipeline.rules import Document, replace_lines, size
-from elmwright.pipeline.tokens import LETTER, Tokens
+from elmwright.pipeline.tokens import Reader, Tokens
 
 SENTENCE_RULE = "min_sentence_words"
 

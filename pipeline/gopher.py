@@ -1,7 +1,7 @@
 """The Gopher rules (Rae et al. 2021, tables A1 and A2), over a whole batch of documents.
 
 Definitions and order are those of datatrove, so that its published thresholds mean the same here;
-words are our tokens, counted for the quality rules as its tokeniser would (`chunks.counted`): a
+words are our tokens, counted for the quality rules as its tokeniser would (`counted.py`): a
 share of tokens with letters of 0.8 is about what prose has, so where tokens end decides. Decisions
 are exact and depend on one document alone.
 
@@ -139,7 +139,7 @@ def _grams(tokens: Tokens, n: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]
     keys = owners[:windows].astype(np.uint64) * _FACTORS[n]
     for place in range(n):
         keys += tokens.ids[place : place + windows].astype(np.uint64) * _FACTORS[place]
-    # Hash above, place below: one plain sort, three times as fast as an argsort.
+    # Hash above, place below: one plain sort instead of an argsort.
     bits = np.uint64(windows.bit_length())
     keys >>= bits
     keys <<= bits

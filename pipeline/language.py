@@ -1,8 +1,8 @@
 """Which language a document or a sentence is in, by CLD2.
 
 CLD2 needs no model file, reads 15 MB/s and takes 0.6 % of foreign text for English. It counts
-letters, so a long document is judged by slices from all over it: a share within a few per cent at
-a fraction of the cost.
+letters, so a long document is judged by slices from all over it: an estimate of the share at a
+fraction of the cost.
 """
 
 import difflib

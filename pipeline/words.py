@@ -18,7 +18,7 @@ The marks `<S>` and `</S>` cannot be words: `ptb` splits them by its rules, the 
 into `< S >` and `< / S >`. Very long words are kept; the model reads their first bytes.
 
 All expressions are linear in the text. `ptb` works on the chunks between white space one by one, so
-that `chunks.Reader` can remember the words of every chunk it has met.
+that `tokens.Reader` can remember the words of every chunk it has met.
 """
 
 import re
@@ -32,7 +32,7 @@ from typing import Any
 from sentencex import segment
 
 from elmwright.pipeline.block import BOS, EOS
-from elmwright.pipeline.config import CorpusConfig, Pieces
+from elmwright.pipeline.config import Pieces
 
 Tokenise = Callable[[str], str]
 """One sentence of clean text → its words, separated by single spaces."""
@@ -157,17 +157,6 @@ def _goes_on(begun: str) -> bool:
     if begun[-1] == "." and len(begun) > 1 and begun[-2] != "." and not begun[-2].isspace():
         return True
     return _ITEM_NUMBER.fullmatch(begun.strip()) is not None
-
-
-def tokeniser(config: CorpusConfig, model: Path | None = None) -> Tokenise:
-    """The tokeniser the config asks for; `model` is the file of a trained sentencepiece model."""
-    if config.tokenizer == "whitespace":
-        return whitespace
-    if config.tokenizer == "ptb":
-        return ptb
-    if model is None:
-        raise ValueError("the sentencepiece tokeniser needs its model")
-    return sentencepiece(model)
 
 
 def whitespace(sentence: str) -> str:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmwright.pipeline import clean, gopher, words
-from elmwright.pipeline.chunks import Reader
 from elmwright.pipeline.config import GopherQuality, GopherRepetition
+from elmwright.pipeline.tokens import Reader
 
 READER = Reader(words.whitespace_chunk)
 LAX = GopherQuality(0, 10**9, 0.0, 1e9, 1e9, 1e9, 1e9, 0.0, 0)

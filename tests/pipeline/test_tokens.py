@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elmwright.pipeline import chunks, clean, words
-from elmwright.pipeline.chunks import Reader
-from elmwright.pipeline.tokens import LETTER, STOP, WORD, Lexicon
+from elmwright.pipeline import clean, counted, tokens, words
+from elmwright.pipeline.counted import LETTER, STOP, WORD
+from elmwright.pipeline.tokens import Lexicon, Reader
 
 SENTENCE = st.text(max_size=40).map(
     lambda text: clean.normalise(clean.normalise(text).replace("\n", " "))
@@ -29,8 +29,8 @@ def test_a_reader_gives_the_words_of_the_tokeniser_as_text_and_as_numbers(docume
 
 
 def test_a_full_memory_is_emptied_and_changes_nothing(monkeypatch):
-    monkeypatch.setattr(chunks, "MOST_CHUNKS", 3)
-    monkeypatch.setattr(chunks, "MOST_TYPES", 5)
+    monkeypatch.setattr(tokens, "MOST_CHUNKS", 3)
+    monkeypatch.setattr(tokens, "MOST_TYPES", 5)
     reader = Reader(words.ptb_chunk)
     for n in range(20):
         reader.refresh()
@@ -78,7 +78,7 @@ def test_sums_and_choices_of_documents():
     ],
 )  # fmt: skip
 def test_chunks_count_as_spacy_counts_them(chunk, counts):
-    assert chunks.counted(words.ptb_chunk(chunk, False).split(" ")) == counts
+    assert counted.counted(words.ptb_chunk(chunk, False).split(" ")) == counts
     [row] = Reader(words.ptb_chunk).read([[f"{chunk} x"]], counts=True)[1].counts.tolist()
     assert row == [count + more for count, more in zip(counts, (1, 1, 1, 1), strict=True)]
 
