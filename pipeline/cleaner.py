@@ -39,8 +39,6 @@ class Cleaned:
     words: list[str]
     """The same as the rules see it, where `texts` are sentencepiece pieces: what a document is
     known by, before there is a sentencepiece model and after."""
-    plain: list[str]
-    """The same before it was cut into sentencepiece pieces; else the same."""
     lines: list[list[int]]
     """Sentences of each line (paragraph) of a kept document."""
     sentences_read: list[int]
@@ -122,7 +120,6 @@ class Cleaner:
             details=[document.detail for document in documents],
             texts=["" if document.verdict else document.output for document in documents],
             words=["" if document.verdict else document.words for document in documents],
-            plain=["" if document.verdict else self._plain(document) for document in documents],
             lines=[[] if document.verdict else document.counts for document in documents],
             sentences_read=[sentences for sentences, _ in read],
             words_read=[n_words for _, n_words in read],
@@ -131,9 +128,6 @@ class Cleaner:
             repaired=repaired,
             tokens=tokens,
         )
-
-    def _plain(self, document: Document) -> str:
-        return document.words if self._encode is None else "\n".join(document.sentences)
 
     def _without_boilerplate(self, text: str) -> tuple[str, list[str]]:
         if self._filters and self._config.boilerplate:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmwright.pipeline.config import GopherQuality, GopherRepetition
+from elmwright.pipeline.lanes import keyed_hash
 from elmwright.pipeline.rules import Drop
 from elmwright.pipeline.tokens import Tokens
 
@@ -32,7 +33,7 @@ REPETITION = (
     "max_duplicate_line_characters", "max_top_ngrams", "max_duplicate_ngrams",
 )  # fmt: skip
 
-_FACTORS = np.random.default_rng(20211208).integers(2**63, size=6, dtype=np.uint64) * 2 + 1
+_FACTORS = np.array([keyed_hash(20211208, n) | 1 for n in range(6)], np.uint64)
 
 
 def quality(texts: Sequence[str], tokens: Tokens, rules: GopherQuality) -> list[Drop | None]:

@@ -60,7 +60,7 @@ def judge(text: str, languages: Sequence[str], threshold: float) -> tuple[str, s
     """The main language of a document, and, if it is to be dropped, why."""
     reliable, shares = detect(text)
     main = next(iter(shares))
-    share = sum(shares.get(code, 0.0) for code in languages)
+    share = sum(share for code, share in shares.items() if _is_among(code, languages))
     if reliable and share >= threshold:
         return main, ""
     seen = ", ".join(f"{code} {share:.0%}" for code, share in shares.items())
@@ -73,4 +73,9 @@ def is_foreign(sentence: str, languages: Sequence[str]) -> bool:
         return False
     reliable, shares = detect(sentence)
     main = next(iter(shares))
-    return reliable and main != UNKNOWN and main not in languages
+    return reliable and main != UNKNOWN and not _is_among(main, languages)
+
+
+def _is_among(code: str, languages: Sequence[str]) -> bool:
+    """Whether a language is wanted; a code without a script or region (`zh`) takes them all."""
+    return code in languages or code.partition("-")[0] in languages

@@ -7,6 +7,7 @@ bits: whoever needs a range reads only the batches it lies in, from a disk or an
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def save_sorted(path: str, table: Any, key: str) -> None:
     bounds = [0, *edges.tolist(), len(column)]
     table = table.combine_chunks()
     with files.writing(path) as file, pyarrow.ipc.new_file(file, table.schema) as writer:
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for begin, end in pairwise(bounds):
             if end > begin:
                 for batch in table.slice(begin, end - begin).to_batches():
                     writer.write_batch(batch)

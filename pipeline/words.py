@@ -91,11 +91,6 @@ def split(text: str, how: str, language: str) -> Split:
     return Split(sentences, counts, found)
 
 
-def find_sentences(text: str, how: str, language: str) -> Iterator[str]:
-    """The sentences alone, see `split`."""
-    yield from split(text, how, language).sentences
-
-
 def _paragraphs(lines: list[str]) -> Iterator[tuple[int, int]]:
     first, before = -1, 0
     for number, line in enumerate(lines):

@@ -10,21 +10,23 @@ driver below 1 GB. The text is real (English Wikipedia and novels); the third si
 with every third word changed, so that it is no duplicate.
 """
 
+import contextlib
 import ctypes
 import json
 import lzma
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 LIMIT, WORKER_MB, DRIVER_MB = 15.0, 1500, 1000
+TICKS = os.sysconf("SC_CLK_TCK")
 WORD = re.compile(r"\w+|[^\w\s]")
 SHARED = Path(os.environ.get("ELMWRIGHT_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 
@@ -54,14 +56,15 @@ def documents(paths: list[str]) -> Iterator[str]:
     if not found:
         if not SHARED.is_dir():
             sys.exit("skipped: no text; name JSON Lines files, or set ELMWRIGHT_SHARED")
-        found = [*sorted(SHARED.glob("data/enwiki2014/*")), *sorted(SHARED.glob("data/novels_en/*"))]
+        folders = ("enwiki2014", "novels_en")
+        found = [path for name in folders for path in sorted((SHARED / "data" / name).iterdir())]
     for path in found:
         if path.name == "ORIGIN.txt":
             continue
-        opened = lzma.open(path, "rt") if path.suffix == ".xz" else open(path)
-        with opened as file:
-            for line in file:
-                yield json.loads(line)["text"]
+        data = path.read_bytes()
+        data = lzma.decompress(data) if path.suffix == ".xz" else data
+        for line in data.splitlines():
+            yield json.loads(line)["text"]
 
 
 def sized(texts: list[str], megabytes: float) -> list[str]:
@@ -70,12 +73,11 @@ def sized(texts: list[str], megabytes: float) -> list[str]:
     size, round_ = 0, 0
     while size < megabytes * 1e6:
         for text in texts:
+            words = text.split(" ")
             if round_:
-                words = text.split(" ")
                 words[::3] = [f"{word}{round_}" for word in words[::3]]
-                text = " ".join(words)
-            taken.append(text)
-            size += len(text.encode())
+            taken.append(" ".join(words))
+            size += len(taken[-1].encode())
             if size >= megabytes * 1e6:
                 break
         round_ += 1
@@ -97,35 +99,54 @@ def build(texts: list[str]) -> tuple[float, dict]:
         with open(source, "w") as file:
             for text in texts:
                 file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-        before = children()
+        meter = Meter()
+        meter.start()
         command = [sys.executable, "-c", BUILD, str(source), f"{folder}/corpus"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        reap()
-        return children() - before, json.loads(done.stdout.splitlines()[-1])
+        return meter.seconds(), json.loads(done.stdout.splitlines()[-1])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+class Meter(threading.Thread):
+    """Adds up the CPU time of all processes below this one, also of those that have ended.
 
+    Not from `getrusage`: Ray's daemon does not wait for its workers, so their time is lost there.
+    """
 
-def reap() -> None:
-    """Wait for orphans too: as their reaper we are told what they used."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(0.1)
-        except ChildProcessError:
-            return
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.used: dict[tuple[int, str], float] = {}
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(0.1):
+            self.look()
+
+    def look(self) -> None:
+        stats = {}
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError):
+                    text = Path("/proc", entry, "stat").read_text()
+                    stats[int(entry)] = text.rpartition(")")[2].split()
+        below = {os.getpid()}
+        while more := {pid for pid, f in stats.items() if int(f[1]) in below} - below:
+            below |= more
+        for pid in below - {os.getpid()}:
+            fields = stats[pid]
+            self.used[pid, fields[19]] = (int(fields[11]) + int(fields[12])) / TICKS
+
+    def seconds(self) -> float:
+        self.done.set()
+        self.join()
+        return sum(self.used.values())
 
 
 def main() -> None:
     arguments = sys.argv[1:]
     megabytes = float(arguments.pop(0)) if arguments and not Path(arguments[0]).exists() else 60.0
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans stay below this process
     texts = list(documents(arguments))
     ok = True
     for share in (0.5, 1.0, 2.0):

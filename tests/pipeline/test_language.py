@@ -31,6 +31,15 @@ def test_only_sentences_surely_foreign_go():
     assert not language.is_foreign("1 2 3 4 5 6 7 8", ("en",))
 
 
+def test_a_code_without_a_script_takes_them_all():
+    traditional = (
+        "香港水上人主要包括蜑家人和鶴佬人兩大族群，也有少量客家人，傳統上是以捕魚為生的漁民。" * 3
+    )
+    assert language.judge(traditional, ("zh",), 0.65) == ("zh-Hant", "")
+    assert language.judge(traditional, ("zh-Hant",), 0.65) == ("zh-Hant", "")
+    assert language.judge(traditional, ("ja",), 0.65)[1]
+
+
 def test_a_wrong_code_is_refused_with_the_nearest():
     language.check(("en", "de", "zh-Hant"))
     with pytest.raises(UserError, match=r'"eng".*did you mean.*en'):

@@ -33,7 +33,7 @@ def test_normal_text_can_be_written_and_stays_normal(text):
 @given(TEXT)
 def test_splitting_keeps_every_character(text):
     normal = clean.normalise(text)
-    sentences = list(words.find_sentences(normal, "split", "en"))
+    sentences = words.split(normal, "split", "en").sentences
     assert "".join("".join(sentences).split()) == "".join(normal.split())
     assert not any("\n" in sentence for sentence in sentences)
 
@@ -62,13 +62,13 @@ def test_tokenised_text_stays_as_it_is_but_for_the_marks():
 
 def test_sentences_are_found_in_wrapped_text_and_lists():
     text = "Mr. Smith came\nhome. It was late.\n\n1. first thing\n2. torch.nn.Linear is a thing"
-    assert list(words.find_sentences(text, "split", "en")) == [
+    assert words.split(text, "split", "en").sentences == [
         "Mr. Smith came home.",
         "It was late.",
         "1. first thing",
         "2. torch.nn.Linear is a thing",
     ]
-    assert list(words.find_sentences("one\n\n two ", "line", "en")) == ["one", "two"]
+    assert words.split("one\n\n two ", "line", "en").sentences == ["one", "two"]
 
 
 def test_paragraphs_know_their_lines_and_sentences():
