@@ -319,8 +319,8 @@ class Build:
             )
 
     def _make_vocab(self) -> None:
-        names = [r["counts"] for part, r in self.found.kept if part.split == "train"]
-        types = sum(r["types"] for part, r in self.found.kept if part.split == "train")
+        names = [r["counts"] for _, r in self.found.kept if r["counts"]]
+        types = sum(r["types"] for _, r in self.found.kept)
         count = stage_pack.ranges(types)
         tasks = [
             task("counts", stage_pack.count_range, names, number, count) for number in range(count)

@@ -76,6 +76,11 @@ def load(path: str) -> tuple[Columns, list[str]]:
 
 def load_between(path: str, key: str, begin: int, end: int) -> tuple[Columns, list[str]]:
     """The rows of a sorted table whose `key` is in [begin, end)."""
+    return _columns(table_between(path, key, begin, end))
+
+
+def table_between(path: str, key: str, begin: int, end: int) -> Any:
+    """The same as an Arrow table."""
     import pyarrow
 
     with files.arrow_file(path) as file:
@@ -87,7 +92,7 @@ def load_between(path: str, key: str, begin: int, end: int) -> tuple[Columns, li
         # The end of the last range is 2**64, which no 64-bit number can be.
         whole = end >= 1 << 64
         last = len(column) if whole else int(np.searchsorted(column, np.uint64(end)))
-        return _columns(table.slice(first, last - first))
+        return table.slice(first, last - first)
 
 
 def _columns(table: Any) -> tuple[Columns, list[str]]:

@@ -95,13 +95,25 @@ def _write_block(file: _Digest, key: str, block: Block) -> list[tuple[int, int]]
     members = to_members(block)
     for member in MEMBERS:
         data = members[member]
-        header = tarfile.TarInfo(f"{key}.{member}")
-        header.size = len(data)
-        file.write(header.tobuf(tarfile.USTAR_FORMAT))
+        file.write(tar_header(f"{key}.{member}", len(data)))
         spans.append((file.size, len(data)))
         file.write(data)
         file.write(bytes(-len(data) % tarfile.BLOCKSIZE))
     return spans
+
+
+def tar_header(name: str, size: int) -> bytes:
+    """What `tarfile` writes for a plain file of time 0 and owner 0, ten times as fast."""
+    field = name.encode("ascii")
+    if len(field) > 100:
+        raise ValueError(f"{name} is too long a name for a tar")
+    head = b"%s0000644\x000000000\x000000000\x00%011o\x0000000000000\x00" % (
+        field.ljust(100, b"\x00"),
+        size,
+    )
+    rest = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
+    total = sum(head) + 8 * 0x20 + sum(rest)
+    return b"%s%06o\x00 %s" % (head, total, rest)
 
 
 def _index_json(name: str, spans: Spans) -> bytes:

@@ -5,7 +5,6 @@ split a table sorted by the shuffle hash, of which a shard later takes its range
 the words of train.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from elmwright.pipeline import dedup, files, parts
 from elmwright.pipeline.funnel import KEPT, WEIGHT, Funnel
 from elmwright.pipeline.lanes import hash64
+from elmwright.pipeline.packing import Words, words_of
 from elmwright.pipeline.stage_clean import SHUFFLE, mix, write_documents
 from elmwright.pipeline.stage_clean import WEIGHT as WEIGHT_HASH
 from elmwright.pipeline.stage_select import Part, Sides, doc_keys, lost_sentences, paths
@@ -75,7 +75,6 @@ def keep_part(
     )
     selection.cut(texts)
     kept: dict[str, _Kept] = {}
-    counted: Counter[str] = Counter()
     documents: list[dict[str, Any]] = []
     for row, text in enumerate(texts):
         verdict = selection.verdicts.get(row)
@@ -104,12 +103,15 @@ def keep_part(
             mine.texts.extend(pieces)
             mine.copies.extend([copy] * len(pieces))
     splits = {}
+    types = 0
     for split, found in kept.items():
         name = f"{out}.{split}.arrow"
         _save_shuffled(files.join(work, name), part, index, found, sides.seed,
                        copies=copies_left, rekey=by_sentence)  # fmt: skip
-        splits[split] = {"name": name, **_sizes(found, counted if split == "train" else None)}
-    types = save_counts(files.join(work, f"{out}.words.arrow"), counted)
+        found_words = words_of(found.texts)
+        splits[split] = {"name": name, **_sizes(found_words)}
+        if split == "train":
+            types = save_counts(files.join(work, f"{out}.words.arrow"), found_words)
     name = f"{out}-documents.jsonl.zst"
     if documents:
         write_documents(files.join(work, name), documents)
@@ -118,7 +120,7 @@ def keep_part(
         "funnel": selection.funnel.counts if part.split == "train" else {},
         "examples": selection.examples,
         "kept": selection.funnel.counts.get(KEPT, [0, 0, 0]),
-        "counts": f"{out}.words.arrow",
+        "counts": f"{out}.words.arrow" if types else None,
         "types": types,
         "documents": [name] if documents else [],
         "words": sum(split["words"] for split in splits.values()),
@@ -210,22 +212,16 @@ class _Selection:
         gather(self.examples, rule, int(place["lo"]), example)
 
 
-def _sizes(found: _Kept, counted: "Counter[str] | None") -> dict[str, Any]:
-    """Counts of what is kept; its words are counted into `counted`."""
-    lengths: list[int] = []
-    documents: list[int] = []
-    for text in found.texts:
-        counts = [line.count(" ") + 1 for line in text.split("\n")]
-        lengths.extend(counts)
-        documents.append(sum(counts))
-        if counted is not None:
-            counted.update(text.replace("\n", " ").split(" "))
+def _sizes(found: Words) -> dict[str, Any]:
+    """Counts of what is kept."""
+    ends = np.cumsum(found.sentences)
+    running = np.concatenate([[0], np.cumsum(found.lengths)])
     return {
-        "documents": len(found.texts),
-        "sentences": len(lengths),
-        "words": sum(documents),
-        "document_words": document_histogram(np.array(documents, np.int64)),
-        "sentence_words": sentence_histogram(np.array(lengths, np.int64)),
+        "documents": found.sentences.size,
+        "sentences": found.lengths.size,
+        "words": found.numbers.size,
+        "document_words": document_histogram(np.diff(running[ends], prepend=0)),
+        "sentence_words": sentence_histogram(found.lengths),
     }
 
 
@@ -270,16 +266,14 @@ def sort_order(columns: parts.Columns) -> NDArray[np.int64]:
     return np.lexsort([columns[name] for name in reversed(names)])
 
 
-def save_counts(path: str, counts: "Counter[str]") -> int:
+def save_counts(path: str, found: Words) -> int:
     """Write words and their counts, sorted by the hash of the word; how many there are."""
-    words = list(counts)
-    keys = dedup.keys_of(words)[:, 0] if words else np.zeros(0, np.uint64)
+    keys = dedup.keys_of(found.words)[:, 0]
     sorting = np.argsort(keys, kind="stable")
-    numbers = np.fromiter(counts.values(), np.int64, len(words))
-    columns = {"hash": keys[sorting], "count": numbers[sorting]}
-    table = parts.table_of(columns, [words[int(place)] for place in sorting])
+    columns = {"hash": keys[sorting], "count": found.counts[sorting]}
+    table = parts.table_of(columns, [found.words[place] for place in sorting.tolist()])
     parts.save_sorted(path, table, "hash")
-    return len(words)
+    return len(found.words)
 
 
 def gather_lists(work: str, out: str, names: Sequence[str]) -> Report:

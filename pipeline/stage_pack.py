@@ -5,7 +5,7 @@ vocabulary task reads only those that are frequent enough to be in it. A shard i
 shuffle hash, gathered from all parts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
 
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmwright.pipeline import files, parts, vocab
-from elmwright.pipeline.block import pack
 from elmwright.pipeline.config import VocabConfig
+from elmwright.pipeline.packing import pack_words, words_of
 from elmwright.pipeline.shards import ShardReader, write_shard
 from elmwright.pipeline.stage_keep import sort_order
 from elmwright.pipeline.statistics import coverage_points, zipf_points
@@ -36,22 +36,19 @@ def ranges(types: int) -> int:
 
 def count_range(work: str, out: str, names: Sequence[str], number: int, count: int) -> Report:
     """Add up the counts of all words whose hash is in one range; most frequent first."""
+    import pyarrow
+    import pyarrow.compute as pc
+
     width = (1 << 64) // count
-    total: dict[str, int] = {}
-    for name in names:
-        columns, texts = parts.load_between(
-            files.join(work, name), "hash", number * width, (number + 1) * width
-        )
-        if not total:
-            total = dict(zip(texts, columns["count"].tolist(), strict=True))
-            continue
-        for word, times in zip(texts, columns["count"].tolist(), strict=True):
-            total[word] = total.get(word, 0) + times
-    ordered = sorted(total.items(), key=lambda item: (-item[1], item[0].encode()))
-    counts = np.array([times for _, times in ordered], np.int64)
-    words = [word for word, _ in ordered]
-    parts.save(files.join(work, f"{out}.arrow"), parts.table_of({"count": counts}, words))
-    lengths = np.fromiter((min(len(word.encode()), LONGEST) for word in words), np.int64)
+    mine = (number * width, (number + 1) * width)
+    gathered = [parts.table_between(files.join(work, name), "hash", *mine) for name in names]
+    total = pyarrow.concat_tables(gathered).group_by("text").aggregate([("count", "sum")])
+    total = total.rename_columns({"count_sum": "count"})
+    # Arrow compares texts by their bytes, which is the order the vocabulary wants.
+    total = total.sort_by([("count", "descending"), ("text", "ascending")])
+    parts.save(files.join(work, f"{out}.arrow"), total)
+    counts = total["count"].to_numpy()
+    lengths = np.minimum(pc.binary_length(total["text"]).to_numpy(), LONGEST)
     by_length = np.bincount(lengths, weights=counts, minlength=LONGEST + 1)
     values, types = np.unique(counts, return_counts=True)
     histogram = np.zeros(len(values), _HISTOGRAM)
@@ -163,15 +160,10 @@ def make_shard(
     texts = [text for _, found in gathered for text in found]
     if not texts:
         return {"shard": None}
-    order = sort_order(columns).tolist()
-
-    def sentences() -> Iterator[tuple[int, list[str]]]:
-        for document, row in enumerate(order):
-            for line in texts[row].split("\n"):
-                yield document, line.split(" ")
-
+    found = words_of([texts[row] for row in sort_order(columns).tolist()])
     ids = _word_ids(files.join(work, f"{vocab_name}.{vocab.VOCAB}"), vocab_sha256)
-    shard = write_shard(files.join(work, out), split, number, pack(sentences(), ids, steps))
+    blocks = pack_words(found, np.arange(len(texts)), ids, steps)
+    shard = write_shard(files.join(work, out), split, number, blocks)
     return {"shard": asdict(shard), "words": shard.words}
 
 

@@ -31,11 +31,12 @@ WORD = re.compile(r"\w+|[^\w\s]")
 SHARED = Path(os.environ.get("ELMWRIGHT_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 
 BUILD = """
-import json, logging, resource, sys
+import json, logging, sys
 import ray
 from elmwright.pipeline.build import build_corpus
 from elmwright.pipeline.config import CorpusConfig, ShardsConfig, Source, VocabConfig
 from elmwright.pipeline.statistics import from_json
+from elmwright.pipeline.tasks import peak_mb
 text, folder = sys.argv[1:]
 ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR,
          log_to_driver=False)
@@ -45,7 +46,7 @@ ray.shutdown()
 stages = from_json(open(folder + "/statistics.json", "rb").read()).stages
 print(json.dumps({
     "words": manifest.splits["train"].words,
-    "driver_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    "driver_mb": peak_mb(),
     "stages": [[s.name, s.seconds, s.cpu_seconds, s.peak_mb] for s in stages],
 }))
 """
