@@ -7,7 +7,9 @@ those of a bare `re` pass that finds the words of the same text, measured before
 15 times as many are allowed. Then the peak memory of any worker and of the driver at three sizes of
 corpus (a half, one and two times the text), which must not grow with it: workers below 1.5 GB, the
 driver below 1 GB. The text is real (English Wikipedia and novels); the third size adds a copy of it
-with every third word changed, so that it is no duplicate.
+with every third word changed, so that it is no duplicate. Every twentieth document is followed by
+a near-copy of itself, so that there is something to find; the one thing that may grow with the
+number of copies is the union of pairs, whose bytes for each pair are printed.
 """
 
 import contextlib
@@ -32,6 +34,7 @@ SHARED = Path(os.environ.get("ELMWRIGHT_SHARED", Path(__file__).resolve().parent
 
 BUILD = """
 import json, logging, sys
+from pathlib import Path
 import ray
 from elmwright.pipeline.build import build_corpus
 from elmwright.pipeline.config import CorpusConfig, ShardsConfig, Source, VocabConfig
@@ -44,9 +47,13 @@ manifest = build_corpus(CorpusConfig(sources=(Source(text),)), VocabConfig(),
                         ShardsConfig(), seed=1, folder=folder)
 ray.shutdown()
 stages = from_json(open(folder + "/statistics.json", "rb").read()).stages
+(mark,) = Path(folder, "work/clusters").glob("*.done.json")
+near = json.loads(mark.read_text())["report"]
 print(json.dumps({
     "words": manifest.splits["train"].words,
     "driver_mb": peak_mb(),
+    "pairs": near["edges"],
+    "bytes_per_pair": near["bytes_per_edge"],
     "stages": [[s.name, s.seconds, s.cpu_seconds, s.peak_mb] for s in stages],
 }))
 """
@@ -79,6 +86,10 @@ def sized(texts: list[str], megabytes: float) -> list[str]:
                 words[::3] = [f"{word}{round_}" for word in words[::3]]
             taken.append(" ".join(words))
             size += len(taken[-1].encode())
+            if len(taken) % 20 == 0:
+                words[len(words) // 2] = "changed"
+                taken.append(" ".join(words))
+                size += len(taken[-1].encode())
             if size >= megabytes * 1e6:
                 break
         round_ += 1
@@ -161,7 +172,8 @@ def main() -> None:
         print(
             f"{size:.0f} MB, {said['words']:,} words: {used:.1f} CPU s = {ratio:.1f} × a bare re "
             f"pass ({bare[0]:.1f} and {bare[1]:.1f} s; allowed {LIMIT:.0f} ×); peak memory: "
-            f"worker {worker:.0f} MB, driver {said['driver_mb']:.0f} MB"
+            f"worker {worker:.0f} MB, driver {said['driver_mb']:.0f} MB; {said['pairs']:,} pairs "
+            f"of near-copies, {said['bytes_per_pair']:.0f} bytes each"
         )
         inside = sum(stage[2] for stage in said["stages"])
         for name, seconds, cpu, peak in said["stages"]:

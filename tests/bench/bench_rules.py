@@ -7,7 +7,7 @@ a process that has loaded its libraries and models and has cleaned one short doc
 chunks starts empty all the same. Each side runs in a process of its own, in turns; the best round
 counts. datatrove runs as it comes (spaCy words) and with BlingFire words.
 
-Documents: Wikipedia articles and novels in pieces of about 1000 words (from ELMWRIGHT_BENCH_DATA,
+Documents: Wikipedia articles and novels in pieces of about 1000 words (from ELMWRIGHT_SHARED/data,
 if that is there), docstrings of the standard library (messy: most rules fire), and every twentieth
 document once more with a few words changed. Decisions on near-copies are compared by who has one,
 because which of them stays is a choice. Required are 98 % against datatrove as it comes: BlingFire
@@ -32,7 +32,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PEER = os.environ.get("ELMWRIGHT_DATATROVE_PYTHON", "")
-DATA = Path(os.environ.get("ELMWRIGHT_BENCH_DATA", "/work/shared/data"))
+DATA = Path(os.environ.get("ELMWRIGHT_SHARED", HERE.parents[2] / "shared")) / "data"
 TARGETS = {"spacy": 20.0, "blingfire": 4.0}
 EQUAL = 0.98
 NAMES = {
