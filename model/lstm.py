@@ -76,81 +76,98 @@ class _ProjectedLSTM(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         groups, steps, rows, width = x.shape
         dim, proj = w_proj.shape[1:]
-        bias = b.clone()
+        bias = b.unsqueeze(2).clone()
         bias[:, 2 * dim : 3 * dim] += 1.0  # the forget bias that no file stores
-        z = _spare.take(x, (groups, steps, rows, 4 * dim))
-        torch.baddbmm(bias.unsqueeze(1), x.flatten(1, 2), w[:, :width], out=z.flatten(1, 2))
-        cells = x.new_empty(groups, steps, rows, dim)
-        tanh_cells = torch.empty_like(cells)
-        y = x.new_empty(groups, steps, rows, proj)
-        _run(z, w[:, width:], w_proj, c0, m0, cells, tanh_cells, y, cell_clip, proj_clip)
+        z = _spare.take(x, (groups, 4 * dim, steps, rows))
+        w_in = w[:, :width].transpose(1, 2)
+        torch.baddbmm(bias, w_in, _columns(x).flatten(2), out=z.flatten(2))
+        cells = _spare.take(x, (groups, dim, steps, rows))
+        y = x.new_empty(groups, proj, steps, rows)
+        _run(z, w[:, width:], w_proj, c0, m0, cells, y, cell_clip, proj_clip)
 
+        out, by_step = _by_step(y), _by_step(cells)
         if lengths is None:
-            c, m = cells[:, -1].clone(), y[:, -1].clone()
+            c, m = by_step[:, -1].clone(), out[:, -1].clone()
         else:
-            y.masked_fill_(_past_end(lengths, steps), 0.0)
-            c, m = _at_end(cells, c0, lengths), _at_end(y, m0, lengths)
-        ctx.save_for_backward(x, w, w_proj, c0, m0, z, cells, tanh_cells, y, lengths)
+            out.masked_fill_(_past_end(lengths, steps), 0.0)
+            c, m = _at_end(by_step, c0, lengths), _at_end(out, m0, lengths)
+        ctx.save_for_backward(x, w, w_proj, c0, m0, z, cells, out, lengths)
         ctx.clips = cell_clip, proj_clip
         ctx.set_materialize_grads(False)
-        return y, c, m
+        return out, c.contiguous(), m.contiguous()
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, gy: Tensor | None, gc: Tensor | None, gm: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        x, w, w_proj, c0, m0, gates, cells, tanh_cells, y, lengths = ctx.saved_tensors
+        x, w, w_proj, c0, m0, gates, cells, out, lengths = ctx.saved_tensors
         _, steps, _, width = x.shape
+        y = _columns(out)
         with torch.autocast(x.device.type, enabled=False):
-            dm = torch.zeros_like(y) if gy is None else gy.contiguous().clone()
+            dm = torch.zeros_like(y) if gy is None else torch.empty_like(y).copy_(_columns(gy))
             if lengths is not None and gy is not None:
-                dm.masked_fill_(_past_end(lengths, steps), 0.0)
-            dc_in, dc0, dm0 = _final_grads(dm, gc, gm, c0, m0, steps, lengths)
+                _by_step(dm).masked_fill_(_past_end(lengths, steps), 0.0)
+            dc_in, dc0, dm0 = _final_grads(_by_step(dm), gc, gm, c0, m0, steps, lengths)
 
             last = not _keeps_graph()
             if not last:  # somebody will come back for what was saved
-                gates, tanh_cells = gates.clone(), tanh_cells.clone()
-            saved = gates, cells, tanh_cells, y
-            dc0 += _run_back(dm, dc_in, w[:, width:], w_proj, c0, saved, ctx.clips)
-            dz, hidden = gates, tanh_cells  # what they have become
-            dm0.baddbmm_(dz[:, 0], w[:, width:].transpose(1, 2))
+                gates, cells = gates.clone(), cells.clone()
+            dc = _run_back(dm, dc_in, w[:, width:], w_proj, c0, gates, cells, y, ctx.clips)
+            dz, hidden = gates, cells  # what they have become
+            dc0 += dc.transpose(1, 2)
+            dm0 += w[:, width:].bmm(dz[:, :, 0]).transpose(1, 2)
 
-            flat = dz.flatten(1, 2)
-            before = torch.cat([m0.unsqueeze(1), y[:, :-1]], dim=1)
-            dw = torch.cat([x, before], dim=-1).flatten(1, 2).transpose(1, 2).bmm(flat)
-            dw_proj = hidden.flatten(1, 2).transpose(1, 2).bmm(dm.flatten(1, 2))
+            flat = dz.flatten(2)
+            read = torch.empty(
+                y.size(0), w.size(1), *y.shape[2:], dtype=y.dtype, device=y.device
+            )  # what the gates read, [x; m_prev]
+            read[:, :width] = _columns(x)
+            read[:, width:, 0] = m0.transpose(1, 2)
+            read[:, width:, 1:] = y[:, :, :-1]
+            dw = read.flatten(2).bmm(flat.transpose(1, 2))
+            dw_proj = hidden.flatten(2).bmm(dm.flatten(2).transpose(1, 2))
             dx = None
             if ctx.needs_input_grad[0]:
-                dx = flat.bmm(w[:, :width].transpose(1, 2)).view_as(x)
-            db = flat.sum(1)
+                dx = _by_step(w[:, :width].bmm(flat).view(*x.shape[:1], width, *x.shape[1:3]))
+            db = flat.sum(2)
         if last:
             _spare.give(gates)
+            _spare.give(cells)
         return dx, dw, db, dw_proj, dc0, dm0, None, None, None
 
 
+def _columns(values: Tensor) -> Tensor:
+    """[G, T, N, width] seen as [G, width, T, N]."""
+    return values.permute(0, 3, 1, 2)
+
+
+def _by_step(columns: Tensor) -> Tensor:
+    """The way back."""
+    return columns.permute(0, 2, 3, 1)
+
+
 class _Spare(threading.local):
-    """Gate buffers that a backward pass is done with, for the next forward pass.
+    """Buffers that a backward pass is done with, for the next forward pass.
 
     A buffer of this size (42 MB for a small model) goes back to the system when it is freed, and
     the first touch of every page of a new one is slow. On CUDA the caching allocator does this.
-    Never more than the layers of one step; another shape empties it.
+    Never more than the layers of one step; a shape that is not asked for any more is let go.
     """
 
     def __init__(self) -> None:
-        self.buffers: list[Tensor] = []
+        self.buffers: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
 
     def take(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        if self.buffers:
-            buffer = self.buffers.pop()
-            if buffer.shape == shape and buffer.dtype == like.dtype:
-                return buffer
-            self.buffers.clear()
+        kept = self.buffers.get((shape, like.dtype))
+        if kept and like.device.type == "cpu":
+            return kept.pop()
+        self.buffers.clear()
         return like.new_empty(shape)
 
     def give(self, buffer: Tensor) -> None:
         if buffer.device.type == "cpu":
-            self.buffers.append(buffer)
+            self.buffers.setdefault((tuple(buffer.shape), buffer.dtype), []).append(buffer)
 
 
 _spare = _Spare()
@@ -160,29 +177,30 @@ def _run(
     z: Tensor,
     w_rec: Tensor,
     w_proj: Tensor,
-    c: Tensor,
-    m: Tensor,
+    c0: Tensor,
+    m0: Tensor,
     cells: Tensor,
-    tanh_cells: Tensor,
     y: Tensor,
     cell_clip: float,
     proj_clip: float,
 ) -> None:
     """The sequential part of the forward pass: turns z into gate values, fills cells and y."""
-    dim = cells.size(-1)
+    w_rec_t = w_rec.transpose(1, 2).contiguous()
+    w_proj_t = w_proj.transpose(1, 2).contiguous()
+    c, m = c0.transpose(1, 2).contiguous(), m0.transpose(1, 2).contiguous()
     hidden = torch.empty_like(c)
-    steps = zip(z.unbind(1), cells.unbind(1), tanh_cells.unbind(1), y.unbind(1), strict=True)
-    for gate, cell, tanh_cell, out in steps:
-        gate.baddbmm_(m, w_rec)
-        i, j, f_o = gate[..., :dim], gate[..., dim : 2 * dim], gate[..., 2 * dim :]
+    dim = cells.size(1)
+    for gate, cell, out in zip(z.unbind(2), cells.unbind(2), y.unbind(2), strict=True):
+        gate.baddbmm_(w_rec_t, m)
+        i, j, f_o = gate[:, :dim], gate[:, dim : 2 * dim], gate[:, 2 * dim :]
         i.sigmoid_()
         j.tanh_()
         f_o.sigmoid_()
-        torch.mul(f_o[..., :dim], c, out=cell)
+        torch.mul(f_o[:, :dim], c, out=cell)
         cell.addcmul_(i, j).clamp_(-cell_clip, cell_clip)
-        torch.tanh(cell, out=tanh_cell)
-        torch.mul(f_o[..., dim:], tanh_cell, out=hidden)
-        torch.bmm(hidden, w_proj, out=out)
+        torch.tanh(cell, out=hidden)
+        hidden.mul_(f_o[:, dim:])
+        torch.bmm(w_proj_t, hidden, out=out)
         out.clamp_(-proj_clip, proj_clip)
         c, m = cell, out
 
@@ -193,44 +211,46 @@ def _run_back(
     w_rec: Tensor,
     w_proj: Tensor,
     c0: Tensor,
-    saved: tuple[Tensor, Tensor, Tensor, Tensor],
+    gates: Tensor,
+    cells: Tensor,
+    y: Tensor,
     clips: tuple[float, float],
 ) -> Tensor:
-    """Back through time: completes dm, returns the gradient of c0.
+    """Back through time: completes dm, returns the gradient of c0 as [G, D, N].
 
     Each step is done with its saved values once it has been passed, so their memory takes what is
-    needed afterwards: `gates` becomes the gradient of z and `tanh_cells` becomes σ(o)·tanh(c), the
+    needed afterwards: `gates` becomes the gradient of z and `cells` becomes σ(o)·tanh(c), the
     projection's input. (Fresh buffers for the two would cost the first touch of every page.)
-    `hardtanh_backward` on the clipped value is zero exactly where the clip
-    binds, in one pass.
+    `hardtanh_backward` on the clipped value is zero exactly where the clip binds, in one pass.
     """
-    (cell_clip, proj_clip), (gates, cells, tanh_cells, y) = clips, saved
-    w_rec_t, w_proj_t = w_rec.transpose(1, 2), w_proj.transpose(1, 2)
-    dc, dh, part = torch.zeros_like(c0), torch.empty_like(c0), torch.empty_like(c0)
+    cell_clip, proj_clip = clips
+    first = c0.transpose(1, 2).contiguous()
+    dc, dh, part, tanh_cell = torch.zeros_like(first), *(torch.empty_like(first) for _ in range(3))
     # All views of all steps at once: taken one by one they cost 4 % of a small model's step.
-    i, j, f, o = (gate.unbind(1) for gate in gates.chunk(4, dim=-1))
-    cell, tanh_cell, out = cells.unbind(1), tanh_cells.unbind(1), y.unbind(1)
-    dz, dm_step = gates.unbind(1), dm.unbind(1)
+    i, j, f, o = (gate.unbind(2) for gate in gates.chunk(4, dim=1))
+    cell, out = cells.unbind(2), y.unbind(2)
+    dz, dm_step = gates.unbind(2), dm.unbind(2)
     last = len(dz) - 1
     for t in range(last, -1, -1):
         dm_t, arriving = dm_step[t], dc_in[t]
         if t < last:
-            dm_t.baddbmm_(dz[t + 1], w_rec_t)
+            dm_t.baddbmm_(w_rec, dz[t + 1])
         _clip_back(dm_t, out[t], -proj_clip, proj_clip, grad_input=dm_t)
-        torch.bmm(dm_t, w_proj_t, out=dh)
-        torch.mul(dh, tanh_cell[t], out=part)
-        _tanh_back(dh.mul_(o[t]), tanh_cell[t], grad_input=dh)
-        tanh_cell[t].mul_(o[t])
-        _sigmoid_back(part, o[t], grad_input=o[t])
+        torch.bmm(w_proj, dm_t, out=dh)
+        torch.tanh(cell[t], out=tanh_cell)
+        torch.mul(dh, tanh_cell, out=part)
+        _tanh_back(dh.mul_(o[t]), tanh_cell, grad_input=dh)
         dc.add_(dh)
         if arriving is not None:
-            dc.add_(arriving)
+            dc.add_(arriving.transpose(1, 2))
         _clip_back(dc, cell[t], -cell_clip, cell_clip, grad_input=dc)
+        torch.mul(tanh_cell, o[t], out=cell[t])
+        _sigmoid_back(part, o[t], grad_input=o[t])
         torch.mul(dc, j[t], out=part)
         torch.mul(dc, i[t], out=dh)
         _sigmoid_back(part, i[t], grad_input=i[t])
         _tanh_back(dh, j[t], grad_input=j[t])
-        torch.mul(dc, cell[t - 1] if t else c0, out=part)
+        torch.mul(dc, cell[t - 1] if t else first, out=part)
         dc.mul_(f[t])
         _sigmoid_back(part, f[t], grad_input=f[t])
     return dc
