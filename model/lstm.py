@@ -91,6 +91,9 @@ class _ProjectedLSTM(torch.autograd.Function):
         else:
             out.masked_fill_(_past_end(lengths, steps), 0.0)
             c, m = _at_end(by_step, c0, lengths), _at_end(out, m0, lengths)
+        if not any(ctx.needs_input_grad):  # nobody will ask for gradients
+            _spare.give(z)
+            _spare.give(cells)
         ctx.save_for_backward(x, w, w_proj, c0, m0, z, cells, out, lengths)
         ctx.clips = cell_clip, proj_clip
         ctx.set_materialize_grads(False)
@@ -185,8 +188,7 @@ def _run(
     proj_clip: float,
 ) -> None:
     """The sequential part of the forward pass: turns z into gate values, fills cells and y."""
-    w_rec_t = w_rec.transpose(1, 2).contiguous()
-    w_proj_t = w_proj.transpose(1, 2).contiguous()
+    w_rec_t, w_proj_t = _transposed(w_rec), _transposed(w_proj)
     c, m = c0.transpose(1, 2).contiguous(), m0.transpose(1, 2).contiguous()
     hidden = torch.empty_like(c)
     dim = cells.size(1)
@@ -203,6 +205,17 @@ def _run(
         torch.bmm(w_proj_t, hidden, out=out)
         out.clamp_(-proj_clip, proj_clip)
         c, m = cell, out
+    _spare.give(w_rec_t)
+    _spare.give(w_proj_t)
+
+
+def _transposed(w: Tensor) -> Tensor:
+    """A copy of [G, A, B] as [G, B, A]. Matrix by matrix, because torch copies a transposed matrix
+    in blocks and a transposed batch element by element: 27 ms for 160 at 4096/512."""
+    copy = _spare.take(w, (w.size(0), w.size(2), w.size(1)))
+    for target, source in zip(copy, w, strict=True):
+        target.copy_(source.t())
+    return copy
 
 
 def _run_back(
