@@ -71,7 +71,8 @@ def _blocks(*tensors: Tensor) -> Iterable[Sequence[Tensor]]:
     flat = all(tensor.is_contiguous() for tensor in tensors)
     if not flat or tensors[0].numel() <= BLOCK:
         return [tensors]
-    return zip(*(tensor.view(-1).split(BLOCK) for tensor in tensors), strict=True)
+    starts = range(0, tensors[0].numel(), BLOCK)
+    return ([tensor.view(-1)[start : start + BLOCK] for tensor in tensors] for start in starts)
 
 
 class Optimizer:
