@@ -11,7 +11,8 @@ leading axis holds the directions: two independent LSTMs share every batched GEM
 call: half as many calls, at the same GEMM rate (measured from 256/64 to 4096/512).
 
 Inside, the layout is [direction, width, time, row]: the window is one matrix for the products over
-all steps, and a step is a slice of it whose gates are whole blocks of rows. So the recurrence is
+all steps, and a step is a slice of it, which is copied out, worked on and copied back (ten passes
+over the slice itself took twice as long in a small model as over the copy). So the recurrence is
 Wᵀ·mᵀ, wide weights by narrow columns: at 4096/512 with 128 rows this runs at 75 GFLOP/s on one core
 and 104 on two, where m·W gets 53 and 57 (a large product: 85 on one). It needs a transposed copy of
 the recurrent weights once a window; no other product is slower this way round. Outside tensors are
@@ -87,11 +88,12 @@ class _ProjectedLSTM(torch.autograd.Function):
         z = _spare.take(x, (groups, 4 * dim, steps, rows))
         w_in = w[:, :width].transpose(1, 2)
         torch.baddbmm(bias, w_in, _columns(x).flatten(2), out=z.flatten(2))
-        cells, tanh_cells = (_spare.take(x, (groups, dim, steps, rows)) for _ in range(2))
+        cells = _spare.take(x, (groups, steps, dim, rows))  # in no product, so a step is a block
+        tanh_cells = _spare.take(x, (groups, dim, steps, rows))
         y = x.new_empty(groups, proj, steps, rows)
         _run(z, w[:, width:], w_proj, c0, m0, cells, tanh_cells, y, cell_clip, proj_clip)
 
-        out, by_step = _by_step(y), _by_step(cells)
+        out, by_step = _by_step(y), cells.transpose(2, 3)
         if lengths is None:
             c, m = by_step[:, -1].clone(), out[:, -1].clone()
         else:
@@ -203,19 +205,21 @@ def _run(
     """The sequential part of the forward pass: turns z into gate values, fills cells and y."""
     w_rec_t, w_proj_t = _transposed(w_rec), _transposed(w_proj)
     c, m = c0.transpose(1, 2).contiguous(), m0.transpose(1, 2).contiguous()
-    hidden = torch.empty_like(c)
-    dim = cells.size(1)
-    steps = zip(z.unbind(2), cells.unbind(2), tanh_cells.unbind(2), y.unbind(2), strict=True)
+    gates, tanh_c, hidden = z.new_empty(z[:, :, 0].shape), torch.empty_like(c), torch.empty_like(c)
+    dim = c.size(1)
+    i, j, f_o = gates[:, :dim], gates[:, dim : 2 * dim], gates[:, 2 * dim :]
+    steps = zip(z.unbind(2), cells.unbind(1), tanh_cells.unbind(2), y.unbind(2), strict=True)
     for gate, cell, tanh_cell, out in steps:
-        gate.baddbmm_(w_rec_t, m)
-        i, j, f_o = gate[:, :dim], gate[:, dim : 2 * dim], gate[:, 2 * dim :]
+        torch.baddbmm(gate, w_rec_t, m, out=gates)
         i.sigmoid_()
         j.tanh_()
         f_o.sigmoid_()
         torch.mul(f_o[:, :dim], c, out=cell)
         cell.addcmul_(i, j).clamp_(-cell_clip, cell_clip)
-        torch.tanh(cell, out=tanh_cell)
-        torch.mul(f_o[:, dim:], tanh_cell, out=hidden)
+        torch.tanh(cell, out=tanh_c)
+        torch.mul(f_o[:, dim:], tanh_c, out=hidden)
+        gate.copy_(gates)
+        tanh_cell.copy_(tanh_c)
         torch.bmm(w_proj_t, hidden, out=out)
         out.clamp_(-proj_clip, proj_clip)
         c, m = cell, out
@@ -251,31 +255,34 @@ def _run_back(
     first = c0.transpose(1, 2).contiguous()
     dc, dh, part = torch.zeros_like(first), torch.empty_like(first), torch.empty_like(first)
     # All views of all steps at once: taken one by one they cost 4 % of a small model's step.
-    i, j, f, o = (gate.unbind(2) for gate in gates.chunk(4, dim=1))
-    cell, tanh_cell, out = cells.unbind(2), tanh_cells.unbind(2), y.unbind(2)
-    dz, dm_step = gates.unbind(2), dm.unbind(2)
-    last = len(dz) - 1
+    gate, cell, tanh_cell = gates.unbind(2), cells.unbind(1), tanh_cells.unbind(2)
+    out, dm_step = y.unbind(2), dm.unbind(2)
+    dz = torch.empty_like(gate[0], memory_format=torch.contiguous_format)
+    i, j, f, o = dz.chunk(4, dim=1)
+    last = len(gate) - 1
     for t in range(last, -1, -1):
         dm_t, arriving = dm_step[t], dc_in[t]
         if t < last:
-            dm_t.baddbmm_(w_rec, dz[t + 1])
+            dm_t.baddbmm_(w_rec, dz)
+        dz.copy_(gate[t])
         _clip_back(dm_t, out[t], -proj_clip, proj_clip, grad_input=dm_t)
         torch.bmm(w_proj, dm_t, out=dh)
         torch.mul(dh, tanh_cell[t], out=part)
-        _tanh_back(dh.mul_(o[t]), tanh_cell[t], grad_input=dh)
-        tanh_cell[t].mul_(o[t])
+        _tanh_back(dh.mul_(o), tanh_cell[t], grad_input=dh)
+        tanh_cell[t].mul_(o)
         dc.add_(dh)
         if arriving is not None:
             dc.add_(arriving.transpose(1, 2))
         _clip_back(dc, cell[t], -cell_clip, cell_clip, grad_input=dc)
-        _sigmoid_back(part, o[t], grad_input=o[t])
-        torch.mul(dc, j[t], out=part)
-        torch.mul(dc, i[t], out=dh)
-        _sigmoid_back(part, i[t], grad_input=i[t])
-        _tanh_back(dh, j[t], grad_input=j[t])
+        _sigmoid_back(part, o, grad_input=o)
+        torch.mul(dc, j, out=part)
+        torch.mul(dc, i, out=dh)
+        _sigmoid_back(part, i, grad_input=i)
+        _tanh_back(dh, j, grad_input=j)
         torch.mul(dc, cell[t - 1] if t else first, out=part)
-        dc.mul_(f[t])
-        _sigmoid_back(part, f[t], grad_input=f[t])
+        dc.mul_(f)
+        _sigmoid_back(part, f, grad_input=f)
+        gate[t].copy_(dz)
     return dc
 
 
