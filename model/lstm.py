@@ -10,13 +10,9 @@ does only what is sequential, and in the backward pass one GEMM for each weight 
 leading axis holds the directions: two independent LSTMs share every batched GEMM and pointwise
 call: half as many calls, at the same GEMM rate (measured from 256/64 to 4096/512).
 
-Inside, the layout is [direction, width, time, row]: the window is one matrix for the products over
-all steps, and a step is a slice of it, which is copied out, worked on and copied back (ten passes
-over the slice itself took twice as long in a small model as over the copy). So the recurrence is
-Wᵀ·mᵀ, wide weights by narrow columns: at 4096/512 with 128 rows this runs at 75 GFLOP/s on one core
-and 104 on two, where m·W gets 53 and 57 (a large product: 85 on one). It needs a transposed copy of
-the recurrent weights once a window; no other product is slower this way round. Outside tensors are
-[direction, time, row, width]; the output is a view.
+Tensors are [direction, time, row, width]. Inside there are two layouts, each a file of its own:
+row by row, and by feature, whose products are faster but only pay where rows are many and gradients
+are wanted (a single sentence is read 6 times as fast row by row).
 
 Kept for the backward pass: gates (4·dim), cell and tanh(cell) for each token and direction.
 Gradients are zero where a clip binds. Every sum has a fixed order: the result is deterministic.
@@ -29,16 +25,17 @@ Under autocast the layer computes in float32: ten pointwise steps chained over a
 bfloat16 loses most.
 """
 
-import threading
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-_sigmoid_back = torch.ops.aten.sigmoid_backward.grad_input
-_tanh_back = torch.ops.aten.tanh_backward.grad_input
-_clip_back = torch.ops.aten.hardtanh_backward.grad_input
+from elmwright.model.lstm_columns import LSTMColumns
+from elmwright.model.lstm_rows import LSTMRows
+
+MANY_ROWS = 64
+"""From so many rows on, training lays the window out by feature. At 1024/128 with 64 rows that took
+as long on one core and 5 % less on two; at 4096/512 with 128 rows, 5 % less on one."""
 
 
 def projected_lstm(
@@ -62,279 +59,9 @@ def projected_lstm(
     if torch.is_autocast_enabled(x.device.type):
         x, w, b, w_proj, c0, m0 = (t.float() for t in (x, w, b, w_proj, c0, m0))
     with torch.autocast(x.device.type, enabled=False):
-        run: Any = _ProjectedLSTM.apply
+        tracked = torch.is_grad_enabled() and any(
+            t.requires_grad for t in (x, w, b, w_proj, c0, m0)
+        )
+        run: Any = (LSTMColumns if tracked and x.size(2) >= MANY_ROWS else LSTMRows).apply
         y, c, m = run(x, w, b, w_proj, c0, m0, cell_clip, proj_clip, lengths)
     return y, c, m
-
-
-class _ProjectedLSTM(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        w: Tensor,
-        b: Tensor,
-        w_proj: Tensor,
-        c0: Tensor,
-        m0: Tensor,
-        cell_clip: float,
-        proj_clip: float,
-        lengths: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        groups, steps, rows, width = x.shape
-        dim, proj = w_proj.shape[1:]
-        bias = b.unsqueeze(2).clone()
-        bias[:, 2 * dim : 3 * dim] += 1.0  # the forget bias that no file stores
-        z = _spare.take(x, (groups, 4 * dim, steps, rows))
-        w_in = w[:, :width].transpose(1, 2)
-        torch.baddbmm(bias, w_in, _columns(x).flatten(2), out=z.flatten(2))
-        cells = _spare.take(x, (groups, steps, dim, rows))  # in no product, so a step is a block
-        tanh_cells = _spare.take(x, (groups, dim, steps, rows))
-        y = x.new_empty(groups, proj, steps, rows)
-        _run(z, w[:, width:], w_proj, c0, m0, cells, tanh_cells, y, cell_clip, proj_clip)
-
-        out, by_step = _by_step(y), cells.transpose(2, 3)
-        if lengths is None:
-            c, m = by_step[:, -1].clone(), out[:, -1].clone()
-        else:
-            out.masked_fill_(_past_end(lengths, steps), 0.0)
-            c, m = _at_end(by_step, c0, lengths), _at_end(out, m0, lengths)
-        if not any(ctx.needs_input_grad):  # nobody will ask for gradients
-            _spare.give(z, cells, tanh_cells)
-        ctx.save_for_backward(x, w, w_proj, c0, m0, z, cells, tanh_cells, out, lengths)
-        ctx.clips = cell_clip, proj_clip
-        ctx.set_materialize_grads(False)
-        return out, c.contiguous(), m.contiguous()
-
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, gy: Tensor | None, gc: Tensor | None, gm: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        x, w, w_proj, c0, m0, gates, cells, tanh_cells, out, lengths = ctx.saved_tensors
-        _, steps, _, width = x.shape
-        y = _columns(out)
-        with torch.autocast(x.device.type, enabled=False):
-            dm = torch.zeros_like(y)
-            if gy is not None:
-                _copy_columns(dm, gy)
-            if lengths is not None and gy is not None:
-                _by_step(dm).masked_fill_(_past_end(lengths, steps), 0.0)
-            dc_in, dc0, dm0 = _final_grads(_by_step(dm), gc, gm, c0, m0, steps, lengths)
-
-            last = not _keeps_graph()
-            if not last:  # somebody will come back for what was saved
-                gates, tanh_cells = gates.clone(), tanh_cells.clone()
-            saved = gates, cells, tanh_cells, y
-            dc = _run_back(dm, dc_in, w[:, width:], w_proj, c0, saved, ctx.clips)
-            dz, hidden = gates, tanh_cells  # what they have become
-            dc0 += dc.transpose(1, 2)
-            dm0 += w[:, width:].bmm(dz[:, :, 0]).transpose(1, 2)
-
-            flat = dz.flatten(2)
-            read = y.new_empty(y.size(0), w.size(1), *y.shape[2:])  # by the gates: [x; m_prev]
-            _copy_columns(read[:, :width], x)
-            read[:, width:, 0] = m0.transpose(1, 2)
-            read[:, width:, 1:] = y[:, :, :-1]
-            dw = read.flatten(2).bmm(flat.transpose(1, 2))
-            dw_proj = hidden.flatten(2).bmm(dm.flatten(2).transpose(1, 2))
-            dx = None
-            if ctx.needs_input_grad[0]:
-                dx = _by_step(w[:, :width].bmm(flat).view(*x.shape[:1], width, *x.shape[1:3]))
-            db = flat.sum(2)
-        if last:
-            _spare.give(gates, cells, tanh_cells)
-        return dx, dw, db, dw_proj, dc0, dm0, None, None, None
-
-
-def _columns(values: Tensor) -> Tensor:
-    """[G, T, N, width] seen as [G, width, T, N]."""
-    return values.permute(0, 3, 1, 2)
-
-
-def _by_step(columns: Tensor) -> Tensor:
-    """The way back."""
-    return columns.permute(0, 2, 3, 1)
-
-
-def _copy_columns(target: Tensor, values: Tensor) -> None:
-    """Copy [G, T, N, width] into [G, width, T, N], whichever way it lies in memory."""
-    for into, group in zip(target, values, strict=True):
-        into.flatten(1).copy_(group.flatten(0, 1).t())  # by matrix, as in `_transposed`
-
-
-class _Spare(threading.local):
-    """Buffers that a backward pass is done with, for the next forward pass.
-
-    A buffer of this size (42 MB for a small model) goes back to the system when it is freed, and
-    the first touch of every page of a new one is slow. On CUDA the caching allocator does this.
-    Never more than the layers of one step; a shape that is not asked for any more is let go.
-    """
-
-    def __init__(self) -> None:
-        self.buffers: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
-
-    def take(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        kept = self.buffers.get((shape, like.dtype))
-        if kept and like.device.type == "cpu":
-            return kept.pop()
-        self.buffers.clear()
-        return like.new_empty(shape)
-
-    def give(self, *buffers: Tensor) -> None:
-        for buffer in buffers:
-            if buffer.device.type == "cpu":
-                self.buffers.setdefault((tuple(buffer.shape), buffer.dtype), []).append(buffer)
-
-
-_spare = _Spare()
-
-
-def _run(
-    z: Tensor,
-    w_rec: Tensor,
-    w_proj: Tensor,
-    c0: Tensor,
-    m0: Tensor,
-    cells: Tensor,
-    tanh_cells: Tensor,
-    y: Tensor,
-    cell_clip: float,
-    proj_clip: float,
-) -> None:
-    """The sequential part of the forward pass: turns z into gate values, fills cells and y."""
-    w_rec_t, w_proj_t = _transposed(w_rec), _transposed(w_proj)
-    c, m = c0.transpose(1, 2).contiguous(), m0.transpose(1, 2).contiguous()
-    gates, tanh_c, hidden = z.new_empty(z[:, :, 0].shape), torch.empty_like(c), torch.empty_like(c)
-    dim = c.size(1)
-    i, j, f_o = gates[:, :dim], gates[:, dim : 2 * dim], gates[:, 2 * dim :]
-    steps = zip(z.unbind(2), cells.unbind(1), tanh_cells.unbind(2), y.unbind(2), strict=True)
-    for gate, cell, tanh_cell, out in steps:
-        torch.baddbmm(gate, w_rec_t, m, out=gates)
-        i.sigmoid_()
-        j.tanh_()
-        f_o.sigmoid_()
-        torch.mul(f_o[:, :dim], c, out=cell)
-        cell.addcmul_(i, j).clamp_(-cell_clip, cell_clip)
-        torch.tanh(cell, out=tanh_c)
-        torch.mul(f_o[:, dim:], tanh_c, out=hidden)
-        gate.copy_(gates)
-        tanh_cell.copy_(tanh_c)
-        torch.bmm(w_proj_t, hidden, out=out)
-        out.clamp_(-proj_clip, proj_clip)
-        c, m = cell, out
-    _spare.give(w_rec_t, w_proj_t)
-
-
-def _transposed(w: Tensor) -> Tensor:
-    """A copy of [G, A, B] as [G, B, A]. Matrix by matrix, because torch copies a transposed matrix
-    in blocks and a transposed batch element by element: 27 ms for 160 at 4096/512."""
-    copy = _spare.take(w, (w.size(0), w.size(2), w.size(1)))
-    for target, source in zip(copy, w, strict=True):
-        target.copy_(source.t())
-    return copy
-
-
-def _run_back(
-    dm: Tensor,
-    dc_in: list[Tensor | None],
-    w_rec: Tensor,
-    w_proj: Tensor,
-    c0: Tensor,
-    saved: tuple[Tensor, Tensor, Tensor, Tensor],
-    clips: tuple[float, float],
-) -> Tensor:
-    """Back through time: completes dm, returns the gradient of c0 as [G, D, N].
-
-    Each step is done with its saved values once it has been passed, so their memory takes what is
-    needed afterwards: `gates` becomes the gradient of z and `tanh_cells` becomes σ(o)·tanh(c), the
-    projection's input. (Fresh buffers for the two would cost the first touch of every page.)
-    `hardtanh_backward` on the clipped value is zero exactly where the clip binds, in one pass.
-    """
-    (cell_clip, proj_clip), (gates, cells, tanh_cells, y) = clips, saved
-    first = c0.transpose(1, 2).contiguous()
-    dc, dh, part = torch.zeros_like(first), torch.empty_like(first), torch.empty_like(first)
-    # All views of all steps at once: taken one by one they cost 4 % of a small model's step.
-    gate, cell, tanh_cell = gates.unbind(2), cells.unbind(1), tanh_cells.unbind(2)
-    out, dm_step = y.unbind(2), dm.unbind(2)
-    dz = torch.empty_like(gate[0], memory_format=torch.contiguous_format)
-    i, j, f, o = dz.chunk(4, dim=1)
-    last = len(gate) - 1
-    for t in range(last, -1, -1):
-        dm_t, arriving = dm_step[t], dc_in[t]
-        if t < last:
-            dm_t.baddbmm_(w_rec, dz)
-        dz.copy_(gate[t])
-        _clip_back(dm_t, out[t], -proj_clip, proj_clip, grad_input=dm_t)
-        torch.bmm(w_proj, dm_t, out=dh)
-        torch.mul(dh, tanh_cell[t], out=part)
-        _tanh_back(dh.mul_(o), tanh_cell[t], grad_input=dh)
-        tanh_cell[t].mul_(o)
-        dc.add_(dh)
-        if arriving is not None:
-            dc.add_(arriving.transpose(1, 2))
-        _clip_back(dc, cell[t], -cell_clip, cell_clip, grad_input=dc)
-        _sigmoid_back(part, o, grad_input=o)
-        torch.mul(dc, j, out=part)
-        torch.mul(dc, i, out=dh)
-        _sigmoid_back(part, i, grad_input=i)
-        _tanh_back(dh, j, grad_input=j)
-        torch.mul(dc, cell[t - 1] if t else first, out=part)
-        dc.mul_(f)
-        _sigmoid_back(part, f, grad_input=f)
-        gate[t].copy_(dz)
-    return dc
-
-
-def _keeps_graph() -> bool:
-    """Whether the backward pass that is running was asked to keep the graph for another one.
-
-    A torch that no longer says so is taken to keep it, which is only slower."""
-    says = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if says is None else bool(says())
-
-
-def _final_grads(
-    dm: Tensor,
-    gc: Tensor | None,
-    gm: Tensor | None,
-    c0: Tensor,
-    m0: Tensor,
-    steps: int,
-    lengths: Tensor | None,
-) -> tuple[list[Tensor | None], Tensor, Tensor]:
-    """Send the gradients of the final states to the steps they were read at.
-
-    Adds that of m into dm; returns that of c by step, and the starts of dc0 and dm0 (which only
-    rows of length 0 reach directly).
-    """
-    dc_in: list[Tensor | None] = [None] * steps
-    dc0, dm0 = torch.zeros_like(c0), torch.zeros_like(m0)
-    if lengths is None:
-        dc_in[-1] = gc
-        if gm is not None:
-            dm[:, -1] += gm
-        return dc_in, dc0, dm0
-    ends = lengths.unsqueeze(-1)
-    if gc is not None:
-        dc_in = [gc * (ends == t + 1) for t in range(steps)]
-        dc0 += gc * (ends == 0)
-    if gm is not None:
-        for t in range(steps):
-            dm[:, t] += gm * (ends == t + 1)
-        dm0 += gm * (ends == 0)
-    return dc_in, dc0, dm0
-
-
-def _past_end(lengths: Tensor, steps: int) -> Tensor:
-    """[1, T, N, 1], true at steps that a row does not have."""
-    time = torch.arange(steps, device=lengths.device)
-    return (time.unsqueeze(1) >= lengths).view(1, steps, -1, 1)
-
-
-def _at_end(values: Tensor, initial: Tensor, lengths: Tensor) -> Tensor:
-    """Each row's value at its last valid step, or its initial value if it has none."""
-    last = (lengths - 1).clamp_min(0).view(1, 1, -1, 1)
-    last = last.expand(values.size(0), 1, values.size(2), values.size(3))
-    read = values.gather(1, last).squeeze(1)
-    return torch.where((lengths == 0).unsqueeze(-1), initial, read)

@@ -70,6 +70,8 @@ def main() -> None:
     parts = arithmetic(types, NEGATIVES + types)
     total = sum(parts.values())
     print(", ".join(f"{part} {size / 1e6:.0f} MB" for part, size in parts.items()))
+    named = sum(parts[part] for part in ("parameters", "optimiser", "activations"))
+    print(f"by parameters, optimiser and activations alone: {peak() / named:.2f}×")
     print(
         f"peak {peak() / 1e6:.0f} MB ({before / 1e6:.0f} before the model was built, "
         f"{held / 1e6:.0f} before the first step), arithmetic {total / 1e6:.0f} MB: "

@@ -6,8 +6,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elmwright.model import lstm as module
 from elmwright.model.lstm import projected_lstm
 from elmwright.model.reference import ReferenceBiLM
+
+
+@pytest.fixture(autouse=True, scope="module", params=[1, 10**9], ids=["columns", "rows"])
+def layout(request):
+    """Every test in both memory layouts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MANY_ROWS", request.param)
+        yield
 
 
 def inputs(groups, steps, rows, width, dim, proj, seed=0):
