@@ -155,13 +155,12 @@ def _run(
         torch.bmm(w_proj_t, hidden, out=out)
         out.clamp_(-proj_clip, proj_clip)
         c, m = cell, out
-    spare.give(w_rec_t, w_proj_t)
 
 
 def _transposed(w: Tensor) -> Tensor:
     """A copy of [G, A, B] as [G, B, A]. Matrix by matrix, because torch copies a transposed matrix
     in blocks and a transposed batch element by element: 27 ms for 160 at 4096/512."""
-    copy = spare.take(w, (w.size(0), w.size(2), w.size(1)))
+    copy = w.new_empty(w.size(0), w.size(2), w.size(1))
     for target, source in zip(copy, w, strict=True):
         target.copy_(source.t())
     return copy
