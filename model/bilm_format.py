@@ -179,6 +179,12 @@ def _checked(path: Path, file: Any, config: ModelConfig) -> dict[str, Array]:
 
     file.visititems(note)
     expected = {name: shape for name, (shape, _) in datasets(config).items()}
+    if expected.keys().isdisjoint(shapes):
+        some = ", ".join(f"{name} {shape}" for name, shape in list(shapes.items())[:3]) or "nothing"
+        raise UserError(
+            f"{path} is HDF5 of another layout: it holds {some}, and none of the datasets of a "
+            f"biLM (such as char_embed {expected['char_embed']})"
+        )
     for name, shape in expected.items():
         if name not in shapes:
             raise UserError(f"{path} has no dataset {name} (expected with shape {shape})")

@@ -61,6 +61,20 @@ def _norm(grad: Tensor) -> Tensor:
     return norm
 
 
+BLOCK = 1 << 18
+"""Numbers that Adagrad updates at a time: all three passes over a block find it in the cache, and
+the roots need 1 MB in place of a copy of the largest parameter (134 MB in the original)."""
+
+
+def _blocks(*tensors: Tensor) -> Iterable[Sequence[Tensor]]:
+    """Tensors of one shape, in blocks where they are long and lie flat in memory."""
+    flat = all(tensor.is_contiguous() for tensor in tensors)
+    if not flat or tensors[0].numel() <= BLOCK:
+        return [tensors]
+    starts = range(0, tensors[0].numel(), BLOCK)
+    return ([tensor.view(-1)[start : start + BLOCK] for tensor in tensors] for start in starts)
+
+
 class Optimizer:
     """Updates the dense parameters and the touched rows of the softmax."""
 
@@ -149,9 +163,9 @@ class Optimizer:
         count: Tensor | int,
     ) -> None:
         if self.settings.name == "adagrad":
-            (total,) = state
-            total.addcmul_(grad, grad, value=scale * scale)
-            value.addcdiv_(grad, total.sqrt(), value=-lr * scale)
+            for part, change, total in _blocks(value, grad, state[0]):
+                total.addcmul_(change, change, value=scale * scale)
+                part.addcdiv_(change, total.sqrt(), value=-lr * scale)
             return
         mean, square = state
         beta1, beta2 = self.settings.betas

@@ -5,7 +5,7 @@ one per cent of its rows. So it is not an `nn.Parameter` inside DDP: a step gath
 (targets of all ranks and negatives, sorted) into a compact `table` [U, P+1], weight and bias side
 by side, takes the gradient of that, and the optimiser writes the rows back.
 
-    rows = touched(targets, negatives)            # union over ranks: the caller's business
+    rows = torch.unique(torch.cat([targets, negatives.ids]))      # sorted; of all ranks together
     table = softmax.table(rows).requires_grad_()
     loss = sampled_loss(hidden, targets, weights, rows, table, negatives, vocab_size)
 
@@ -34,6 +34,9 @@ PIECE = 1 << 20
 64 MB took 1.1 to 1.6 times as long, with 8,192 negatives and over a vocabulary of 50,000)."""
 COLUMNS = 1 << 11
 """Words at a time where the sum runs over the whole vocabulary."""
+MOST = 0.75
+"""From this share of the vocabulary on, negatives are not found draw by draw (which then takes more
+than about twenty draws for each)."""
 
 
 class Softmax:
@@ -91,15 +94,18 @@ def draw_negatives(seed: int, step: int, n: int, vocab_size: int) -> Negatives:
     """n distinct log-uniform ids, a pure function of (seed, step).
 
     Draws are numbered; draw k is a hash of (seed, step, k), so the result depends on no library's
-    random generator. Ids are taken in order of their first draw until n are found.
+    random generator. Ids are taken in order of their first draw until n are found. Where that is
+    most of the vocabulary the last ones are long in coming (n = V − 1 at V = 793,471 takes over
+    100 M draws), and `_race` draws from the same distribution in one pass over the vocabulary.
     """
     if n >= vocab_size:
         return Negatives(torch.arange(vocab_size), 0)
     key = _splitmix64(_splitmix64(np.array([seed % 2**64], np.uint64)) + np.uint64(step))
+    if n > MOST * vocab_size:
+        return _race(key, n, vocab_size)
     draws = 4 * n
     while True:
-        uniform = (_splitmix64(key + _GOLDEN * np.arange(draws, dtype=np.uint64)) >> 11) * 2.0**-53
-        ids = np.exp(uniform * np.log(vocab_size + 1.0)).astype(np.int64) - 1
+        ids = np.exp(_uniform(key, draws) * np.log(vocab_size + 1.0)).astype(np.int64) - 1
         found, first = np.unique(np.minimum(ids, vocab_size - 1), return_index=True)
         if len(found) >= n:
             break
@@ -108,6 +114,29 @@ def draw_negatives(seed: int, step: int, n: int, vocab_size: int) -> Negatives:
     return Negatives(torch.from_numpy(found[first < tries]), tries)
 
 
+def _race(key: npt.NDArray[np.uint64], n: int, vocab_size: int) -> Negatives:
+    """The first n ids to be drawn, without the draws.
+
+    Let draws come at the events of a Poisson process of rate 1. Then the first draws of the ids are
+    independent: that of k comes at an exponential time of rate P(k), and the n earliest are exactly
+    the first n distinct ids. Until the last of them, id k was drawn again P(k) × (time since its
+    first) times on average; `tries` adds that up in place of one more random number.
+    """
+    ids = np.arange(vocab_size)
+    p = np.log1p(1 / (ids + 1.0)) / np.log1p(vocab_size)
+    time = -np.log1p(-_uniform(key, vocab_size)) / p
+    found = np.sort(np.argpartition(time, n - 1)[:n])
+    again = (p[found] * (time[found].max() - time[found])).sum()
+    return Negatives(torch.from_numpy(found), n + round(float(again)))
+
+
+def _uniform(key: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1), a pure function of the key."""
+    drawn = _splitmix64(key + _GOLDEN * np.arange(count, dtype=np.uint64))
+    return np.asarray((drawn >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
+
+
+# Not `pipeline.lanes.hash64`: it combines keys by XOR, so resumed runs would draw other negatives.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -130,13 +159,6 @@ def log_expected_count(ids: Tensor, tries: int, vocab_size: int) -> Tensor:
     p = torch.log1p(1 / (ids.double() + 1)) / np.log1p(vocab_size)
     chance: Tensor = -torch.expm1(tries * torch.log1p(-p))
     return chance.log().float()
-
-
-def touched(targets: Tensor, negatives: Negatives) -> Tensor:
-    """The rows a step reads and writes: sorted union of targets and negatives."""
-    ids = torch.cat([targets.reshape(-1), negatives.ids.to(targets.device)])
-    rows: Tensor = torch.unique(ids, sorted=True)
-    return rows
 
 
 def sampled_loss(
@@ -163,13 +185,6 @@ def sampled_loss(
 def full_table_loss(hidden: Tensor, targets: Tensor, weights: Tensor, table: Tensor) -> Tensor:
     """The same sum over the whole vocabulary; `table` [V, P+1] holds every row."""
     return _loss(_FullLoss, hidden, table, targets, weights)
-
-
-def full_loss(
-    hidden: Tensor, targets: Tensor, weights: Tensor, weight: Tensor, bias: Tensor
-) -> Tensor:
-    """`full_table_loss` of a weight and bias that are kept apart (copies them once)."""
-    return full_table_loss(hidden, targets, weights, torch.cat([weight, bias.unsqueeze(1)], dim=1))
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ distinct word, and the touched rows of the softmax with their gradient. The peak
 whole process, with the interpreter and torch itself.
 """
 
+import multiprocessing
 import resource
 import shutil
 import sys
@@ -58,7 +59,9 @@ def trainer(folder: Path, steps: int) -> Trainer:
 
 def main() -> None:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-    folder = write_workload(CONFIG, LANES, WINDOW, steps, NEGATIVES)
+    # In a process of its own: the words of the whole text are not part of a training step.
+    with multiprocessing.get_context("spawn").Pool(1) as other:
+        folder = other.apply(write_workload, (CONFIG, LANES, WINDOW, steps, NEGATIVES))
     windows = np.load(folder / "work.npz")["windows"]
     before = peak()
     training = trainer(folder, steps)
@@ -70,6 +73,8 @@ def main() -> None:
     parts = arithmetic(types, NEGATIVES + types)
     total = sum(parts.values())
     print(", ".join(f"{part} {size / 1e6:.0f} MB" for part, size in parts.items()))
+    named = sum(parts[part] for part in ("parameters", "optimiser", "activations"))
+    print(f"by parameters, optimiser and activations alone: {peak() / named:.2f}×")
     print(
         f"peak {peak() / 1e6:.0f} MB ({before / 1e6:.0f} before the model was built, "
         f"{held / 1e6:.0f} before the first step), arithmetic {total / 1e6:.0f} MB: "

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -53,9 +54,16 @@ class Side:
         self.process.communicate()
 
 
-def training_duel(folder: Path, threads: int, rounds: int, steps: int) -> tuple[Side, Side]:
+def training_duel(
+    folder: Path,
+    threads: int,
+    rounds: int,
+    steps: int,
+    around: Callable[[], None] = lambda: None,
+) -> tuple[Side, Side]:
     """Both sides over the same windows. The first step of each is not timed; `steps` steps of the
-    peer are timed a round, and as many of ours: both see the same data."""
+    peer are timed a round, and as many of ours: both see the same data. `around` is called before
+    and after every timed run of ours, for what has to be measured under the same load."""
     arguments = str(folder), str(threads)
     ours = Side("elmwright", sys.executable, "side_ours.py", *arguments, threads=threads)
     peer = Side("allennlp", str(PEER_PYTHON), "side_allennlp.py", *arguments, threads=threads)
@@ -63,8 +71,10 @@ def training_duel(folder: Path, threads: int, rounds: int, steps: int) -> tuple[
         side.run(1)
         side.seconds.clear()
     for _ in range(rounds):
-        for side in (ours, peer):
-            side.run(steps)
+        around()
+        ours.run(steps)
+        around()
+        peer.run(steps)
     for side in (ours, peer):
         side.close()
     return ours, peer

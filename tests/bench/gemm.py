@@ -70,14 +70,14 @@ def step_products(
     products += linear("highway", types, filters, filters, 2 * config.n_highway)
     products += linear("encoder projection", types, filters, proj)
     products += [
-        Product("lstm input", tokens, proj, 4 * dim, runs),
-        Product("lstm recurrence", lanes, proj, 4 * dim, runs * window),
-        Product("lstm projection", lanes, dim, proj, runs * window),
-        Product("lstm projection, d input", lanes, proj, dim, runs * window, b_t=True),
-        Product("lstm recurrence, d input", lanes, 4 * dim, proj, runs * window, b_t=True),
-        Product("lstm input, d input", tokens, 4 * dim, proj, runs, b_t=True),
-        Product("lstm gates, d weight", 2 * proj, tokens, 4 * dim, runs, a_t=True),
-        Product("lstm projection, d weight", dim, tokens, proj, runs, a_t=True),
+        Product("lstm input", 4 * dim, proj, tokens, runs, a_t=True),
+        Product("lstm recurrence", 4 * dim, proj, lanes, runs * window),
+        Product("lstm projection", proj, dim, lanes, runs * window),
+        Product("lstm projection, d input", dim, proj, lanes, runs * window),
+        Product("lstm recurrence, d input", proj, 4 * dim, lanes, runs * window),
+        Product("lstm input, d input", proj, 4 * dim, tokens, runs),
+        Product("lstm gates, d weight", 2 * proj, tokens, 4 * dim, runs, b_t=True),
+        Product("lstm projection, d weight", dim, tokens, proj, runs, b_t=True),
     ]
     rows = min(tokens, max(64, PIECE // negatives))
     pieces = 2 * tokens / rows

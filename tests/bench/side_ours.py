@@ -13,7 +13,7 @@ from torch import Tensor
 from elmwright.model.bilm import States
 from elmwright.model.folder import load_folder
 from elmwright.model.optim import Optimizer, OptimSettings, global_norm
-from elmwright.model.softmax import Negatives, Softmax, sampled_loss, touched
+from elmwright.model.softmax import Negatives, Softmax, sampled_loss
 
 
 class Trainer:
@@ -44,7 +44,7 @@ class Trainer:
         drawn = torch.from_numpy(self.work["negatives"][self.done])
         negatives = Negatives(drawn, int(self.work["tries"][self.done]))
 
-        rows = touched(targets, negatives)
+        rows = torch.unique(torch.cat([targets.reshape(-1), negatives.ids]))
         table = self.softmax.table(rows).requires_grad_()
         out = self.bilm(chars, forward, forward.flip(1), self.states)
         weights = torch.ones(forward.numel())

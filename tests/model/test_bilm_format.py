@@ -127,6 +127,18 @@ def test_options_that_do_not_fit_are_named(tmp_path, change, message):
         read_options(options)
 
 
+def test_hdf5_of_another_layout_is_told_from_a_damaged_file(tmp_path):
+    _, weights = write_model(tmp_path, BiLM(TINY, 1))
+    with h5py.File(weights, "w") as file:  # bilm-tf's dump of vectors: a dataset a sentence
+        file["0"], file["1"] = np.zeros((3, 5, 12), np.float32), np.zeros((3, 2, 12), np.float32)
+    with pytest.raises(UserError, match=r"another layout: it holds 0 \(3, 5, 12\), 1 .*char_embed"):
+        load_folder(tmp_path)
+    with h5py.File(weights, "w"):
+        pass
+    with pytest.raises(UserError, match="another layout: it holds nothing"):
+        load_folder(tmp_path)
+
+
 def test_files_that_are_something_else(tmp_path):
     options, weights = write_model(tmp_path, BiLM(TINY, 1))
     weights.write_bytes(b"not hdf5")

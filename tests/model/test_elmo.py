@@ -58,11 +58,38 @@ def test_windows_of_any_size_give_the_same_vectors(elmo, monkeypatch):
         np.testing.assert_allclose(a, b, **CLOSE)
 
 
-def test_a_very_long_sentence_is_read(elmo):
+def test_a_very_long_sentence_is_read(elmo, tmp_path):
     words = [f"w{k % 50}" for k in range(10_000)]
     (got,) = elmo.embed([words])
     assert got.shape == (3, 10_000, 12)
     assert np.isfinite(got).all()
+    mix = elmo([words, ["short"]])
+    assert mix.mask.sum(1).tolist() == [10_000, 1]
+    torch.testing.assert_close(mix.mixes[0][0], torch.from_numpy(got.mean(0)), **CLOSE)
+
+
+def test_hard_words_equal_the_reference_and_are_cut_where_the_format_cuts(elmo, tmp_path):
+    reference = ReferenceBiLM(*write_model(tmp_path, elmo.bilm))
+    hard = ["", "x" * 1000, "é" * 500, "👩‍👩‍👧", "e\u0301", "é", "\u200b", "<S>", "\ud800"]
+    (got,) = elmo.embed([hard])
+    np.testing.assert_allclose(got, reference.embed(hard)[0], **CLOSE)
+    place = {word: n for n, word in enumerate(hard)}
+    assert not np.allclose(got[0, place["e\u0301"]], got[0, place["é"]])  # bytes, not characters
+    room = TINY.max_chars - 2
+    first, cut = elmo.embed([["x" * 1000], ["x" * room]])
+    np.testing.assert_array_equal(first[0], cut[0])
+
+
+def test_a_batch_of_nothing_gives_nothing(elmo):
+    """No sentence, or only empty ones: shapes that a task model can go on with."""
+    for sentences, shape in (([], (0, 0, 12)), ([[], []], (2, 0, 12))):
+        for batch in (sentences, batch_to_ids(sentences, TINY.max_chars)):
+            output = elmo(batch)
+            assert output.mixes[0].shape == shape
+            assert output.mask.shape == shape[:2]
+    trainable = Elmo(BiLM(TINY, 7), trainable_bilm=True, dropout=0.0)
+    trainable([[], []]).mixes[0].sum().backward()
+    assert [vectors.shape for vectors in elmo.embed([[], []])] == [(3, 0, 12)] * 2
 
 
 def test_words_and_character_ids_give_the_same_mix(elmo):

@@ -1,11 +1,22 @@
-"""The hand-written LSTM against a plain one, in value and gradient."""
+"""The hand-written LSTM: values against numpy, gradients against plain autograd in double."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elmwright.model import lstm as module
 from elmwright.model.lstm import projected_lstm
+from elmwright.model.reference import ReferenceBiLM
+
+
+@pytest.fixture(autouse=True, scope="module", params=[1, 10**9], ids=["columns", "rows"])
+def layout(request):
+    """Every test in both memory layouts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MANY_ROWS", request.param)
+        yield
 
 
 def inputs(groups, steps, rows, width, dim, proj, seed=0):
@@ -77,6 +88,41 @@ def test_any_shape_equals_the_plain_loop(groups, steps, rows, width, dim, proj, 
     for got, wanted in zip(results[0][0], results[1][0], strict=True):
         torch.testing.assert_close(got, wanted)
     for got, wanted in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(got, wanted)
+    outputs = [out.detach().numpy() for out in results[0][0]]
+    for group in range(groups):
+        check_against_numpy(group, [a.detach().numpy() for a in args], clips, lengths, outputs)
+
+
+def check_against_numpy(group, args, clips, lengths, outputs):
+    """Row by row and step by step, with the cell of the reference, which knows nothing of torch."""
+    x, w, b, w_proj, c0, m0 = (a[group] for a in args)
+    y, c_end, m_end = (out[group] for out in outputs)
+    reference = ReferenceBiLM.__new__(ReferenceBiLM)
+    reference.options = {"lstm": {"cell_clip": clips[0], "proj_clip": clips[1]}}
+    name = "RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell"
+    reference.w = {f"{name}/W_0": w, f"{name}/B": b, f"{name}/W_P_0": w_proj}
+    for row in range(x.shape[1]):
+        c, m, end = c0[row], m0[row], len(x) if lengths is None else int(lengths[row])
+        for step in range(end):
+            out, (c, m) = reference._cell(x[step, row], 0, 0, c, m)
+            np.testing.assert_allclose(y[step, row], out, rtol=1e-9, atol=1e-12)
+        assert not y[end:, row].any()
+        np.testing.assert_allclose(c_end[row], c, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(m_end[row], m, rtol=1e-9, atol=1e-12)
+
+
+def test_inputs_of_any_memory_layout_give_the_same():
+    """The layer's own output lies by feature in memory; a caller's may lie as it likes."""
+    args = inputs(2, 4, 3, 3, 4, 2)
+    strange = [a.detach().transpose(0, -1).contiguous().transpose(0, -1) for a in args]
+    strange = [a.requires_grad_() for a in strange]
+    results = []
+    for given_args in (args, strange):
+        outputs = projected_lstm(*given_args, 0.4, 0.3)
+        loss = sum((out * (k + 1)).sin().sum() for k, out in enumerate(outputs))
+        results.append((*outputs, *torch.autograd.grad(loss, given_args)))
+    for got, wanted in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted)
 
 

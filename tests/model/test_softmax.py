@@ -1,27 +1,38 @@
 """Sampled and full losses, and the sampler behind the first."""
 
+import time
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elmwright.model import softmax as module
 from elmwright.model.softmax import (
     Negatives,
     Softmax,
     draw_negatives,
-    full_loss,
     full_table_loss,
     log_expected_count,
     nll,
     sampled_loss,
-    touched,
 )
 
 V, P, M = 50, 6, 17
 FROZEN_IDS, FROZEN_TRIES = [0, 2, 5, 7, 29, 364, 502, 761], 11
+
+
+def touched(targets, negatives):
+    """The rows a step reads and writes."""
+    return torch.unique(torch.cat([targets, negatives.ids]))
+
+
+def full_loss(hidden, targets, weights, weight, bias):
+    """`full_table_loss` of a weight and bias that are kept apart."""
+    return full_table_loss(hidden, targets, weights, torch.cat([weight, bias.unsqueeze(1)], dim=1))
 
 
 @pytest.fixture
@@ -37,7 +48,7 @@ def case():
 
 def obvious_sampled(hidden, targets, weights, rows, table, negatives, vocab_size):
     """One position at a time."""
-    total = torch.zeros((), dtype=torch.float64)
+    total = 0 * (hidden.sum() + table.sum())
     where = {int(row): k for k, row in enumerate(rows)}
     for h, target, weight in zip(hidden, targets.tolist(), weights, strict=True):
         ids = [target, *[i for i in negatives.ids.tolist() if i != target]]
@@ -62,6 +73,36 @@ def test_sampled_loss_and_gradients_equal_the_obvious_ones(case, piece, monkeypa
         loss = function(h, targets, weights, rows, table, negatives, V)
         (3 * loss).backward()
         results.append((loss.detach(), h.grad, table.grad))
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    positions=st.integers(0, 9),
+    width=st.integers(1, 5),
+    vocab=st.integers(2, 30),
+    share=st.floats(0.05, 1.0),
+    piece=st.integers(1, 200),
+    seed=st.integers(0, 999),
+)
+def test_sampled_loss_of_any_shape_equals_the_obvious_one(
+    positions, width, vocab, share, piece, seed
+):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = 3 * torch.randn(positions, width, dtype=torch.float64, generator=generator)
+    targets = torch.randint(0, vocab, (positions,), generator=generator)
+    weights = torch.rand(positions, dtype=torch.float64, generator=generator)
+    negatives = draw_negatives(seed, 1, max(1, round(share * vocab)), vocab)
+    rows = touched(targets, negatives)
+    values = 3 * torch.randn(len(rows), width + 1, dtype=torch.float64, generator=generator)
+    results = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_positions", lambda columns: max(1, piece // columns))
+        for function in (sampled_loss, obvious_sampled):
+            h, table = hidden.clone().requires_grad_(), values.clone().requires_grad_()
+            loss = function(h, targets, weights, rows, table, negatives, vocab)
+            results.append((loss.detach(), *torch.autograd.grad(loss, (h, table))))
     for got, wanted in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted)
 
@@ -155,6 +196,33 @@ def test_negatives_are_distinct_sorted_and_match_theory_at_full_size():
     for low, high in pairwise(edges):
         want = expected[low:high].sum()
         assert seen[low:high].sum() == pytest.approx(want, rel=5 / want**0.5 + 0.01)
+
+
+def test_almost_the_whole_vocabulary_is_drawn_quickly_and_from_the_same_distribution(monkeypatch):
+    size, n, steps = 40, 34, 1500
+    assert n > module.MOST * size
+    counts, tries = np.zeros((2, size)), np.zeros((2, steps))
+    for way, most in enumerate((module.MOST, 1.0)):  # the race, and draw by draw
+        monkeypatch.setattr(module, "MOST", most)
+        for step in range(steps):
+            drawn = draw_negatives(9, step, n, size)
+            assert len(drawn.ids) == n
+            counts[way, drawn.ids.numpy()] += 1
+            tries[way, step] = drawn.tries
+    monkeypatch.undo()
+    spread = np.sqrt(counts[1] * (1 - counts[1] / steps)) + 1  # both sides vary: √2 of it
+    assert (np.abs(counts[0] - counts[1]) < 5 * 1.5 * spread).all()
+    error = tries[1].std() / steps**0.5
+    assert tries[0].mean() == pytest.approx(tries[1].mean(), abs=5 * 1.5 * error)
+
+    size = 793_471
+    start = time.perf_counter()
+    drawn = draw_negatives(0, 0, size - 1, size)
+    assert time.perf_counter() - start < 5  # 0.1 s; draw by draw, over 100 M of them
+    assert len(drawn.ids) == size - 1
+    assert (drawn.ids.diff() > 0).all()
+    assert torch.equal(drawn.ids, draw_negatives(0, 0, size - 1, size).ids)
+    assert not torch.equal(drawn.ids, draw_negatives(0, 1, size - 1, size).ids)
 
 
 def test_expected_counts_are_exact_for_the_rarest_words():
