@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -56,22 +57,32 @@ def whole(tmp_path_factory: pytest.TempPathFactory, corpus: CorpusConfig) -> Pat
 
 
 def test_other_chunks_and_one_worker_give_the_same_bytes(tmp_path, corpus, whole):
-    make(tmp_path, CorpusConfig(**{**vars(corpus), "chunk_mb": 1}), in_flight=1)
+    make(tmp_path, replace(corpus, chunk_mb=1), in_flight=1)
     assert digests(tmp_path) == digests(whole)
 
 
-def test_a_killed_build_goes_on_and_gives_the_same_bytes(tmp_path, corpus, whole):
-    small = {**vars(corpus), "chunk_mb": 1}
+def build_elsewhere(folder: Path, corpus: CorpusConfig, workers: int) -> subprocess.Popen[bytes]:
+    """A build in a process of its own, with a Ray of its own."""
     program = (
         "import ray, logging\n"
         "from pathlib import Path\n"
         "from elmwright.pipeline.build import build_corpus\n"
         "from elmwright.pipeline.config import *\n"
-        "ray.init(address='local', num_cpus=1, include_dashboard=False, logging_level=40)\n"
-        f"build_corpus(CorpusConfig(**{small!r}), {VOCAB!r}, {SHARDS!r}, seed=7,\n"
-        f"    folder=Path({str(tmp_path)!r}), in_flight=1)\n"
+        f"ray.init(address='local', num_cpus={workers}, include_dashboard=False)\n"
+        f"build_corpus({corpus!r}, {VOCAB!r}, {SHARDS!r}, seed=7,\n"
+        f"    folder=Path({str(folder)!r}), in_flight={workers})\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    return subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+
+
+def test_seven_workers_give_the_same_bytes(tmp_path, corpus, whole):
+    assert build_elsewhere(tmp_path, replace(corpus, chunk_mb=1), 7).wait(120) == 0
+    assert digests(tmp_path) == digests(whole)
+
+
+def test_a_killed_build_goes_on_and_gives_the_same_bytes(tmp_path, corpus, whole):
+    small = replace(corpus, chunk_mb=1)
+    process = build_elsewhere(tmp_path, small, 1)
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("work/clean/*.done.json")) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -88,7 +99,7 @@ def test_a_killed_build_goes_on_and_gives_the_same_bytes(tmp_path, corpus, whole
             seen.extend(before[mark] == mark.stat().st_mtime_ns for mark in marks)
         return build.silent(name, total, unit)
 
-    make(tmp_path, CorpusConfig(**small), progress=progress)
+    make(tmp_path, small, progress=progress)
     assert seen
     assert all(seen), "what was done before the kill was done again"
     assert digests(tmp_path) == digests(whole)
