@@ -58,33 +58,37 @@ def _is_punctuation(character: str) -> bool:
     return character in "$+<=>^`|~´" or unicodedata.category(character)[0] in "PC"
 
 
-def counted(words: Sequence[str]) -> Counts:
+def counted(words: Sequence[str], flags: Sequence[int], rows: Sequence[Sequence[int]]) -> Counts:
     """What the words of one chunk count as in spaCy, which datatrove counts with.
 
     It splits compounds at hyphens, and takes words with most other symbols between them for one:
-    `1914–1918`, `f(x`, `6×4`, `so,—he`.
+    `1914–1918`, `f(x`, `6×4`, `so,—he`. `flags` and `rows` are those of the single words
+    (`flags_of`, `counted_word`).
     """
-    total = [0, 0, 0, 0]
+    tokens = n_words = characters = lettered = 0
     place = 0
     while place < len(words):
         end = place + 1
-        if flags_of(words[place]) & WORD:
-            while (further := _glued(words, end)) > end:
+        if flags[place] & WORD:
+            while (further := _glued(words, flags, end)) > end:
                 end = further
         if end - place == 1:
-            row = counted_word(words[place])
+            one, two, three, four = rows[place]
         else:
-            letters = any(flags_of(word) & LETTER for word in words[place:end])
-            row = 1, 1, sum(map(len, words[place:end])), int(letters)
-        total = [a + b for a, b in zip(total, row, strict=True)]
+            one = two = 1
+            three = sum(map(len, words[place:end]))
+            four = int(any(flag & LETTER for flag in flags[place:end]))
+        tokens, n_words, characters, lettered = (
+            tokens + one, n_words + two, characters + three, lettered + four,
+        )  # fmt: skip
         place = end
-    return total[0], total[1], total[2], total[3]
+    return tokens, n_words, characters, lettered
 
 
-def _glued(words: Sequence[str], place: int) -> int:
+def _glued(words: Sequence[str], flags: Sequence[int], place: int) -> int:
     """Where the word that symbols from `place` on tie to the one before ends; else `place`."""
     end = place
-    while end < len(words) and not flags_of(words[end]) & WORD:
+    while end < len(words) and not flags[end] & WORD:
         end += 1
     if end in (place, len(words)):
         return place

@@ -23,7 +23,16 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from elmwright.pipeline.counted import COUNTED, STOP_BITS, WORD, counted, counted_word, flags_of
+from elmwright.pipeline.counted import (
+    COUNTED,
+    LETTER,
+    STOP,
+    STOP_BITS,
+    WORD,
+    counted,
+    counted_word,
+    flags_of,
+)
 
 MOST_TYPES, MOST_CHUNKS, MOST_CHARACTERS = 1_000_000, 700_000, 20_000_000
 """Distinct words, chunks and characters of chunks a reader remembers before it begins anew: some
@@ -89,16 +98,23 @@ class Lexicon:
             self._stops, self._hashes = _grown(self._stops, room), _grown(self._hashes, room)
             self._parts = _grown(self._parts, room)
         fresh, new = self._numbers.fresh, slice(self._known, count)
-        flags = list(map(flags_of, fresh))
-        self._chars[new] = list(map(len, fresh))
-        self._flags[new] = flags
-        self._parts[new] = list(map(counted_word, fresh))
+        lengths = np.fromiter(map(len, fresh), np.int32, len(fresh))
+        flags = np.full(len(fresh), LETTER | WORD, np.uint8)
+        parts = np.ones((len(fresh), len(COUNTED)), np.int32)
+        parts[:, COUNTED.index("characters")] = lengths
+        # That is right for plain words; the others are looked at one by one.
+        plain = np.fromiter(map(str.isalpha, fresh), bool, len(fresh))
+        for number in np.flatnonzero(~plain).tolist():
+            flags[number] = flags_of(fresh[number])
+            parts[number] = counted_word(fresh[number])
+        self._chars[new], self._flags[new], self._parts[new] = lengths, flags, parts
         self._hashes[new] = [
             xxhash.xxh3_64_intdigest(word.lower().encode()) or 1 if flag & WORD else 0
-            for word, flag in zip(fresh, flags, strict=True)
+            for word, flag in zip(fresh, flags.tolist(), strict=True)
         ]
-        for number in STOP_BITS.keys() & self._numbers.keys():
-            self._stops[self._numbers[number]] = STOP_BITS[number]
+        for word in STOP_BITS.keys() & self._numbers.keys():
+            self._stops[self._numbers[word]] = STOP_BITS[word]
+            self._flags[self._numbers[word]] |= STOP
         fresh.clear()
         self._known = count
 
@@ -257,12 +273,15 @@ class _Chunks(dict[str, int]):
 
     def numbers(self, chunks: list[str]) -> NDArray[np.int32]:
         """The numbers of some chunks; new ones are tokenised."""
-        self._learn(list(dict.fromkeys(chunk for chunk in chunks if chunk not in self)))
-        return np.fromiter(map(self.__getitem__, chunks), np.int32, len(chunks))
+        found = list(map(self.get, chunks))
+        new = [place for place, number in enumerate(found) if number is None]
+        if new:
+            self._learn(list(dict.fromkeys(map(chunks.__getitem__, new))))
+            for place in new:
+                found[place] = self[chunks[place]]
+        return np.array(found, np.int32)
 
     def _learn(self, fresh: list[str]) -> None:
-        if not fresh:
-            return
         words_of = self._words_of
         words = [
             word if (word := chunk[:-1]).isalpha() else words_of(word, chunk[-1] == "\n")
@@ -293,8 +312,11 @@ class _Chunks(dict[str, int]):
         words = np.add.reduceat(is_word, begins, dtype=np.int64)
         first = np.minimum.reduceat(np.where(is_word, places, ids.size), begins)
         last = np.maximum.reduceat(np.where(is_word, places, -1), begins)
+        flags = self._lexicon.flags
         for number in np.flatnonzero((words > 1) & (last - first + 1 > words)).tolist():
-            sums[number] = counted(self._texts[known + number][:-1].split(" "))
+            mine = slice(starts[number] - starts[0], starts[number + 1] - starts[0])
+            chunk = self._texts[known + number][:-1].split(" ")
+            sums[number] = counted(chunk, flags[ids[mine]].tolist(), parts[mine].tolist())
         return sums
 
     def texts(self, numbers: NDArray[np.int32]) -> list[str]:

@@ -170,6 +170,9 @@ def ptb_chunk(chunk: str, last: bool) -> str:
     """The words of a chunk without white space, which may be the last of its sentence."""
     if chunk.isalpha():
         return chunk
+    head, end = chunk[:-1], chunk[-1]
+    if head.isalpha() and (end in _EDGES or (end == "." and not _is_abbreviation(head))):
+        return f"{head} {end}"
     core = chunk.strip(_EDGES)
     word = core[:-1] if core[-1:] == "." else core
     if word.isalpha() and (word is core or not _is_abbreviation(word)):

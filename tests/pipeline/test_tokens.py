@@ -78,7 +78,9 @@ def test_sums_and_choices_of_documents():
     ],
 )  # fmt: skip
 def test_chunks_count_as_spacy_counts_them(chunk, counts):
-    assert counted.counted(words.ptb_chunk(chunk, False).split(" ")) == counts
+    found = words.ptb_chunk(chunk, False).split(" ")
+    flags, rows = map(counted.flags_of, found), map(counted.counted_word, found)
+    assert counted.counted(found, list(flags), list(rows)) == counts
     [row] = Reader(words.ptb_chunk).read([[f"{chunk} x"]], counts=True)[1].counts.tolist()
     assert row == [count + more for count, more in zip(counts, (1, 1, 1, 1), strict=True)]
 
