@@ -51,6 +51,13 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
     except OSError as error:
         sentence = explain(error, Path(error.filename or "here"))
+        if sentence is None and error.errno is None:
+            # Only object stores fail without a number.
+            reason = " ".join(str(error).split())[:300]
+            print(f"failed: the object store does not answer as it should ({reason}); check "
+                  "AWS_ENDPOINT_URL and the network, then run the same command again",
+                  file=sys.stderr)  # fmt: skip
+            return FAILED
         if sentence is None:
             raise
         print(f"error: {sentence}", file=sys.stderr)
@@ -231,7 +238,7 @@ def _embed(options: argparse.Namespace) -> None:
 def _verify(options: argparse.Namespace) -> None:
     from elmwright.jobs.verify import verify_path
 
-    checked = verify_path(Path(options.path))
+    checked = verify_path(options.path)
     if options.json:
         print(json.dumps({"ok": True, "checked": checked}, indent=1))
     else:

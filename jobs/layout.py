@@ -114,15 +114,27 @@ def open_run_folder(config: RunConfig) -> RunFolder:
 
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
-    """Hold the run for this process; a second command is told who has it."""
-    path = folder.root / "run.lock"
+    """Hold the run for this process, and its corpus if that lies elsewhere on a disk; a second
+    command is told who has it."""
+    with _locked(folder.root / "run.lock"):
+        if not folder.corpus_dir or is_url(folder.corpus_dir):
+            yield
+            return
+        elsewhere = Path(folder.corpus)
+        elsewhere.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(elsewhere.with_name(f".{elsewhere.name}.lock")):
+            yield
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"{folder.root} is in use by {_holder(path)}; wait for it or stop it first"
+                f"{path.parent} is in use by {_holder(path)}; wait for it or stop it first"
             ) from None
         about = {
             "pid": os.getpid(),

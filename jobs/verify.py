@@ -11,11 +11,16 @@ from elmwright.jobs.bundle import SUMS, verify_bundle
 from elmwright.jobs.checkpoint import MANIFEST, verify_checkpoint
 from elmwright.jobs.layout import RunFolder
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import exists, is_url, join
 from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.storage import read_json
 
 
-def verify_path(path: Path) -> list[str]:
+def verify_path(name: str) -> list[str]:
     """Check a run, corpus, shard, checkpoint or bundle; a line for each thing that was good."""
+    if is_url(name):
+        return [_corpus(name)]
+    path = Path(name)
     if not path.exists():
         raise UserError(f"there is no {path}")
     if path.suffix == ".tar":
@@ -31,7 +36,7 @@ def verify_path(path: Path) -> list[str]:
     return _run(path)
 
 
-def _corpus(path: Path) -> str:
+def _corpus(path: str | Path) -> str:
     manifest = Manifest.load(path)
     problems = manifest.verify(path)
     if problems:
@@ -58,10 +63,11 @@ def _shard(path: Path) -> str:
 
 
 def _run(path: Path) -> list[str]:
-    folder = RunFolder(path)
+    settings = read_json(path / "config.json") or {}
+    folder = RunFolder(path, settings.get("corpus", {}).get("dir", ""))
     checked = []
-    if Path(folder.corpus, MANIFEST).is_file():
-        checked.append(_corpus(Path(folder.corpus)))
+    if exists(join(folder.corpus, MANIFEST)):
+        checked.append(_corpus(folder.corpus))
     for checkpoint in sorted(folder.checkpoints.glob("step-*")):
         verify_checkpoint(checkpoint)
         checked.append(f"checkpoint {checkpoint}")

@@ -99,7 +99,7 @@ def current_corpus(config: RunConfig, folder: RunFolder) -> Manifest | None:
     from elmwright.pipeline.current import corpus_key, is_current
 
     key = corpus_key(config.corpus, config.vocab, config.shards, config.run.seed)
-    return is_current(folder.corpus, key, config.corpus)
+    return is_current(folder.corpus, key, config.corpus, config.vocab.file)
 
 
 def _do(
@@ -114,7 +114,7 @@ def _do(
         from elmwright.pipeline.current import check_sources
 
         _guard_corpus(folder)
-        check_sources(folder.corpus, config.corpus)
+        check_sources(folder.corpus, config.corpus, config.vocab.file)
     if "corpus" in pending or "train" in pending:
         from elmwright.jobs.cluster import ray_cluster
 
@@ -183,6 +183,11 @@ def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: thread
     )
     for line in corpus_summary(manifest):
         console.say(line)
+    for name in config.corpus.heldout.keys() - manifest.splits.keys():
+        console.warn(
+            f"the held-out set {name!r} came out empty: there are too few documents that are not "
+            "copies of others; ask for a larger share in corpus.heldout"
+        )
     broken = {step.rule: step.documents for step in manifest.funnel}.get("broken", 0)
     if broken:
         console.warn(

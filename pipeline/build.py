@@ -29,7 +29,13 @@ from elmwright.pipeline import (
     stage_select,
 )
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
-from elmwright.pipeline.current import corpus_key, evaluation_files, find_inputs, is_current
+from elmwright.pipeline.current import (
+    corpus_key,
+    evaluation_files,
+    find_inputs,
+    is_current,
+    vocab_file,
+)
 from elmwright.pipeline.decode import compression
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.funnel import READ, Funnel
@@ -42,6 +48,7 @@ from elmwright.pipeline.storage import free_bytes
 from elmwright.pipeline.tasks import Report, Runner, Task, task
 
 WORK = "work"
+MARK = ".elmwright-corpus"
 DISK_FACTOR = 3
 """Bytes of disk asked for a byte of input before a build begins; English prose took 2.6."""
 FILES_PER_DIGEST = 64
@@ -66,8 +73,9 @@ def build_corpus(
 
     where = str(folder) if files.is_url(folder) else str(Path(folder).absolute())
     key = corpus_key(corpus, vocab, shards, seed)
-    manifest = is_current(where, key, corpus)
+    manifest = is_current(where, key, corpus, vocab.file)
     if manifest is None:
+        claim(where)
         # From here on the folder holds no finished corpus, whatever it held before.
         files.remove(files.join(where, NAME))
         runner = Runner(files.join(where, WORK), progress, in_flight, stop)
@@ -78,6 +86,18 @@ def build_corpus(
         runner.prune()
     sweep(where, manifest, keep_work=corpus.keep_work)
     return manifest
+
+
+def claim(folder: str) -> None:
+    """Mark a folder as ours, so that nothing of anybody else's is ever swept away."""
+    mark = files.join(folder, MARK)
+    if files.exists(mark):
+        return
+    if not files.exists(files.join(folder, NAME)) and files.list_folder(folder):
+        raise UserError(
+            f"{folder} is not empty and no corpus of elmwright; name an empty or new folder"
+        )
+    files.write_bytes(mark, b"A corpus of elmwright: what lies here is made and removed by it.\n")
 
 
 def _wants_harvest(corpus: CorpusConfig) -> bool:
@@ -133,11 +153,13 @@ class Build:
     def run(self) -> "Build":
         """All stages, up to the shards."""
         inputs = find_inputs(self.folder, self.corpus)
-        self.found.files = [file for found in inputs.values() for file in found]
+        evaluation = evaluation_files(self.corpus)
+        read = [file for found in inputs.values() for file in found]
+        self.found.files = [*read, *evaluation, *vocab_file(self.vocab.file)]
         self._check_space()
-        chunks = sources.cut(self.found.files, self.corpus)
+        chunks = sources.cut(read, self.corpus)
         self._digests()
-        known = self._ngrams(inputs)
+        known = self._ngrams(inputs, evaluation)
         self.found.model = self._pieces(chunks)
         self._clean(chunks, known)
         sides = self._sides()
@@ -153,7 +175,8 @@ class Build:
             file.bytes * (sources.EXPANSION if compression(file.path) else 1)
             for file in self.found.files
         )
-        needed, free = DISK_FACTOR * size, free_bytes(Path(self.folder))
+        there = sum(file.bytes for file in files.list_folder(self.folder))
+        needed, free = DISK_FACTOR * size - there, free_bytes(Path(self.folder))
         if needed > free:
             raise UserError(
                 f"building the corpus in {self.folder} needs about {needed / 1e6:,.0f} MB of disk "
@@ -179,15 +202,25 @@ class Build:
         of = dict(zip((file.path for file in local), digests, strict=True))
         self.found.digests = [of.get(file.path, "") for file in self.found.files]
 
-    def _ngrams(self, inputs: dict[str, list[SourceFile]]) -> str | None:
+    def _ngrams(
+        self, inputs: dict[str, list[SourceFile]], evaluation: Sequence[SourceFile]
+    ) -> str | None:
         """The n-grams that documents of train must not hold."""
         given = [file for split, found in inputs.items() if split != "train" for file in found]
-        evaluation = [*evaluation_files(self.corpus), *given]
-        if not evaluation or self.corpus.decontaminate_ngram < 1:
+        n = self.corpus.decontaminate_ngram
+        if not (evaluation or given) or n < 1:
             return None
-        chunks = [_anonymous(chunk) for chunk in sources.cut(evaluation, self.corpus)]
-        make = task("ngrams", stage_clean.make_ngrams, chunks, _cleaning(self.corpus))
-        name: str = self.runner.run("n-grams", [make], "sets")[0]["name"]
+        chunks = [_anonymous(chunk) for chunk in sources.cut([*evaluation, *given], self.corpus)]
+        # What is broken here would quietly leave text in train that must not be there.
+        config = replace(_cleaning(self.corpus), strict=True)
+        make = task("ngrams", stage_clean.make_ngrams, chunks, config)
+        report = self.runner.run("n-grams", [make], "sets")[0]
+        if evaluation and not report["ngrams"]:
+            raise UserError(
+                f"the files of corpus.decontaminate hold no text of {n} words; check them, or "
+                "lower corpus.decontaminate_ngram"
+            )
+        name: str = report["name"]
         return name
 
     def _pieces(self, chunks: Sequence[Chunk]) -> str | None:
@@ -221,7 +254,8 @@ class Build:
                 "clean",
                 stage_clean.clean_chunk,
                 _anonymous(chunk),
-                _cleaning(corpus),
+                # A held-out set is taken whole or not at all.
+                replace(_cleaning(corpus), strict=True) if given else _cleaning(corpus),
                 given=given,
                 model=found.model,
                 known=None if given else known,
@@ -245,6 +279,9 @@ class Build:
                 found.funnel.merge(report["funnel"])
         if not any(part.split == "train" for part, _ in found.parts):
             raise UserError(self._why_empty())
+        for name in corpus.heldout.keys() - self.shares.keys():
+            if not any(part.split == name for part, _ in found.parts):
+                raise UserError(f"the files of corpus.heldout.{name} hold no text; check them")
 
     def _why_empty(self) -> str:
         counts = dict(self.found.funnel.counts)
@@ -329,7 +366,9 @@ class Build:
         sentences = sum(
             r["splits"]["train"]["sentences"] for _, r in self.found.kept if "train" in r["splits"]
         )
-        given = files.sha256(self.vocab.file) if self.vocab.file else ""
+        given = ""
+        if self.vocab.file:
+            given = self.found.digests[-1] or files.sha256(self.vocab.file)
         make = task(
             "vocab",
             stage_pack.make_vocab,

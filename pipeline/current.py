@@ -17,6 +17,7 @@ from elmwright.pipeline.manifest import NAME, Input, Manifest, canonical
 from elmwright.pipeline.sources import SourceFile
 from elmwright.pipeline.storage import sha256_bytes
 from elmwright.pipeline.tasks import RECIPE
+from elmwright.pipeline.vocab import load_vocab
 
 _HOW = ("chunk_mb", "keep_work", "dir")
 """Settings that say how the corpus is built, not what comes out."""
@@ -36,7 +37,9 @@ def settings_of(
     return {"corpus": settings, "vocab": asdict(vocab), "shards": asdict(shards), "seed": seed}
 
 
-def is_current(folder: str | Path, key: str, corpus: CorpusConfig) -> Manifest | None:
+def is_current(
+    folder: str | Path, key: str, corpus: CorpusConfig, vocab: str = ""
+) -> Manifest | None:
     """The manifest of a finished corpus with these settings and unchanged inputs, else None.
 
     Inputs that are all gone count as unchanged; that some were added, changed or removed does not.
@@ -52,6 +55,7 @@ def is_current(folder: str | Path, key: str, corpus: CorpusConfig) -> Manifest |
         if not any(files.exists(input_path(folder, item)) for item in manifest.inputs):
             return manifest  # the raw text was taken away: the corpus does not need it any more
         found = [file.path for inputs in find_inputs(folder, corpus).values() for file in inputs]
+        found += [file.path for file in (*evaluation_files(corpus), *vocab_file(vocab))]
     except UserError:
         return None
     known = [input_path(folder, item) for item in manifest.inputs]
@@ -60,8 +64,11 @@ def is_current(folder: str | Path, key: str, corpus: CorpusConfig) -> Manifest |
 
 
 def _all_there(folder: str, manifest: Manifest) -> bool:
-    there = {file.path for file in files.list_folder(folder)}
-    return all(files.join(folder, name) in there for name, _ in manifest.files())
+    there = {file.path: file.bytes for file in files.list_folder(folder)}
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    return all(files.join(folder, name) in there for name, _ in manifest.files()) and all(
+        there[files.join(folder, shard.tar)] == shard.bytes for shard in shards
+    )
 
 
 def input_path(folder: str, item: Input) -> str:
@@ -72,12 +79,11 @@ def input_path(folder: str, item: Input) -> str:
 
 def _unchanged(folder: str, item: Input) -> bool:
     path = input_path(folder, item)
+    if files.unchanged(path, item.bytes, item.mtime_ns):
+        return True
     found = files.stat(path)
-    if found is None or found.bytes != item.bytes:
-        return False
-    return found.mtime_ns == item.mtime_ns or (
-        bool(item.sha256) and files.sha256(path) == item.sha256
-    )
+    same_size = found is not None and found.bytes == item.bytes
+    return same_size and bool(item.sha256) and files.sha256(path) == item.sha256
 
 
 def find_inputs(folder: str, corpus: CorpusConfig) -> dict[str, list[SourceFile]]:
@@ -108,9 +114,23 @@ def find_inputs(folder: str, corpus: CorpusConfig) -> dict[str, list[SourceFile]
 
 def _files_of(folder: str, source: Source) -> list[files.Stat]:
     if source.path != EMBEDDED:
-        return sources.expand(source.path)
+        found = sources.expand(source.path)
+        others = [stat for stat in found if not _is_own(folder, stat.path)]
+        if not others:
+            raise UserError(
+                f"{source.path} in corpus.sources lies in the run's own folder, where files come "
+                "and go; move the text elsewhere"
+            )
+        return others
     parts = harvest.frozen_parts(folder) or []
     return [stat for part in parts if (stat := files.stat(part))]
+
+
+def _is_own(folder: str, path: str) -> bool:
+    """Whether a file lies in the corpus folder, or in that of its run: what we write ourselves."""
+    run = os.path.dirname(folder)
+    ours = [folder, *([run] if os.path.exists(os.path.join(run, "run.lock")) else [])]
+    return any(path.startswith(f"{place.rstrip('/')}/") for place in ours)
 
 
 def _fresh(stats: Iterable[files.Stat], seen: set[str]) -> Iterable[files.Stat]:
@@ -132,11 +152,23 @@ def evaluation_files(corpus: CorpusConfig) -> list[SourceFile]:
     ]
 
 
-def check_sources(folder: str | Path, corpus: CorpusConfig) -> None:
+def vocab_file(path: str) -> list[SourceFile]:
+    """The vocabulary that was given, as one of the inputs."""
+    if not path:
+        return []
+    stat = files.stat(path)
+    if stat is None:
+        raise UserError(f"vocab.file = {path!r} does not exist; check the path")
+    return [SourceFile(stat.path, 0, stat.bytes, stat.mtime_ns, "vocab")]
+
+
+def check_sources(folder: str | Path, corpus: CorpusConfig, vocab: str = "") -> None:
     """Raise the `UserError` of a source that cannot be found, before anything is started."""
     found = find_inputs(str(folder), corpus)
     sources.check_readable([file for inputs in found.values() for file in inputs])
     evaluation_files(corpus)
+    if vocab_file(vocab):
+        load_vocab(vocab)
 
 
 def check_name(name: str) -> None:

@@ -26,6 +26,8 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import atomic_file, explained, write_atomic
 
 URL = re.compile(r"(s3|gs)://")
+SLACK = 10_000_000_000
+"""Nanoseconds by which the times that a store tells of one object may differ."""
 RETRIES = 5
 """Attempts of the store's client at one request."""
 
@@ -146,9 +148,18 @@ def stat(path: str | Path) -> Stat | None:
 
 
 def _remote_stat(path: str, info: Any) -> Stat:
-    # A listing tells fractions of a second that asking for the one object does not.
-    seconds = (info.mtime_ns or 0) // 1_000_000_000
-    return Stat(path, info.size or 0, seconds * 1_000_000_000)
+    return Stat(path, info.size or 0, info.mtime_ns or 0)
+
+
+def unchanged(path: str, size: int, mtime_ns: int) -> bool:
+    """Whether a file still has this size and time.
+
+    In a store the time may differ by `SLACK`: a listing, the object itself and the moment it was
+    complete do not always agree.
+    """
+    found = stat(path)
+    slack = SLACK if is_url(path) else 0
+    return found is not None and found.bytes == size and abs(found.mtime_ns - mtime_ns) <= slack
 
 
 def list_folder(folder: str | Path) -> list[Stat]:
@@ -183,9 +194,15 @@ def _translate(pattern: str) -> str:
     pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]*\])", pattern)
     meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return "".join(
-        meaning.get(piece) or (piece if piece.startswith("[") else re.escape(piece))
+        meaning.get(piece) or (_choice(piece) if piece.startswith("[") else re.escape(piece))
         for piece in pieces
     )
+
+
+def _choice(piece: str) -> str:
+    """`[abc]` and `[!abc]` as a regular expression."""
+    inside = piece[1:-1].replace("\\", r"\\")
+    return f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
 
 
 def remove(path: str | Path) -> None:
@@ -245,6 +262,13 @@ def sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+_REFUSED = re.compile(
+    r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_SIGNATURE|SIGNATURE_DOES_NOT_MATCH"
+    r"|UNAUTHENTICATED|HTTP response code 40[13]\b|(?:find|resolve|load) credentials"
+)
+"""How Arrow tells that a store refuses us, as opposed to failing."""
+
+
 @contextmanager
 def _remote(path: str) -> Iterator[None]:
     """Say what a store's error means, where the user can put it right."""
@@ -254,7 +278,7 @@ def _remote(path: str) -> Iterator[None]:
         raise UserError(f"{path} does not exist; check the bucket and the path") from None
     except OSError as error:
         text = str(error)
-        if re.search(r"ACCESS_DENIED|INVALID_ACCESS_KEY|SIGNATURE|403|401|credential", text, re.I):
+        if _REFUSED.search(text):
             raise UserError(
                 f"the store refuses {path}; check the credentials in the environment "
                 "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"

@@ -16,6 +16,7 @@ from elmwright.pipeline import dedup, files, stage_keep, statistics
 from elmwright.pipeline.build import WORK, Build
 from elmwright.pipeline.cleaner import rule_names
 from elmwright.pipeline.current import settings_of
+from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.funnel import BROKEN, DECONTAMINATE, KEPT, READ, WEIGHT
 from elmwright.pipeline.manifest import (
     SHARDS,
@@ -42,7 +43,7 @@ def finish(built: Build, key: str) -> Manifest:
     """Put everything in its place and write report and manifest."""
     _check_funnel(built)
     work, folder, found = built.runner.work, built.folder, built.found
-    for old in (QUARANTINE, DECONTAMINATED):
+    for old in (QUARANTINE, DECONTAMINATED, *([] if found.model else [PIECES])):
         files.remove(files.join(folder, old))
     _lists(built)
     _documents(built)
@@ -126,8 +127,14 @@ def _splits(built: Build) -> dict[str, Split]:
         shards = splits.setdefault(name, [])
         before = sum(shard.documents for shard in shards)
         shard = replace(Shard(**report["shard"]), first_document=before)
-        for file in (shard.tar, shard.index):
+        for file, digest in ((shard.tar, shard.sha256), (shard.index, shard.index_sha256)):
             source = files.join(built.runner.work, one.out, file.partition("/")[2])
+            if files.sha256(source) != digest:
+                built.runner.forget(one)
+                raise UserError(
+                    f"{source} was damaged after it was written; run the same command again to "
+                    "make it anew"
+                )
             files.place(source, files.join(built.folder, file))
         shards.append(shard)
     return {name: Split(name, tuple(shards)) for name, shards in splits.items()}

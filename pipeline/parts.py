@@ -49,21 +49,33 @@ def save(path: str, table: Any) -> None:
         writer.write_table(table)
 
 
-def save_sorted(path: str, table: Any, key: str) -> None:
-    """Write a table that is sorted by the 64-bit column `key`, a record batch for each bucket."""
+def save_buckets(
+    path: str,
+    columns: Mapping[str, NDArray[Any]],
+    texts: Sequence[str],
+    text_of: NDArray[np.int64],
+    key: str,
+) -> None:
+    """Write a table sorted by the 64-bit column `key`, a record batch for each bucket.
+
+    Row n has the text `texts[text_of[n]]`; a text that many rows share is held once.
+    """
     import pyarrow
 
-    column = table[key].combine_chunks().to_numpy()
-    edges = np.searchsorted(column, np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(TOP))
-    bounds = [0, *edges.tolist(), len(column)]
-    table = table.combine_chunks()
-    with files.writing(path) as file, pyarrow.ipc.new_file(file, table.schema) as writer:
-        for begin, end in pairwise(bounds):
-            if end > begin:
-                for batch in table.slice(begin, end - begin).to_batches():
-                    writer.write_batch(batch)
-            else:
-                writer.write_batch(pyarrow.RecordBatch.from_pylist([], schema=table.schema))
+    edges = np.searchsorted(columns[key], np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(TOP))
+    schema = table_of({name: column[:0] for name, column in columns.items()}, []).schema
+    with files.writing(path) as file, pyarrow.ipc.new_file(file, schema) as writer:
+        for begin, end in pairwise([0, *edges.tolist(), len(text_of)]):
+            mine = {name: column[begin:end] for name, column in columns.items()}
+            of = [texts[place] for place in text_of[begin:end].tolist()]
+            (batch,) = table_of(mine, of).to_batches() or [_no_rows(schema)]
+            writer.write_batch(batch)
+
+
+def _no_rows(schema: Any) -> Any:
+    import pyarrow
+
+    return pyarrow.RecordBatch.from_pylist([], schema=schema)
 
 
 def load(path: str) -> tuple[Columns, list[str]]:

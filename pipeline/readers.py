@@ -66,8 +66,7 @@ def read(piece: Piece, config: CorpusConfig) -> Iterator[Record]:
 
 
 def _check_unchanged(file: SourceFile) -> None:
-    stat = files.stat(file.path)
-    if stat is None or (stat.bytes, stat.mtime_ns) != (file.bytes, file.mtime_ns):
+    if not files.unchanged(file.path, file.bytes, file.mtime_ns):
         raise UserError(
             f"{file.path} changed while the corpus was being built; run the command again"
         )

@@ -1,8 +1,8 @@
 """Try the rules on a sample, in seconds and without Ray: `elmwright corpus CONFIG --sample 1000`.
 
-Documents are taken from the beginnings of at most `PLACES` pieces of the input, chosen by hash, so
-that a large corpus costs no more than a small one. Only what can be told of a document alone is
-told: near-copies and repeated sentences need the whole corpus.
+Documents are taken from the beginnings of `PLACES` pieces of the input, chosen by hash (of more
+only where those have too few), so that a large corpus costs no more than a small one. Only what can
+be told of a document alone is told: near-copies and repeated sentences need the whole corpus.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from elmwright.pipeline.sources import Piece, SourceFile
 from elmwright.pipeline.statistics import Example
 
 PLACES = 32
-"""Pieces of input a sample is taken from, at most."""
+"""Pieces of input a sample is taken from."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,12 @@ def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> S
         for piece in chunk
     ]
     ordered = sorted(enumerate(pieces), key=lambda item: keyed_hash(seed, item[0]))
-    chosen = [piece for _, piece in ordered[:PLACES]]
-    records = list(_take(chosen, config, documents))
+    records: list[tuple[SourceFile, Record]] = []
+    for begin in range(0, len(ordered), PLACES):
+        chosen = [piece for _, piece in ordered[begin : begin + PLACES]]
+        records += _take(chosen, config, documents - len(records))
+        if len(records) >= documents:
+            break
     if config.tokenizer == "sentencepiece":
         from dataclasses import replace
 

@@ -132,6 +132,16 @@ def _visible(found: list[files.Stat], folder: str, source: str, what: str) -> li
     return kept
 
 
+def _check_name(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"the name {path.encode('utf-8', 'backslashreplace').decode()} is not UTF-8; rename "
+            "the file or leave it out of corpus.sources"
+        ) from None
+
+
 def source_file(
     stat: files.Stat,
     number: int,
@@ -141,6 +151,7 @@ def source_file(
     index: int = 0,
 ) -> SourceFile:
     """A file with all that is needed to read it: the source's own settings, or the corpus's."""
+    _check_name(stat.path)
     source = source or Source()
     format_ = _format(stat.path, source.format)
     if format_ == "parquet" and compression(stat.path):

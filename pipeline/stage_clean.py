@@ -17,7 +17,10 @@ added. For a chunk it writes, for n = 000, 001, …
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from elmwright.pipeline import files, minhash, ngrams, parts, words
 from elmwright.pipeline.cleaner import Cleaned, Cleaner
 from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.dedup import keys_of
+from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.funnel import BROKEN, DECONTAMINATE, READ, Funnel
 from elmwright.pipeline.lanes import hash64
 from elmwright.pipeline.readers import Record, read
@@ -39,6 +43,8 @@ from elmwright.pipeline.tasks import Report
 BATCH_BYTES = 2_000_000
 """Text that is cleaned at a time: enough for numpy, small enough for the caches."""
 BATCH_DOCUMENTS = 4096
+QUARANTINED = 10_000
+"""Broken records a task lists one by one; all are counted."""
 SAMPLE_BYTES = 4000
 """Longer sentences are left out of the sample for sentencepiece, which would skip them."""
 SHUFFLE, HELDOUT, SAMPLE, WEIGHT = 1, 2, 3, 4
@@ -144,15 +150,20 @@ def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConf
     """Train the sentencepiece model on the smallest hashes of all samples."""
     import heapq
 
-    lines = {
-        line
-        for name in samples
-        for line in files.read_bytes(files.join(work, name)).decode().split("\n")
-        if line
-    }
-    chosen = heapq.nsmallest(config.sentencepiece.sample, lines)
-    sentences = (line.partition(" ")[2] for line in chosen)
-    model = words.train_sentencepiece(sentences, config.sentencepiece, config.language)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(files.reading(files.join(work, name))) for name in samples]
+        # Every sample is sorted by its hashes, which stand in front with all their digits.
+        merged = (line for line, _ in groupby(heapq.merge(*opened)))
+        chosen = [line.decode() for line in islice(merged, config.sentencepiece.sample)]
+    sentences = (line.partition(" ")[2].rstrip("\n") for line in chosen)
+    try:
+        model = words.train_sentencepiece(sentences, config.sentencepiece, config.language)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"sentencepiece cannot be trained ({reason}); change [corpus.sentencepiece], most "
+            "likely its size, or give more text"
+        ) from error
     files.write_bytes(files.join(work, f"{out}.model"), model)
     return {"name": f"{out}.model", "sentences": len(chosen)}
 
@@ -233,12 +244,22 @@ def _local_copy(work: str, model: str | None) -> Path | None:
     path = files.join(work, model)
     if not files.is_url(path):
         return Path(path)
-    import tempfile
-
-    local = Path(tempfile.gettempdir()) / f"elmwright-{Path(model).name}"
+    local = _scratch() / Path(model).name
     if not local.exists():
         files.write_bytes(str(local), files.read_bytes(path))
     return local
+
+
+@lru_cache(maxsize=1)
+def _scratch() -> Path:
+    """A folder of this process alone, gone with it."""
+    import atexit
+    import shutil
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="elmwright-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _hits(
@@ -307,6 +328,8 @@ def _judge(
 
 def _put_aside(state: _Chunk, file: SourceFile, record: Record) -> None:
     state.reasons[record.problem] += 1
+    if len(state.quarantine) >= QUARANTINED:
+        return
     state.quarantine.append(
         {
             "file": file.path,

@@ -18,7 +18,14 @@ from elmwright.pipeline.lanes import hash64
 from elmwright.pipeline.packing import Words, words_of
 from elmwright.pipeline.stage_clean import SHUFFLE, mix, write_documents
 from elmwright.pipeline.stage_clean import WEIGHT as WEIGHT_HASH
-from elmwright.pipeline.stage_select import Part, Sides, doc_keys, lost_sentences, paths
+from elmwright.pipeline.stage_select import (
+    Part,
+    Sides,
+    doc_keys,
+    lost_sentences,
+    paths,
+    times_taken,
+)
 from elmwright.pipeline.statistics import (
     Example,
     Gathered,
@@ -34,9 +41,12 @@ class _Kept:
     """What of one part stays, for one split."""
 
     rows: list[int]
+    """The document of each text."""
     numbers: list[int]
+    """Which of its sentences the text is, where sentences are shuffled."""
     texts: list[str]
-    copies: list[int]
+    times: list[int]
+    """How often each text is taken."""
 
 
 def keep_part(
@@ -65,7 +75,7 @@ def keep_part(
     names = [part.split]
     if part.split == "train":
         place, names = sides.of(keys), ["train", *sides.names]
-    times = _times(keys, part.weight, sides.seed)
+    times = times_taken(part, index, sides.seed)
     selection = _Selection(part, index, file_names)
     selection.losers(
         dedup.losers_of(part.number, paths(work, document_losers)),
@@ -97,11 +107,10 @@ def keep_part(
         mine = kept.setdefault(split, _Kept([], [], [], []))
         pieces = left.split("\n") if by_sentence else [left]
         repeat = int(times[row]) if split == "train" else 1
-        for copy in range(repeat):
-            mine.rows.extend([row] * len(pieces))
-            mine.numbers.extend(range(len(pieces)))
-            mine.texts.extend(pieces)
-            mine.copies.extend([copy] * len(pieces))
+        mine.rows.extend([row] * len(pieces))
+        mine.numbers.extend(range(len(pieces)))
+        mine.texts.extend(pieces)
+        mine.times.extend([repeat] * len(pieces))
     splits = {}
     types = 0
     for split, found in kept.items():
@@ -109,9 +118,10 @@ def keep_part(
         _save_shuffled(files.join(work, name), part, index, found, sides.seed,
                        copies=copies_left, rekey=by_sentence)  # fmt: skip
         found_words = words_of(found.texts)
-        splits[split] = {"name": name, **_sizes(found_words)}
+        taken = np.array(found.times, np.int64)
+        splits[split] = {"name": name, **_sizes(found_words, taken)}
         if split == "train":
-            types = save_counts(files.join(work, f"{out}.words.arrow"), found_words)
+            types = save_counts(files.join(work, f"{out}.words.arrow"), found_words, taken)
     name = f"{out}-documents.jsonl.zst"
     if documents:
         write_documents(files.join(work, name), documents)
@@ -125,15 +135,6 @@ def keep_part(
         "documents": [name] if documents else [],
         "words": sum(split["words"] for split in splits.values()),
     }
-
-
-def _times(keys: NDArray[np.uint64], weight: float, seed: int) -> NDArray[np.int64]:
-    """How often each document is taken: `weight` times on the average, by its hash."""
-    whole = int(weight)
-    limit = np.uint64(min(int((weight - whole) * (1 << 64)), (1 << 64) - 1))
-    more = mix(keys, seed, WEIGHT_HASH) < limit
-    times: NDArray[np.int64] = whole + more.astype(np.int64)
-    return times
 
 
 class _Selection:
@@ -212,16 +213,18 @@ class _Selection:
         gather(self.examples, rule, int(place["lo"]), example)
 
 
-def _sizes(found: Words) -> dict[str, Any]:
-    """Counts of what is kept."""
+def _sizes(found: Words, times: NDArray[np.int64]) -> dict[str, Any]:
+    """Counts of what is kept, each text as often as it is taken."""
     ends = np.cumsum(found.sentences)
     running = np.concatenate([[0], np.cumsum(found.lengths)])
+    documents = np.diff(running[ends], prepend=0)
+    sentence_times = np.repeat(times, found.sentences)
     return {
-        "documents": found.sentences.size,
-        "sentences": found.lengths.size,
-        "words": found.numbers.size,
-        "document_words": document_histogram(np.diff(running[ends], prepend=0)),
-        "sentence_words": sentence_histogram(found.lengths),
+        "documents": int(times.sum()),
+        "sentences": int(sentence_times.sum()),
+        "words": int((documents * times).sum()),
+        "document_words": document_histogram(np.repeat(documents, times)),
+        "sentence_words": sentence_histogram(np.repeat(found.lengths, sentence_times)),
     }
 
 
@@ -244,20 +247,20 @@ def _save_shuffled(
         "file": rows["file"] + np.uint32(part.first_file),
         "offset": rows["offset"],
         "sentence": np.array(found.numbers, np.uint32),
-        "copy": np.array(found.copies, np.uint32),
     }
     # Equal texts have equal keys; where copies stay in, their place keeps them from gathering.
     for name in ("file", "offset", "sentence") if copies else ():
         order = hash64(order ^ columns[name].astype(np.uint64))
-    again = columns["copy"] > 0
-    order[again] = hash64(
-        order[again] ^ columns["copy"][again].astype(np.uint64), seed, WEIGHT_HASH
-    )
-    columns = {"order": order, **columns}
+    times = np.array(found.times, np.int64)
+    text_of = np.repeat(np.arange(len(times)), times)
+    columns = {name: column[text_of] for name, column in {"order": order, **columns}.items()}
+    copy = (np.arange(len(text_of)) - (np.cumsum(times) - times)[text_of]).astype(np.uint64)
+    columns["copy"] = copy.astype(np.uint32)
+    again = copy > 0
+    columns["order"][again] = hash64(columns["order"][again] ^ copy[again], seed, WEIGHT_HASH)
     sorting = sort_order(columns)
-    texts = [found.texts[int(row)] for row in sorting]
-    table = parts.table_of({name: column[sorting] for name, column in columns.items()}, texts)
-    parts.save_sorted(path, table, "order")
+    columns = {name: column[sorting] for name, column in columns.items()}
+    parts.save_buckets(path, columns, found.texts, text_of[sorting], "order")
 
 
 def sort_order(columns: parts.Columns) -> NDArray[np.int64]:
@@ -266,13 +269,14 @@ def sort_order(columns: parts.Columns) -> NDArray[np.int64]:
     return np.lexsort([columns[name] for name in reversed(names)])
 
 
-def save_counts(path: str, found: Words) -> int:
+def save_counts(path: str, found: Words, times: NDArray[np.int64]) -> int:
     """Write words and their counts, sorted by the hash of the word; how many there are."""
+    taken = np.repeat(np.repeat(times, found.sentences), found.lengths)
+    counts = np.bincount(found.numbers, weights=taken, minlength=len(found.words)).astype(np.int64)
     keys = dedup.keys_of(found.words)[:, 0]
     sorting = np.argsort(keys, kind="stable")
-    columns = {"hash": keys[sorting], "count": found.counts[sorting]}
-    table = parts.table_of(columns, [found.words[place] for place in sorting.tolist()])
-    parts.save_sorted(path, table, "hash")
+    columns = {"hash": keys[sorting], "count": counts[sorting]}
+    parts.save_buckets(path, columns, found.words, sorting, "hash")
     return len(found.words)
 
 

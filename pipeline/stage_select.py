@@ -18,6 +18,7 @@ from elmwright.pipeline import dedup, files, ngrams, parts, tables
 from elmwright.pipeline.clusters import band_rows, link_range, resolve
 from elmwright.pipeline.stage_clean import (
     HELDOUT,
+    WEIGHT,
     mix,
 )
 from elmwright.pipeline.tasks import Report
@@ -99,15 +100,39 @@ def _side(part: Part, keys: NDArray[np.uint64], sides: Sides) -> NDArray[np.uint
     return (sides.of(keys) > 0).astype(np.uint8)
 
 
+def times_taken(part: Part, index: NDArray[np.void], seed: int) -> NDArray[np.int64]:
+    """How often each document is taken: `weight` times on the average, by its hash."""
+    whole = int(part.weight)
+    limit = np.uint64(min(int((part.weight - whole) * (1 << 64)), (1 << 64) - 1))
+    more = mix(doc_keys(index), seed, WEIGHT) < limit
+    times: NDArray[np.int64] = whole + more.astype(np.int64)
+    return times
+
+
+def _left_out(work: str, part: Part, index: NDArray[np.void], losers: Sequence[str], seed: int) \
+        -> NDArray[np.bool_]:  # fmt: skip
+    """Documents that lost, or are not taken because of their source's weight.
+
+    What is not taken must not win either: of two copies, the one that is taken has to stay.
+    """
+    out: NDArray[np.bool_] = times_taken(part, index, seed) == 0
+    if part.split != "train":
+        out[:] = False
+    out[dedup.losers_of(part.number, paths(work, losers))["row"]] = True
+    return out
+
+
 def document_keys(work: str, out: str, part: Part, sides: Sides) -> Report:
     """The keys of all documents of a part, sorted."""
     index = parts.load_index(files.join(work, f"{part.name}.npy"))
+    rows_of = np.flatnonzero(~_left_out(work, part, index, [], sides.seed))
+    index = index[rows_of]
     rows = np.zeros(len(index), dedup.KEY)
     for name in ("hi", "lo", "offset"):
         rows[name] = index[name]
     rows["file"] = index["file"] + part.first_file
     rows["heldout"] = _side(part, doc_keys(index), sides)
-    rows["row"] = np.arange(len(index))
+    rows["row"] = rows_of
     tables.save(files.join(work, out), dedup.sort_table(rows, dedup.ORDER))
     return {"keys": len(rows)}
 
@@ -147,10 +172,8 @@ def band_keys(
 
 def _band_rows(work: str, part: Part, losers: Sequence[str], sides: Sides) -> NDArray[np.void]:
     index = parts.load_index(files.join(work, f"{part.name}.npy"))
-    alive = np.ones(len(index), bool)
-    alive[dedup.losers_of(part.number, paths(work, losers))["row"]] = False
-    rows_of = np.flatnonzero(alive)
-    index = index[alive]
+    rows_of = np.flatnonzero(~_left_out(work, part, index, losers, sides.seed))
+    index = index[rows_of]
     return band_rows(
         index["bands"],
         row=rows_of,
@@ -178,7 +201,7 @@ def sentence_keys(
     index = parts.load_index(files.join(work, f"{part.name}.npy"))
     arrow = files.join(work, f"{part.name}.arrow")
     _, texts = parts.load(arrow)
-    dead = set(dedup.losers_of(part.number, paths(work, document_losers))["row"].tolist())
+    dead = set(np.flatnonzero(_left_out(work, part, index, document_losers, sides.seed)).tolist())
     by_line = unit == dedup.LINE
     lines = parts.load_lines(arrow) if by_line or line_losers else []
     lost = lost_sentences(dedup.losers_of(part.number, paths(work, line_losers)), lines)
@@ -219,12 +242,14 @@ def lost_sentences(
 ) -> dict[int, dict[int, str]]:
     """The sentences of lines that lost: row → sentence → rule."""
     lost: dict[int, dict[int, str]] = {}
+    ends: dict[int, list[int]] = {}
     for loser in line_losers:
         row, line = int(loser["row"]), int(loser["sentence"])
-        first = sum(lines[row][:line])
-        rule = dedup.RULES[int(loser["rule"])]
+        if row not in ends:
+            ends[row] = np.cumsum(lines[row]).tolist()
+        end, rule = ends[row][line], dedup.RULES[int(loser["rule"])]
         mine = lost.setdefault(row, {})
-        mine.update((first + number, rule) for number in range(lines[row][line]))
+        mine.update((number, rule) for number in range(end - lines[row][line], end))
     return lost
 
 

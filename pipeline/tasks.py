@@ -11,14 +11,18 @@ there is not run again. Ray runs a task again if its worker dies, we run it agai
 the connection, and what the user must put right comes back as the `UserError` it was.
 """
 
+import glob
 import json
 import os
+import re
 import resource
 import time
-from collections.abc import Callable, Collection, Sequence
+import unicodedata
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import lru_cache
+from importlib.metadata import version
 from typing import Any
 
 from elmwright.pipeline import files
@@ -63,8 +67,15 @@ class Task:
 
 def task(stage: str, call: Callable[..., Report], *args: Any, **named: Any) -> Task:
     """A task that calls `call(work, out, *args, **named)`."""
-    content = [RECIPE, stage, call.__name__, _plain(args), _plain(named)]
+    content = [RECIPE, _tools(), stage, call.__name__, _plain(args), _plain(named)]
     return Task(stage, sha256_bytes(canonical(content))[:20], call, args, named)
+
+
+@lru_cache(maxsize=1)
+def _tools() -> list[str]:
+    """Versions of what decides about text: a build begun with others is not mixed with this one."""
+    names = "ftfy fastwarc pycld2 resiliparse sentencepiece sentencex".split()
+    return [unicodedata.unidata_version, *(f"{name} {version(name)}" for name in names)]
 
 
 def _plain(value: Any) -> Any:
@@ -98,14 +109,15 @@ class Runner:
             return []
         self.used.update(one.out for one in tasks)
         listed = files.list_folder(files.join(self.work, tasks[0].stage))
-        marks = {file.path.rsplit("/", 1)[1] for file in listed if file.path.endswith(_MARK)}
+        there = {file.path[len(self.work) + 1 :]: file.bytes for file in listed}
         done: dict[int, Report] = {}
         waiting = []
         for number, one in enumerate(tasks):
-            if f"{one.digest}{_MARK}" in marks:
-                done[number] = json.loads(files.read_bytes(self._mark(one)))
-            else:
+            found = self._done(one, there)
+            if found is None:
                 waiting.append(number)
+            else:
+                done[number] = found
         started = time.monotonic()
         ran = len(waiting)
         reports = self._run(name, tasks, unit, done, waiting[::-1])
@@ -153,7 +165,7 @@ class Runner:
                     ready, _ = ray.wait(list(running), timeout=0.5) if running else ([], [])
                     for reference in ready:
                         number = running.pop(reference)
-                        reports[number] = _result(reference)
+                        reports[number] = _result(reference, name)
                         words += reports[number]["report"].get("words", 0)
                         rate = words / max(0.001, time.monotonic() - started)
                         advance(1, f"{rate:,.0f} words/s" if words else "")
@@ -161,6 +173,21 @@ class Runner:
                 self._recall(running)
                 raise
         return reports
+
+    def _done(self, one: Task, there: Mapping[str, int]) -> Report | None:
+        """What a task that is done left; None if its mark or one of its outputs is not whole."""
+        if f"{one.out}{_MARK}" not in there:
+            return None
+        try:
+            done: Report = json.loads(files.read_bytes(self._mark(one)))
+            whole = all(there.get(name) == size for name, size in done["outputs"].items())
+        except (ValueError, KeyError, TypeError):
+            return None
+        return done if whole else None
+
+    def forget(self, one: Task) -> None:
+        """Let a task be run again: its output is not what it was."""
+        files.remove(self._mark(one))
 
     def _mark(self, one: Task) -> str:
         return files.join(self.work, f"{one.out}{_MARK}")
@@ -182,14 +209,16 @@ class Runner:
 
     def prune(self) -> None:
         """Remove every output of a task that was not asked for, and what killed tasks left."""
-        for file in files.list_folder(self.work):
-            stage, _, name = file.path[len(self.work) + 1 :].partition("/")
-            digest = name.partition("/")[0].partition(".")[0].partition("-")[0]
-            if f"{stage}/{digest}" not in self.used:
+        listed = files.list_folder(self.work)
+        # Marks first: killed in between, no mark may stand for an output that is gone.
+        for file in sorted(listed, key=lambda file: not file.path.endswith(_MARK)):
+            match = _OURS.match(file.path[len(self.work) + 1 :])
+            if match is None or match[1] not in self.used:
                 files.remove(file.path)
 
 
 _MARK = ".done.json"
+_OURS = re.compile(r"([a-z]+/[0-9a-f]{20})")
 
 
 @lru_cache(maxsize=1)
@@ -216,11 +245,20 @@ def run_once(
     report = _with_patience(lambda: call(work, out, *args, **named))
     done = {
         "report": report,
+        "outputs": _outputs(work, out),
         "cpu_seconds": round(time.process_time() - before, 3),
         "peak_mb": peak_mb(),
     }
     files.write_bytes(mark, json.dumps(done).encode())
     return done
+
+
+def _outputs(work: str, out: str) -> dict[str, int]:
+    """Names and sizes of what a task wrote; in a store an object is whole or not there."""
+    if files.is_url(work):
+        return {}
+    found = [*glob.glob(f"{work}/{glob.escape(out)}*"), *glob.glob(f"{work}/{glob.escape(out)}/*")]
+    return {path[len(work) + 1 :]: os.path.getsize(path) for path in found if os.path.isfile(path)}
 
 
 def peak_mb() -> float:
@@ -253,13 +291,19 @@ def _with_patience(call: Callable[[], Report]) -> Report:
     raise AssertionError
 
 
-def _result(reference: Any) -> Report:
+def _result(reference: Any, name: str) -> Report:
     """A task's report; what went wrong for the user comes out as it went in."""
     import ray
-    from ray.exceptions import RayTaskError
+    from ray.exceptions import RayTaskError, WorkerCrashedError
 
     try:
         report: Report = ray.get(reference)
+    except WorkerCrashedError:
+        raise UserError(
+            f"a worker process died again and again in the stage {name!r}, most likely for lack of "
+            "memory; lower corpus.chunk_mb, give the machine more memory or fewer CPUs "
+            "(cluster.cpus), and run the same command again: nothing is lost"
+        ) from None
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, UserError):

@@ -237,7 +237,9 @@ def sentencepiece(model: Path) -> Tokenise:
     def tokenise(sentence: str) -> str:
         pieces = processor.encode(sentence, out_type=str)
         words = ["".join(piece.split()) for piece in pieces]
-        return " ".join(SAFE.get(word, word) for word in words if word)
+        # Of some characters (U+FFFD alone) the model leaves nothing; a sentence has a word.
+        found = [SAFE.get(word, word) for word in words if word] or ["".join(sentence.split())]
+        return " ".join(found)
 
     return tokenise
 

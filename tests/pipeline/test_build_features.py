@@ -210,7 +210,7 @@ def test_documents_that_share_ngrams_with_evaluation_files_are_removed_and_liste
     assert listed["file"] == str(source)
     assert listed["ngram"].startswith(" ".join(quoted[:13]))
     assert listed["offset"] == sum(map(len, source.read_bytes().splitlines(True)[:7]))
-    fewer = replace(config, decontaminate_ngram=25)
+    fewer = replace(config, decontaminate_ngram=22)
     assert dropped(make(tmp_path / "other", fewer))["decontaminate"] == 0
 
 

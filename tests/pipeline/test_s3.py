@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
 from dataclasses import replace
@@ -174,3 +175,26 @@ def test_connections_that_drop_in_the_middle_lose_nothing(s3, monkeypatch):
     finally:
         proxy.server.close()
         files._connect.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches", "other"),
+    [
+        ("s3://b/[!a]*.txt", "s3://b/b1.txt", "s3://b/a1.txt"),
+        ("s3://b/[ab].txt", "s3://b/a.txt", "s3://b/c.txt"),
+        ("s3://b/**/x?.txt", "s3://b/deep/er/x1.txt", "s3://b/x.txt"),
+        ("s3://b/*.txt", "s3://b/a+b.txt", "s3://b/c/a.txt"),
+    ],
+)
+def test_globs_in_a_store_mean_what_they_mean_on_a_disk(pattern, matches, other):
+    expression = re.compile(files._translate(pattern))
+    assert expression.fullmatch(matches)
+    assert not expression.fullmatch(other)
+
+
+def test_a_digest_with_403_in_it_is_no_refusal():
+    dropped = "AWS Error NETWORK_CONNECTION for key clean/a403f401.arrow"
+    with pytest.raises(OSError, match="NETWORK_CONNECTION"), files._remote("s3://b/x"):
+        raise OSError(dropped)
+    with pytest.raises(UserError, match="refuses"), files._remote("s3://b/x"):
+        raise OSError("AWS Error ACCESS_DENIED during GetObject")
