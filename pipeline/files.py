@@ -154,12 +154,15 @@ def _remote_stat(path: str, info: Any) -> Stat:
 def unchanged(path: str, size: int, mtime_ns: int) -> bool:
     """Whether a file still has this size and time.
 
-    In a store the time may differ by `SLACK`: a listing, the object itself and the moment it was
-    complete do not always agree.
+    In a store the time may differ by `SLACK`, or not be known (0): a listing, the object itself and
+    the moment it was complete do not always agree.
     """
     found = stat(path)
-    slack = SLACK if is_url(path) else 0
-    return found is not None and found.bytes == size and abs(found.mtime_ns - mtime_ns) <= slack
+    if found is None or found.bytes != size:
+        return False
+    if not is_url(path):
+        return found.mtime_ns == mtime_ns
+    return 0 in (found.mtime_ns, mtime_ns) or abs(found.mtime_ns - mtime_ns) <= SLACK
 
 
 def list_folder(folder: str | Path) -> list[Stat]:
