@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import rensa
+
+try:
+    import rensa
+except ImportError:
+    sys.exit("skipped: rensa is not installed (pip install rensa==0.5.0)")
 
 from elmwright.pipeline import clean, harvest, minhash, ngrams, words
 from elmwright.pipeline.config import MinHash
