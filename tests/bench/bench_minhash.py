@@ -20,7 +20,8 @@ import numpy as np
 try:
     import rensa
 except ImportError:
-    sys.exit("skipped: rensa is not installed (pip install rensa==0.5.0)")
+    print("skipped: rensa is not installed (pip install rensa==0.5.0)")
+    sys.exit(0)
 
 from elmwright.pipeline import clean, harvest, minhash, ngrams, words
 from elmwright.pipeline.config import MinHash
