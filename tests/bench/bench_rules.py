@@ -1,6 +1,6 @@
 """Gopher quality + C4 + MinHash 14 × 8: CPU time and decisions of Elmwright and of datatrove.
 
-    ELMWRIGHT_DATATROVE_PYTHON=/path/to/python bench_rules.py [MEGABYTES] [ROUNDS]   (8 and 2)
+    ELMWRIGHT_DATATROVE_PYTHON=/path/to/python bench_rules.py [MEGABYTES] [ROUNDS]   (12 and 2)
 
 Both read the same JSON Lines and write what is left. Measured is the CPU time (user and system) of
 a process that has loaded its libraries and models and has cleaned one short document; our memory of
@@ -199,7 +199,7 @@ def compare(my_name: str, mine: dict, name: str, theirs: dict, ids: list[str]) -
 
 
 def main() -> int:
-    megabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 8.0
+    megabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 12.0
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 2
     if not PEER or not Path(PEER).exists():
         print("skipped: set ELMWRIGHT_DATATROVE_PYTHON to a Python that has datatrove and spacy")
