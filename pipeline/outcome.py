@@ -77,11 +77,16 @@ def finish(built: Build, key: str) -> Manifest:
     )
     gathered = gather(built)
     files.write_bytes(files.join(folder, STATISTICS), statistics.to_json(gathered))
-    title = "Corpus report"
-    page = render(manifest, gathered, title=title).encode()
+    page = render(manifest, gathered, title=_title(folder)).encode()
     files.write_bytes(files.join(folder, REPORT), page)
     manifest.save(folder)
     return manifest
+
+
+def _title(folder: str) -> str:
+    """What a report is headed: the run's folder, or the corpus's own."""
+    *before, last = folder.rstrip("/").split("/")
+    return before[-1] if last == "corpus" and before and before[-1] else last
 
 
 def _key(table: dict[Any, Any], number: int) -> Any:
