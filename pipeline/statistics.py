@@ -8,8 +8,8 @@ end, fail and be run again as they like.
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -150,24 +150,6 @@ def from_json(content: bytes) -> Statistics:
         raise UserError(
             f"the corpus statistics are damaged ({error!r}); build the corpus again"
         ) from error
-
-
-def add_counts(into: dict[Key, int], more: Mapping[Key, int]) -> None:
-    """Add the counts of `more`, key by key."""
-    for key, count in more.items():
-        into[key] = into.get(key, 0) + count
-
-
-def add_sources(into: dict[str, SourceCount], more: Iterable[SourceCount]) -> None:
-    """Add what tasks counted, source by source; licence and weight are those that came first."""
-    for source in more:
-        known = into.get(source.name)
-        into[source.name] = source if known is None else _add_source(known, source)
-
-
-def _add_source(one: SourceCount, other: SourceCount) -> SourceCount:
-    counts = [field.name for field in fields(one) if field.type in (int, "int")]
-    return replace(one, **{name: getattr(one, name) + getattr(other, name) for name in counts})
 
 
 def gather(into: Gathered, rule: str, key: int, example: Example, *, keep: int = EXAMPLES) -> None:

@@ -6,8 +6,7 @@ leaves either the old file or the new one, never half of one. What the operating
 (no space, no permission, a read-only disk) reaches the user as one sentence.
 
 Cost: an fsync of each file and its folder; so the pipeline writes few large files, not many small
-ones.
-Object stores come later and will live here too.
+ones. `files.py` does the same for object stores.
 """
 
 import errno

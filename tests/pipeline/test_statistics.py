@@ -16,8 +16,6 @@ from elmwright.pipeline.statistics import (
     SourceCount,
     StageTime,
     Statistics,
-    add_counts,
-    add_sources,
     coverage_points,
     document_histogram,
     examples_of,
@@ -79,21 +77,6 @@ def test_damaged_statistics_are_a_users_error(content):
         from_json(content)
 
 
-def test_counts_are_added_key_by_key():
-    counts = {"a": 1}
-    add_counts(counts, {"a": 2, "b": 3})
-    assert counts == {"a": 3, "b": 3}
-
-
-def test_sources_are_added_by_name():
-    news = SourceCount("news", "CC0", 0.5, 1, 10, 2, 20, 1, 9, 0)
-    wiki = SourceCount("wiki", "", 1.0, 1, 1, 1, 1, 1, 1, 1)
-    total: dict[str, SourceCount] = {}
-    add_sources(total, [news, wiki])
-    add_sources(total, [news])
-    assert total == {"news": SourceCount("news", "CC0", 0.5, 2, 20, 4, 40, 2, 18, 0), "wiki": wiki}
-
-
 @given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 6), st.randoms())
 def test_the_same_examples_win_whatever_the_order_and_the_tasks(
     keys, keep, shuffler: random.Random
@@ -148,7 +131,8 @@ def test_no_words_make_no_points():
 def test_documents_fall_into_the_bin_of_their_power_of_two(words):
     expected: dict[int, int] = {}
     for size in words:
-        add_counts(expected, {size.bit_length() - 1: 1})
+        power = size.bit_length() - 1
+        expected[power] = expected.get(power, 0) + 1
     assert document_histogram(np.array(words, np.int64)) == expected
 
 
