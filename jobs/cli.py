@@ -14,6 +14,7 @@ from pathlib import Path
 
 from elmwright import __version__
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
+from elmwright.pipeline.files import is_url
 from elmwright.pipeline.storage import explain
 
 DONE, FAILED, MISTAKE, RESUMABLE = 0, 1, 2, 75
@@ -295,8 +296,11 @@ def _checkpoints(options: argparse.Namespace) -> None:
     from elmwright.jobs.config_file import load_config
     from elmwright.jobs.layout import RunFolder
 
-    root = Path(options.run)
-    folder = RunFolder(root) if root.is_dir() else RunFolder.of(load_config(options.run))
+    place = options.run
+    if is_url(place) or Path(place).is_dir():
+        folder = RunFolder.at(place)
+    else:
+        folder = RunFolder.of(load_config(place))
     infos = list_checkpoints(folder.checkpoints)
     if not infos:
         raise UserError(f"{folder.root} has no checkpoints")
@@ -307,7 +311,7 @@ def _checkpoints(options: argparse.Namespace) -> None:
         rows = [
             {
                 "step": info.step,
-                "path": str(info.path),
+                "path": info.path,
                 "sha256": info.sha256,
                 "bytes": info.bytes,
                 "perplexity": info.perplexity,

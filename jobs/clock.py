@@ -12,16 +12,21 @@ class Clock:
         self._step: int | None = None
 
     def lap(self, name: str) -> None:
+        """The time since the last call went into this."""
         now = time.perf_counter()
         self._spent[name] = self._spent.get(name, 0.0) + now - self._last
         self._last = now
 
-    def metrics(self, step: int, tokens: int) -> dict[str, float]:
-        """Tokens a second and shares of the time since the last call."""
+    def metrics(self, step: int, tokens: int, flops: float, peak: float) -> dict[str, float]:
+        """Since the last call: shares of the time, tokens a second, and how much of the machine's
+        peak the useful arithmetic (`flops` a step) makes use of."""
         total = max(time.perf_counter() - self._since, 1e-9)
         found = {f"time/{name}_share": spent / total for name, spent in self._spent.items()}
         if self._step is not None:
             working = max(total - self._spent.get("evaluate", 0.0), 1e-9)
-            found["train/tokens_per_s"] = (step - self._step) * tokens / working
+            steps = (step - self._step) / working
+            found["train/tokens_per_s"] = steps * tokens
+            found["train/flops_per_s"] = steps * flops
+            found["train/flop_utilisation"] = steps * flops / peak
         self._spent, self._since, self._step = {}, time.perf_counter(), step
         return found

@@ -66,8 +66,8 @@ def ray_cluster(config: RunConfig, folder: RunFolder) -> Iterator[None]:
             ) from error
         raise
     try:
-        if is_remote(config):
-            _check_shared(folder.root)
+        if is_remote(config) and not folder.remote:
+            _check_shared(Path(folder.root))
         yield
     finally:
         ray.shutdown()

@@ -24,9 +24,11 @@ class RunSection:
     name: str = "run"
     """Name of the run: letters, digits, '.', '-' and '_'."""
     dir: str = "runs/{name}"
-    """Folder that holds everything of the run; {name} stands for run.name."""
-    scratch: str = "{dir}/scratch"
-    """Local folder for caches and temporary files; {dir} and {name} may stand in it."""
+    """Folder that holds everything of the run, or a URL (s3://bucket/runs/x); {name} stands for
+    run.name."""
+    scratch: str = ""
+    """Local folder for caches and temporary files; {dir} and {name} may stand in it. Empty: inside
+    run.dir, or in ~/.cache/elmwright where that is a URL."""
     seed: int = 1
     """Every draw of the run (shuffle, initial weights, dropout, negatives) comes from this."""
 
@@ -79,8 +81,25 @@ class TrainSection:
     """Sampled negatives a step; from the vocabulary's size up, the full softmax is trained."""
     dropout: float = 0.1
     """On each layer's input and on the top output."""
+    accumulate: int = 1
+    """Windows of every lane whose gradients go into one step; tokens a step grow with it."""
+    init_from: str = ""
+    """MODEL to start from (a bundle, checkpoint, bilm folder, registry or store URI) in place of
+    fresh weights. Softmax rows are taken over for words that both know, where it has a softmax."""
+    hold_steps: int = 0
+    """First steps that train only the softmax and hold the biLM still."""
+    max_bad_steps: int = 5
+    """Steps in a row whose loss or gradient is not finite before training goes back to the newest
+    checkpoint and leaves those updates out."""
     max_restarts: int = 3
     """How often failed workers are started again before the run fails."""
+    timeout_s: int = 900
+    """Seconds that processes wait for each other before the missing one is given up."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens a step, all processes together."""
+        return self.lanes * self.window * self.accumulate
 
 
 @dataclass(frozen=True)
@@ -93,6 +112,9 @@ class EvalSection:
     """Tokens scored by an evaluation inside training; the final one scores all."""
     lanes: int = 16
     """Rows of an evaluation batch, all processes together; must be divisible by the processes."""
+    patience: int = 0
+    """Stop after so many evaluations in a row that did not improve on the best, which is then the
+    result; 0 never stops early. The first held-out set counts."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +125,8 @@ class CheckpointSection:
     """Steps between checkpoints."""
     keep_last: int = 2
     """Newest checkpoints kept; the best by held-out perplexity is kept besides."""
+    keep_every_steps: int = 0
+    """Checkpoints whose step is a multiple of this are kept for good; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +186,12 @@ RESUMABLE = frozenset(
         "train.device",
         "train.max_steps",
         "train.max_restarts",
+        "train.max_bad_steps",
+        "train.timeout_s",
         "eval.every_steps",
         "eval.max_tokens",
         "eval.lanes",
+        "eval.patience",
     }
 )
 """Training settings that may change between attempts; all others of `TRAINING_SECTIONS` may not.

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from elmwright.jobs.config import CONFIG_VERSION, RunConfig
 from elmwright.pipeline.config import Source
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import is_url
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -199,6 +200,8 @@ def _resolve(config: RunConfig) -> RunConfig:
         raise _BadKey("run.name", f"{run.name!r}: use letters, digits, '.', '-' and '_'")
     folder = run.dir.replace("{name}", run.name)
     scratch = run.scratch.replace("{name}", run.name).replace("{dir}", folder)
+    if not scratch:
+        scratch = f"~/.cache/elmwright/{run.name}" if is_url(folder) else f"{folder}/scratch"
     model = config.export.name.replace("{name}", run.name)
     return dataclasses.replace(
         config,
@@ -213,11 +216,13 @@ _AT_LEAST_ONE = (
     "vocab.min_count shards.block_steps shards.blocks_per_shard model.dim "
     "model.projection_dim model.n_layers model.char_dim train.processes train.threads train.lanes "
     "train.window train.max_steps train.negatives eval.max_tokens eval.lanes "
-    "checkpoint.every_steps checkpoint.keep_last tracking.every_steps"
+    "checkpoint.every_steps checkpoint.keep_last tracking.every_steps train.accumulate "
+    "train.max_bad_steps train.timeout_s"
 ).split()
 _NOT_NEGATIVE = (
     "run.seed model.n_highway model.cell_clip model.proj_clip optim.clip_norm optim.weight_decay "
-    "optim.warmup_steps train.max_restarts eval.every_steps cluster.cpus corpus.min_words "
+    "optim.warmup_steps train.max_restarts train.hold_steps eval.every_steps "
+    "eval.patience checkpoint.keep_every_steps cluster.cpus corpus.min_words "
     "corpus.min_sentence_words corpus.decontaminate_ngram corpus.gopher_quality.min_words "
     "corpus.gopher_quality.min_stop_words corpus.c4.min_line_words corpus.c4.min_sentences"
 ).split()
@@ -286,10 +291,12 @@ def _check(config: RunConfig) -> None:
             "eval.lanes",
             f"{config.eval.lanes} lanes cannot be shared evenly by {train.processes} processes",
         )
-    if re.match(r"[a-z][a-z0-9+]*://", config.run.dir):
+    if re.match(r"[a-z][a-z0-9+]*://", config.run.dir) and not is_url(config.run.dir):
         raise _BadKey(
-            "run.dir", "object stores are not supported yet; name a folder that every process sees"
+            "run.dir", f"{config.run.dir!r} is neither a folder nor an s3:// or gs:// URL"
         )
+    if is_url(config.run.scratch):
+        raise _BadKey("run.scratch", "is a URL; name a folder on the machine's own disk")
     uri = config.tracking.uri
     if uri and not re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri):
         raise _BadKey(

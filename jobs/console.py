@@ -57,14 +57,17 @@ class Console:
             yield bar.advance
 
     @contextmanager
-    def bar(self, name: str, total: int, unit: str) -> Iterator["Bar"]:
+    def bar(
+        self, name: str, total: int, unit: str, plain_seconds: float = PLAIN_SECONDS
+    ) -> Iterator["Bar"]:
+        """A bar that can be set; `plain_seconds` between lines where there is no terminal."""
         if self.live:
             with self._rich() as bars:
                 task = bars.add_task(name, total=total, detail="", unit=unit)
                 yield _RichBar(bars, task)
                 bars.update(task, detail="")
         else:
-            bar = _PlainBar(self, name, total, unit)
+            bar = _PlainBar(self, name, total, unit, plain_seconds)
             yield bar
             bar.finish()
 
@@ -116,8 +119,9 @@ class _RichBar:
 
 
 class _PlainBar:
-    def __init__(self, console: Console, name: str, total: int, unit: str) -> None:
+    def __init__(self, console: Console, name: str, total: int, unit: str, seconds: float) -> None:
         self._console, self._name, self._total, self._unit = console, name, total, unit
+        self._seconds = seconds
         self._done = 0
         self._detail = ""
         self._start = self._last = time.monotonic()
@@ -127,7 +131,7 @@ class _PlainBar:
 
     def set(self, done: int, detail: str = "") -> None:
         self._done, self._detail = done, detail
-        if time.monotonic() - self._last >= PLAIN_SECONDS and done < self._total:
+        if time.monotonic() - self._last >= self._seconds and done < self._total:
             self._line()
 
     def finish(self) -> None:

@@ -4,9 +4,15 @@ The softmax has most of the parameters but a step touches few of its rows. All p
 same negatives, gather each other's targets (a fixed number, so no sizes have to be agreed on), and
 sum one buffer [touched rows, width + 1]. The buffer of statistics that goes round each step also
 carries the wish to stop, so every process leaves the loop at the same step.
+
+Every process also notes the step it begins in the group's key-value store. When an exchange fails
+or takes longer than `train.timeout_s`, the others can so say which of them is missing.
 """
 
+import re
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,3 +63,56 @@ def touched_rows(ranks: Ranks, targets: Tensor, negatives: Tensor) -> Tensor:
     everybody = ranks.gather(targets.reshape(-1), dim=0)
     rows: Tensor = torch.unique(torch.cat([everybody, negatives]), sorted=True)
     return rows
+
+
+class PeerLost(RuntimeError):  # noqa: N818 - a state of the world, reported as such
+    """Another process no longer takes part in the exchange."""
+
+
+class Beats:
+    """Which step each process has begun."""
+
+    ANSWER = timedelta(seconds=10)
+    """How long the store may take to answer when something is wrong already."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, self._step = ranks, 0
+        self._store: Any = None
+        if ranks.world > 1:
+            self._store = dist.distributed_c10d._get_default_store()
+
+    def at(self, step: int) -> None:
+        self._step = step
+        if self._store is not None:
+            self._store.set(f"elmwright/step/{self._ranks.rank}", str(step))
+
+    def blame(self, error: RuntimeError) -> RuntimeError:
+        """The error itself or, if an exchange failed, one that names the process to blame."""
+        if self._store is None or not _EXCHANGE.search(str(error)):
+            return error
+        self._store.set_timeout(self.ANSWER)
+        try:
+            steps = {
+                rank: int(self._store.get(f"elmwright/step/{rank}"))
+                for rank in range(self._ranks.world)
+            }
+        except RuntimeError:
+            return PeerLost(
+                f"at step {self._step:,} rank {self._ranks.rank} waited in vain for the others; "
+                "rank 0, which knows where each of them is, does not answer"
+            )
+        newest = max(steps.values())
+        late = [rank for rank, step in steps.items() if step < newest]
+        others = [rank for rank in steps if rank != self._ranks.rank]
+        who = " and ".join(f"rank {rank}" for rank in late or others)
+        last = min(steps[rank] for rank in late or others)
+        return PeerLost(
+            f"an exchange of step {newest:,} was not answered; {who} is missing, last seen at the "
+            f"beginning of step {last:,}"
+        )
+
+
+_EXCHANGE = re.compile(
+    r"Timed out|[Tt]imeout|Connection (closed|reset|refused)|gloo|NCCL|Broken pipe|Socket", re.I
+)
+"""How torch tells that an exchange failed."""

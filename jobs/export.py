@@ -20,7 +20,7 @@ import numpy as np
 
 from elmwright import __version__
 from elmwright.jobs.bundle import verify_bundle, write_sums
-from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints
+from elmwright.jobs.checkpoint import CheckpointInfo, fetch, list_checkpoints
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.layout import RunFolder
@@ -31,7 +31,7 @@ from elmwright.model.elmo import Elmo
 from elmwright.model.folder import load_folder, model_tensors, write_config
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import join
+from elmwright.pipeline.files import join, read_json
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.shards import ShardReader
 
@@ -44,11 +44,13 @@ of the order of 1, and the trained demo differs by about 1e-6."""
 
 def export(config: RunConfig, folder: RunFolder) -> str:
     """Write `bundle/` from the newest checkpoint; a sentence about what was checked."""
-    info = list_checkpoints(folder.checkpoints)[-1]
+    result = read_json(folder.result) or {}
+    infos = {info.sha256: info for info in list_checkpoints(folder.checkpoints)}
+    info = infos[result["checkpoint_sha256"]]
     manifest = Manifest.load(folder.corpus)
-    beside = folder.root / ".writing-bundle"
+    beside = folder.bundle.with_name(".writing-bundle")
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
+    beside.mkdir(parents=True)
     try:
         checked = _write(beside, config, folder, info, manifest)
     except OSError as error:
@@ -57,7 +59,7 @@ def export(config: RunConfig, folder: RunFolder) -> str:
             f"the bundle could not be written ({error.strerror}); make room and run the same "
             "command again"
         ) from error
-    old = folder.root / ".old-bundle"
+    old = folder.bundle.with_name(".old-bundle")
     shutil.rmtree(old, ignore_errors=True)
     if folder.bundle.exists():
         folder.bundle.rename(old)
@@ -69,16 +71,14 @@ def export(config: RunConfig, folder: RunFolder) -> str:
 def _write(
     target: Path, config: RunConfig, folder: RunFolder, info: CheckpointInfo, manifest: Manifest
 ) -> str:
+    checkpoint = fetch(info.path, folder.scratch)
     for name in ("model.safetensors", "softmax.safetensors", "vocab.txt"):
-        shutil.copyfile(info.path / name, target / name)
-    loaded = load_folder(info.path)
+        shutil.copyfile(checkpoint / name, target / name)
+    loaded = load_folder(checkpoint)
     settings = {"dropout": config.train.dropout, "n_tokens_vocab": manifest.vocab.size}
     write_options(target / "options.json", config.model, settings)
     write_weights(target / "weights.hdf5", config.model, model_tensors(loaded.bilm))
-    result = json.loads(folder.result.read_text())
-    if result["checkpoint_sha256"] != info.sha256:
-        raise RuntimeError(f"{folder.result} does not speak of {info.path}")
-    evaluation = result["evaluation"]
+    evaluation = (read_json(folder.result) or {})["evaluation"]
     extra = {
         "evaluation": evaluation,
         "vocab": {"size": manifest.vocab.size, "sha256": manifest.vocab.sha256},

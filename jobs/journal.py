@@ -4,11 +4,19 @@ One JSON object a line, appended by rank 0, never rewritten. MLflow is fed from 
 so is the progress display. A step that is computed again after a crash keeps the record, and with
 it the timestamp, of the first time: so a replay to MLflow merges instead of doubling.
 
-Records: {"kind": "metrics" | "eval" | "checkpoint" | "pruned", "step": n, "time": ms, …}.
+On a disk it is one file. A store cannot append, so there it is a folder of segments, each named
+after the byte at which it begins (`000000004096.jsonl`), written every few seconds by a thread and
+before every checkpoint. Positions count bytes over all segments, so readers see no difference.
+
+A journal that cannot be written for the moment (a full disk, a store that does not answer) does not
+stop training: lines wait in memory and are written with the next ones. Before a checkpoint is
+committed they must be on disk (`flush`): what lies behind a checkpoint is never computed again.
+
+Records: {"kind": "metrics" | "eval" | "checkpoint" | "pruned" | "warning", "step": n, "time": ms}.
 """
 
-import errno
 import json
+import logging
 import os
 import threading
 import time
@@ -16,44 +24,112 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import is_url, join, list_folder, read_range, write_bytes
+
+log = logging.getLogger("elmwright")
+
 Record = dict[str, Any]
+SEGMENT_SECONDS = 5.0
+"""Seconds between segments in a store."""
 
 
 class Journal:
     """The writing end. Opening it repairs a last line that a kill left half written."""
 
-    def __init__(self, path: Path, guard: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, path: str | Path, guard: Callable[[], None] = lambda: None) -> None:
         """`guard` is called before every write, and raises if this process may not write."""
+        self._path, self._guard = str(path), guard
         self._lock = threading.Lock()
-        self._guard = guard
-        self._path = str(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        end = complete_end(path)
-        os.ftruncate(self._descriptor, end)
-        self._held = {(r["kind"], r["step"]) for r, _ in read_journal(path, 0)}
+        self._waiting: list[bytes] = []
+        self._held: set[tuple[str, int]] = set()
+        self._end = 0
+        self._closed = threading.Event()
+        self._descriptor = -1
+        self._thread: threading.Thread | None = None
+        if is_url(path):
+            for record, position in read_journal(path, 0):
+                self._held.add((record["kind"], record["step"]))
+                self._end = position
+            self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
+            self._thread.start()
+        else:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            os.ftruncate(self._descriptor, complete_end(Path(path)))
+            self._held = {(r["kind"], r["step"]) for r, _ in read_journal(path, 0)}
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append a record, unless the journal already holds one of this kind and step."""
         with self._lock:
-            if (kind, step) in self._held or self._descriptor < 0:
+            if (kind, step) in self._held or self._closed.is_set():
                 return
-            self._guard()
             record = {"kind": kind, "step": step, "time": int(time.time() * 1000), **values}
-            line = (json.dumps(record) + "\n").encode()
-            end = os.fstat(self._descriptor).st_size
-            if os.write(self._descriptor, line) != len(line):
-                # Half a line would swallow the next one: take it back.
-                os.ftruncate(self._descriptor, end)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+            self._waiting.append((json.dumps(record) + "\n").encode())
             self._held.add((kind, step))
+            if self._thread is None:
+                try:
+                    self._send()
+                except (OSError, UserError) as error:
+                    log.warning("the journal waits in memory: %s", error)
+
+    def flush(self) -> None:
+        """Put every record where a crash cannot reach it."""
+        with self._lock:
+            self._send()
+            if self._descriptor >= 0:
+                os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Nothing is written after this, whoever still tries."""
         with self._lock:
-            os.fsync(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
+            if self._closed.is_set():
+                return
+            self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            try:
+                self._send()
+            finally:
+                if self._descriptor >= 0:
+                    os.fsync(self._descriptor)
+                    os.close(self._descriptor)
+                    self._descriptor = -1
+
+    def _work(self) -> None:
+        while not self._closed.wait(SEGMENT_SECONDS):
+            with self._lock:
+                try:
+                    self._send()
+                except Exception as error:
+                    # A newer attempt, a store that is away: the next flush or close will say so.
+                    log.warning("the journal waits in memory: %s", error)
+
+    def _send(self) -> None:
+        """Write what waits; it goes on waiting if that fails."""
+        if not self._waiting:
+            return
+        try:
+            self._guard()
+        except RuntimeError:
+            self._waiting.clear()  # a newer attempt has begun: nobody wants these lines
+            raise
+        data = b"".join(self._waiting)
+        if self._thread is not None:
+            write_bytes(join(self._path, f"{self._end:012d}.jsonl"), data)
+            self._end += len(data)
+        else:
+            end = os.fstat(self._descriptor).st_size
+            try:
+                written = os.write(self._descriptor, data)
+                if written != len(data):
+                    raise OSError(28, os.strerror(28), self._path)
+            except OSError:
+                # Half a line would swallow the next one: take it back.
+                os.ftruncate(self._descriptor, end)
+                raise
+        self._waiting.clear()
 
 
 def complete_end(path: Path) -> int:
@@ -63,14 +139,37 @@ def complete_end(path: Path) -> int:
     return data.rfind(b"\n") + 1
 
 
-def read_journal(path: Path, start: int) -> Iterator[tuple[Record, int]]:
+def read_journal(path: str | Path, start: int) -> Iterator[tuple[Record, int]]:
     """Complete records from byte `start` on, each with the position behind it."""
-    if not path.exists():
+    if is_url(path):
+        yield from _read_segments(str(path), start)
         return
-    with path.open("rb") as file:
+    if not Path(path).exists():
+        return
+    with open(path, "rb") as file:
         file.seek(start)
         for line in file:
             if not line.endswith(b"\n"):
                 return
             start += len(line)
             yield json.loads(line), start
+
+
+def _read_segments(folder: str, start: int) -> Iterator[tuple[Record, int]]:
+    for segment in list_folder(folder):
+        begin = int(segment.path.rpartition("/")[2].removesuffix(".jsonl"))
+        if begin + segment.bytes <= start:
+            continue
+        if begin > start:  # a listing that is behind: what lies between comes with the next one
+            return
+        data = read_range(segment.path, start - begin, segment.bytes)
+        for line in data.splitlines(keepends=True):
+            start += len(line)
+            yield json.loads(line), start
+
+
+def journal_end(path: str | Path) -> int:
+    """Bytes in the journal; 0 where there is none."""
+    if is_url(path):
+        return sum(segment.bytes for segment in list_folder(path))
+    return Path(path).stat().st_size if Path(path).is_file() else 0

@@ -18,18 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints
+from elmwright.jobs.cluster import is_remote
 from elmwright.jobs.config import RESUMABLE, TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.config_file import config_from, to_dict
-from elmwright.jobs.console import Bar, Console
-from elmwright.jobs.journal import read_journal
+from elmwright.jobs.console import Console
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.stopping import ask_to_stop, take_back
+from elmwright.jobs.watching import Watcher
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
+from elmwright.pipeline.files import file_system, join, read_json, remove, write_json
 from elmwright.pipeline.manifest import Manifest
-from elmwright.pipeline.storage import explain, read_json
+from elmwright.pipeline.storage import explain
 
 log = logging.getLogger("elmwright")
 
 POLL_SECONDS = 0.5
+PLAIN_SECONDS = 60.0
+"""Seconds between progress lines where there is no terminal."""
 BACK_OFF = (2.0, 10.0, 30.0, 60.0)
 """Seconds before the first, second, … restart."""
 
@@ -37,7 +42,8 @@ BACK_OFF = (2.0, 10.0, 30.0, 60.0)
 def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
     """Refuse to continue checkpoints of a different training, naming what differs."""
     for info in reversed(list_checkpoints(folder.checkpoints)):
-        saved, state = read_json(info.path / "config.json"), read_json(info.path / "state.json")
+        saved = read_json(join(info.path, "config.json"))
+        state = read_json(join(info.path, "state.json"))
         if saved and state:  # else it is damaged, and will be skipped
             break
     else:
@@ -85,17 +91,17 @@ def launch(
     config: RunConfig, folder: RunFolder, console: Console, stopped: Callable[[], bool]
 ) -> None:
     """Train to the end; raises Interrupted when asked to stop, UserError or the failure else."""
-    folder.stop_request.unlink(missing_ok=True)
-    folder.result.unlink(missing_ok=True)  # of a shorter training, or of a damaged checkpoint
+    take_back(folder.stop_request)
+    remove(folder.result)  # of a shorter training, or of a damaged checkpoint
     restarts = 0
-    with console.bar("train", config.train.max_steps, "steps") as bar:
-        watcher = _Watcher(folder.journal, bar)
+    with console.bar("train", config.train.max_steps, "steps", PLAIN_SECONDS) as bar:
+        watcher = Watcher(config, folder, console, bar)
         while True:
             attempt = begin_attempt(folder.attempt)
             error = _attempt(config, folder, attempt, watcher, stopped)
             if error is None:
                 break
-            _raise_users_mistake(error, folder, attempt)
+            _raise_ending(error, folder, attempt)
             log.error("attempt %d failed", attempt, exc_info=error)
             if stopped():
                 break
@@ -116,8 +122,7 @@ def launch(
                 time.sleep(POLL_SECONDS)
             if stopped():
                 break
-    result = read_json(folder.result)
-    if not result or result["step"] < config.train.max_steps:
+    if read_json(folder.result) is None:
         raise Interrupted(f"training is at {_where(folder)}; the same command goes on from there")
 
 
@@ -125,11 +130,12 @@ def _attempt(
     config: RunConfig,
     folder: RunFolder,
     attempt: int,
-    watcher: "_Watcher",
+    watcher: Watcher,
     stopped: Callable[[], bool],
 ) -> Exception | None:
     """Run the workers once; what went wrong, or None."""
     outcome: list[Exception] = []
+    asked = False
 
     def fit() -> None:
         try:
@@ -143,8 +149,9 @@ def _attempt(
     while thread.is_alive():
         thread.join(POLL_SECONDS)
         watcher.look()
-        if stopped() and not folder.stop_request.exists():
-            folder.stop_request.touch()
+        if stopped() and not asked:
+            ask_to_stop(folder.stop_request)
+            asked = True
     watcher.look()
     return outcome[0] if outcome else None
 
@@ -164,9 +171,12 @@ def _fit(config: RunConfig, folder: RunFolder, attempt: int) -> None:
         worker,
         train_loop_config={
             "config": to_dict(config),
-            "root": str(folder.root),
+            "root": folder.root,
+            "scratch": str(folder.scratch),
+            "corpus": folder.corpus_dir,
             "attempt": attempt,
             "cuda": use_gpu,
+            "watch_drain": is_remote(config),
         },
         scaling_config=ScalingConfig(
             num_workers=config.train.processes,
@@ -175,12 +185,22 @@ def _fit(config: RunConfig, folder: RunFolder, attempt: int) -> None:
         ),
         run_config=RayRunConfig(
             name=f"{config.run.name}-{attempt}",
-            storage_path=str(Path(config.run.scratch).expanduser().resolve() / "ray"),
-            failure_config=FailureConfig(max_failures=0),
+            failure_config=FailureConfig(max_failures=0, max_preemption_failures=0),
+            **_storage(folder),
         ),
-        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+        torch_config=TorchConfig(
+            backend="nccl" if use_gpu else "gloo", timeout_s=config.train.timeout_s
+        ),
     )
     trainer.fit()
+
+
+def _storage(folder: RunFolder) -> dict[str, Any]:
+    """Where Ray Train keeps its own few files: all its processes must see it."""
+    if not folder.remote:
+        return {"storage_path": join(folder.train, "ray")}
+    system, inner = file_system(join(folder.train, "ray"))
+    return {"storage_path": inner, "storage_filesystem": system}
 
 
 def _check_resources(config: RunConfig, have: dict[str, float], use_gpu: bool) -> None:
@@ -208,7 +228,8 @@ def worker(job: dict[str, Any]) -> None:
     from elmwright.jobs.exchange import Ranks
     from elmwright.jobs.train import train
 
-    folder = RunFolder(Path(job["root"]))
+    folder = RunFolder(job["root"], Path(job["scratch"]), job["corpus"])
+    folder.log.parent.mkdir(parents=True, exist_ok=True)
     log_to(folder.log)
     context = ray.train.get_context()
     device = torch.device("cpu")
@@ -216,36 +237,48 @@ def worker(job: dict[str, Any]) -> None:
         device = ray.train.torch.get_device()
         torch.cuda.set_device(device)
     ranks = Ranks(context.get_world_rank(), context.get_world_size(), device)
+    config, attempt = config_from(job["config"], "config"), int(job["attempt"])
+
+    def drained(step: int) -> bool:
+        # Ray Train asks all processes at once, which takes some milliseconds: not at every step.
+        if not job["watch_drain"] or step % config.tracking.every_steps:
+            return False
+        return ray.train.get_preemption_info() is not None
+
     try:
-        train(config_from(job["config"], "config"), folder, int(job["attempt"]), ranks)
-    except (UserError, OSError) as error:
-        # Left on disk, because peers that lose this process may be the first to be reported.
-        with suppress(OSError):
-            _mistake_file(folder, job["attempt"]).write_text(_mistake(error, folder))
+        train(config, folder, attempt, ranks, drained)
+    except (UserError, Failed, OSError) as error:
+        # Left in the run's folder: peers that lose this process may be the first to be reported.
+        with suppress(OSError, UserError):
+            write_json(_mistake_file(folder, attempt), _ending(error, folder))
         raise
 
 
-def _mistake(error: BaseException, folder: RunFolder) -> str:
-    """What the user can do about an error, if anything."""
+def _ending(error: BaseException, folder: RunFolder) -> dict[str, str]:
+    """What is to be said of an error that trying again would not change; nothing of others."""
     if isinstance(error, OSError):
-        return explain(error, Path(error.filename or folder.root)) or ""
-    return str(error) if isinstance(error, UserError) else ""
+        return {"user": explain(error, Path(error.filename or folder.root)) or ""}
+    if isinstance(error, Failed):
+        return {"failed": str(error)}
+    return {"user": str(error)} if isinstance(error, UserError) else {}
 
 
-def _mistake_file(folder: RunFolder, attempt: int) -> Path:
-    return folder.train / f"mistake-{attempt}.txt"
+def _mistake_file(folder: RunFolder, attempt: int) -> str:
+    return join(folder.train, f"mistake-{attempt}.json")
 
 
-def _raise_users_mistake(error: Exception, folder: RunFolder, attempt: int) -> None:
-    """If an attempt failed by something the user can put right, say that and nothing else."""
+def _raise_ending(error: Exception, folder: RunFolder, attempt: int) -> None:
+    """If an attempt failed by something that trying again would not change, say that."""
     path = _mistake_file(folder, attempt)
-    sentences = [path.read_text()] if path.is_file() else []
-    path.unlink(missing_ok=True)
+    endings = [read_json(path) or {}]
+    remove(path)
     failures = getattr(error, "worker_failures", None) or {}
-    sentences += [_mistake(failure, folder) for failure in (error, *failures.values())]
-    for sentence in sentences:
-        if sentence:
-            raise UserError(sentence)
+    endings += [_ending(failure, folder) for failure in (error, *failures.values())]
+    for ending in endings:
+        if ending.get("user"):
+            raise UserError(ending["user"])
+        if ending.get("failed"):
+            raise Failed(ending["failed"])
 
 
 def _reason(error: Exception) -> str:
@@ -259,28 +292,3 @@ def _reason(error: Exception) -> str:
 def _where(folder: RunFolder) -> str:
     infos = list_checkpoints(folder.checkpoints)
     return f"step {infos[-1].step:,} ({infos[-1].path})" if infos else "its beginning"
-
-
-class _Watcher:
-    """Moves the progress bar by what the journal says."""
-
-    def __init__(self, journal: Path, bar: Bar) -> None:
-        self._journal, self._bar = journal, bar
-        self._position = self._step = 0
-        self._shown: dict[str, str] = {}
-
-    def look(self) -> None:
-        for record, position in read_journal(self._journal, self._position):
-            self._position = position
-            self._step = max(self._step, record["step"])
-            values = record.get("values", {})
-            if record["kind"] == "metrics":
-                self._shown["loss"] = f"loss {values['train/loss']:.2f}"
-                if "train/tokens_per_s" in values:
-                    self._shown["speed"] = f"{values['train/tokens_per_s']:,.0f} tokens/s"
-            elif record["kind"] == "eval":
-                scores = [v for k, v in values.items() if k.endswith("/perplexity")]
-                self._shown["held-out"] = f"held-out ppl {scores[0]:.1f}"
-            elif record["kind"] == "checkpoint":
-                self._shown["saved"] = f"saved at {record['step']:,}"
-        self._bar.set(self._step, ", ".join(self._shown.values()) or "starting the processes")

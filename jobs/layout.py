@@ -10,105 +10,149 @@
       mlflow/                   mlflow.db and artifacts, when tracking.uri is empty
       scratch/                  caches and temporary files
 
-The lock is `flock` on `run.lock`: the kernel drops it when its holder dies, however it dies, so a
-killed run never has to be unlocked by hand. The file's text only tells who holds it.
+`run.dir` may be a URL (`s3://bucket/runs/demo`): then everything that others must see lies there,
+and the log and the bundle lie in `run.scratch` of the machine that runs the command (the bundle is
+the same bytes wherever it is written; a copy of the log is left in `run.dir` at the end).
+
+The lock on a disk is `flock` on `run.lock`: the kernel drops it when its holder dies, however it
+dies, so a killed run never has to be unlocked by hand. The file's text only tells who holds it. In
+a store, which has no locks, it is a lease (lease.py).
 """
 
 import fcntl
 import json
 import os
-import socket
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from elmwright.jobs.config import RunConfig
+from elmwright.jobs.lease import about, holder, leased
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import is_url
+from elmwright.pipeline.files import is_url, join, read_json, remove, write_bytes
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths of a run."""
+    """The paths of a run: strings where it may be a URL, `Path` where it is always a disk."""
 
-    root: Path
-    """run.dir, absolute: workers run in other folders."""
+    root: str
+    """run.dir: absolute, because workers run in other folders, or a URL."""
+    scratch: Path
+    """run.scratch, absolute, on the disk of whoever asks."""
     corpus_dir: str = ""
     """corpus.dir, absolute or a URL, where the corpus is not in the run's folder."""
 
     @classmethod
     def of(cls, config: RunConfig) -> "RunFolder":
-        elsewhere = config.corpus.dir
-        if elsewhere and not is_url(elsewhere):
-            elsewhere = str(Path(elsewhere).expanduser().resolve())
-        return cls(Path(config.run.dir).expanduser().resolve(), elsewhere)
+        return cls(
+            _absolute(config.run.dir),
+            Path(_absolute(config.run.scratch)),
+            _absolute(config.corpus.dir) if config.corpus.dir else "",
+        )
+
+    @classmethod
+    def at(cls, place: str | Path) -> "RunFolder":
+        """The run whose folder this is, as its own config.json tells."""
+        root = _absolute(str(place))
+        saved = read_json(join(root, "config.json")) or {}
+        scratch = saved.get("run", {}).get("scratch") or join(root, "scratch")
+        return cls(root, Path(_absolute(scratch)), saved.get("corpus", {}).get("dir", ""))
 
     @property
-    def config(self) -> Path:
-        return self.root / "config.json"
+    def remote(self) -> bool:
+        """Whether the run lives in an object store."""
+        return is_url(self.root)
+
+    @property
+    def config(self) -> str:
+        return join(self.root, "config.json")
 
     @property
     def log(self) -> Path:
-        return self.root / "elmwright.log"
+        return self._local / "elmwright.log"
 
     @property
     def corpus(self) -> str:
         """The corpus folder, or its URL."""
-        return self.corpus_dir.rstrip("/") or str(self.root / "corpus")
+        return self.corpus_dir.rstrip("/") or join(self.root, "corpus")
 
     @property
-    def train(self) -> Path:
-        return self.root / "train"
+    def train(self) -> str:
+        return join(self.root, "train")
 
     @property
-    def checkpoints(self) -> Path:
-        return self.train / "checkpoints"
+    def checkpoints(self) -> str:
+        return join(self.train, "checkpoints")
 
     @property
-    def journal(self) -> Path:
-        return self.train / "journal.jsonl"
+    def journal(self) -> str:
+        """A file on a disk, a folder of segments in a store (journal.py)."""
+        return join(self.train, "journal" if self.remote else "journal.jsonl")
 
     @property
-    def attempt(self) -> Path:
-        return self.train / "attempt.json"
+    def attempt(self) -> str:
+        return join(self.train, "attempt.json")
 
     @property
-    def stop_request(self) -> Path:
-        return self.train / "stop"
+    def stop_request(self) -> str:
+        return join(self.train, "stop")
 
     @property
-    def result(self) -> Path:
-        return self.train / "result.json"
+    def result(self) -> str:
+        return join(self.train, "result.json")
 
     @property
     def bundle(self) -> Path:
-        return self.root / "bundle"
+        return self._local / "bundle"
 
     @property
-    def published(self) -> Path:
-        return self.root / "published.json"
+    def published(self) -> str:
+        return join(self.root, "published.json")
+
+    @property
+    def tracking(self) -> str:
+        """Which MLflow run this is and how much of the journal it has."""
+        return join(self.root, "tracking.json")
 
     @property
     def mlflow(self) -> Path:
-        return self.root / "mlflow"
+        return self._local / "mlflow"
+
+    @property
+    def _local(self) -> Path:
+        return self.scratch if self.remote else Path(self.root)
+
+
+def _absolute(place: str) -> str:
+    return place.rstrip("/") if is_url(place) else str(Path(place).expanduser().resolve())
 
 
 def open_run_folder(config: RunConfig) -> RunFolder:
     """Create the run's folder, or say why it cannot be."""
     folder = RunFolder.of(config)
-    try:
-        folder.root.mkdir(parents=True, exist_ok=True)
-        probe = folder.root / f".writable-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UserError(
-            f"run.dir {folder.root} cannot be written ({error.strerror}); "
-            "make it writable or choose another run.dir"
-        ) from error
+    if folder.remote:
+        if not config.tracking.uri:
+            raise UserError(
+                f"run.dir {folder.root} is in an object store, where MLflow cannot keep a database;"
+                " set tracking.uri to an MLflow server"
+            )
+        probe = join(folder.root, f".writable-{os.getpid()}")
+        write_bytes(probe, b"")
+        remove(probe)
+    for local in {folder.log.parent} if folder.remote else {folder.log.parent, Path(folder.train)}:
+        try:
+            local.mkdir(parents=True, exist_ok=True)
+            file = local / f".writable-{os.getpid()}"
+            file.touch()
+            file.unlink()
+        except OSError as error:
+            name = "run.scratch" if folder.remote else "run.dir"
+            raise UserError(
+                f"{name} {local} cannot be written ({error.strerror}); "
+                f"make it writable or choose another {name}"
+            ) from error
     return folder
 
 
@@ -116,45 +160,39 @@ def open_run_folder(config: RunConfig) -> RunFolder:
 def locked(folder: RunFolder) -> Iterator[None]:
     """Hold the run for this process, and its corpus if that lies elsewhere on a disk; a second
     command is told who has it."""
-    with _locked(folder.root / "run.lock"):
+    with _held(folder.root, join(folder.root, "run.lock")):
         if not folder.corpus_dir or is_url(folder.corpus_dir):
             yield
             return
         elsewhere = Path(folder.corpus)
         elsewhere.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(elsewhere.with_name(f".{elsewhere.name}.lock")):
+        with _flock(elsewhere.with_name(f".{elsewhere.name}.lock")):
             yield
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _held(root: str, lock: str) -> Iterator[None]:
+    if is_url(root):
+        with leased(lock, about()):
+            yield
+    else:
+        with _flock(Path(lock)):
+            yield
+
+
+@contextmanager
+def _flock(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"{path.parent} is in use by {_holder(path)}; wait for it or stop it first"
+                f"{path.parent} is in use by {holder(read_json(path))}; wait for it or stop it "
+                "first"
             ) from None
-        about = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "command": " ".join(["elmwright", *sys.argv[1:]]),
-            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-        }
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(about).encode(), 0)
+        os.pwrite(descriptor, json.dumps(about()).encode(), 0)
         yield
     finally:
         os.close(descriptor)
-
-
-def _holder(path: Path) -> str:
-    try:
-        about = json.loads(path.read_text())
-        return (
-            f"'{about['command']}' (process {about['pid']} on {about['host']}, "
-            f"since {about['since']})"
-        )
-    except (OSError, ValueError, KeyError):
-        return "another command"

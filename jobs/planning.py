@@ -18,7 +18,7 @@ def describe(config: RunConfig) -> dict[str, Any]:
     words = manifest.vocab.size if manifest else config.vocab.max_size
     softmax = words * width
     up_to = "" if manifest else "up to "
-    train, tokens = config.train, config.train.lanes * config.train.window
+    train, tokens = config.train, config.train.tokens
     sizes = {
         "parameters": f"{sum(parts.values()):,} (encoder {parts['encoder']:,}, "
         f"LSTMs {parts['lstm']:,}) + softmax {up_to}{softmax:,} for {up_to}{words:,} words",
@@ -26,7 +26,7 @@ def describe(config: RunConfig) -> dict[str, Any]:
         "step": f"{tokens:,} tokens ({train.lanes} lanes × {train.window}), "
         f"{train.processes} processes × {train.lanes // train.processes} lanes",
         "training": f"{train.max_steps:,} steps, {train.max_steps * tokens:,} tokens",
-        "run folder": str(folder.root),
+        "run folder": folder.root,
     }
     if manifest:
         split = manifest.splits["train"]

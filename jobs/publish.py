@@ -16,7 +16,7 @@ from elmwright.jobs.config import RunConfig
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.tracking import connect, read_run_id, tracking_uri
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage import write_atomic
+from elmwright.pipeline.files import read_json, write_json
 
 DIGEST_TAG = "elmwright.bundle_sha256"
 
@@ -24,7 +24,7 @@ DIGEST_TAG = "elmwright.bundle_sha256"
 def is_published(config: RunConfig, folder: RunFolder) -> bool:
     """Does published.json speak of this bundle, name, alias and registry?"""
     try:
-        saved = json.loads(folder.published.read_text())
+        saved = read_json(folder.published) or {}
         return bool(
             saved["digest"] == digest(folder.bundle)
             and saved["name"] == config.export.name
@@ -56,7 +56,7 @@ def publish(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
         "digest": digest(folder.bundle),
         "uri": uri,
     }
-    write_atomic(folder.published, json.dumps(saved, indent=1).encode())
+    write_json(folder.published, saved)
     return saved
 
 

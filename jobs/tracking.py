@@ -19,19 +19,16 @@ from typing import Any
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
-from elmwright.jobs.journal import Record, read_journal
+from elmwright.jobs.journal import Record, journal_end, read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import exists, join, read_bytes
+from elmwright.pipeline.files import exists, join, read_bytes, read_json, write_json
 from elmwright.pipeline.manifest import Manifest
-from elmwright.pipeline.storage import read_json, write_atomic
 
 log = logging.getLogger("elmwright")
 
 POLL_SECONDS = 2.0
 RETRY_SECONDS = 10.0
-STATE = "tracking.json"
-"""Which MLflow run this is and how much of the journal it has, in the run's folder."""
 BATCH = 500
 """Metrics in one request; MLflow accepts at most 1,000."""
 
@@ -47,7 +44,7 @@ class Tracker:
     def __init__(self, config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
         self._config, self._folder, self._manifest = config, folder, manifest
         self._uri = tracking_uri(config, folder)
-        self._state_file = folder.root / STATE
+        self._state_file = folder.tracking
         self._state: dict[str, Any] = {"uri": self._uri, "run_id": "", "cursor": 0}
         saved = read_json(self._state_file)
         if saved and saved["uri"] == self._uri:
@@ -88,7 +85,7 @@ class Tracker:
             try:
                 # Importing MLflow and creating a database take seconds that the start of training
                 # needs itself: wait until there is something to send.
-                if closing or self._client is not None or self._folder.journal.exists():
+                if closing or self._client is not None or journal_end(self._folder.journal):
                     if self._client is None:
                         self._client = self._connect()
                     self._send()
@@ -117,7 +114,7 @@ class Tracker:
         else:
             experiment_id = experiment.experiment_id
         tags = {
-            "elmwright.run_dir": str(self._folder.root),
+            "elmwright.run_dir": self._folder.root,
             "elmwright.config_sha256": config_hash(self._config),
             "elmwright.corpus_fingerprint": self._manifest.fingerprint,
         }
@@ -155,9 +152,9 @@ class Tracker:
         pending: list[Any] = []
         position = self._state["cursor"]
         for record, behind in read_journal(self._folder.journal, position):
-            if record["kind"] in ("metrics", "eval"):
+            if "values" in record:
                 pending += _metrics(record)
-            else:
+            elif record["kind"] in ("checkpoint", "pruned"):
                 self._flush(pending, position)
                 pending = []
                 self._checkpoint(record)
@@ -211,7 +208,7 @@ class Tracker:
                 )
 
     def _save(self) -> None:
-        write_atomic(self._state_file, json.dumps(self._state, indent=1).encode())
+        write_json(self._state_file, self._state)
 
 
 def _metrics(record: Record) -> list[Any]:
@@ -241,17 +238,16 @@ def connect(uri: str) -> Any:
 
 def read_run_id(folder: RunFolder) -> str:
     """The MLflow run of this run, or nothing."""
-    state = read_json(folder.root / STATE)
+    state = read_json(folder.tracking)
     return str(state["run_id"]) if state else ""
 
 
 def is_caught_up(config: RunConfig, folder: RunFolder) -> bool:
     """Does MLflow have the whole journal, and know that the run is finished?"""
-    state = read_json(folder.root / STATE)
+    state = read_json(folder.tracking)
     return bool(
         state
         and state["uri"] == tracking_uri(config, folder)
         and state.get("status") == "FINISHED"
-        and folder.journal.is_file()
-        and state["cursor"] == folder.journal.stat().st_size
+        and 0 < state["cursor"] == journal_end(folder.journal)
     )

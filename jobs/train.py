@@ -10,76 +10,65 @@ killed and resumed gives bit for bit the weights of one that was not.
 Two things keep it so. DDP rearranges its buckets after the first backward, which changes the order
 of sums from 3 processes up, unless `find_unused_parameters` is set; and every lookup whose backward
 adds is a deterministic one (`index_select`, `F.embedding`).
+
+A step whose loss or gradient is not finite makes no update. After `train.max_bad_steps` of them in
+a row the weights themselves are to blame: training goes back to the newest checkpoint and leaves
+out those updates, and as many before them. If it comes to that again at once, it fails.
 """
 
-import json
 import logging
 import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from elmwright.jobs.checkpoint import (
-    CheckpointInfo,
-    CheckpointWriter,
-    Snapshot,
-    check_attempt,
-    folder_name,
-    newest_valid,
-    read_info,
-)
+from elmwright.jobs.checkpoint import CheckpointInfo, check_attempt, folder_name, list_checkpoints
+from elmwright.jobs.checkpoint_writer import CheckpointWriter, Keep, Listener
 from elmwright.jobs.clock import Clock
 from elmwright.jobs.config import OptimSection, RunConfig
-from elmwright.jobs.config_file import to_dict
 from elmwright.jobs.evaluate import Score, evaluate
-from elmwright.jobs.exchange import Ranks, touched_rows
+from elmwright.jobs.exchange import Beats, Ranks, touched_rows
 from elmwright.jobs.journal import Journal
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.machine import Machine
+from elmwright.jobs.stopping import StopNote
 from elmwright.jobs.stream import Batch, Blocks, Prefetch
-from elmwright.model.bilm import BiLM, States, dropout_masks
-from elmwright.model.folder import load_tensors, model_tensors
-from elmwright.model.optim import Optimizer, OptimSettings, global_norm
-from elmwright.model.softmax import Softmax, draw_negatives, full_table_loss, sampled_loss
-from elmwright.pipeline.files import join
+from elmwright.jobs.training_state import Trainer, begin, restore, snapshot, start_over
+from elmwright.model.bilm import dropout_masks
+from elmwright.model.flops import step_flops
+from elmwright.model.optim import global_norm
+from elmwright.model.softmax import Negatives, draw_negatives, full_table_loss, sampled_loss
+from elmwright.pipeline.errors import Failed
+from elmwright.pipeline.files import join, write_json
 from elmwright.pipeline.lanes import keyed_hash
 from elmwright.pipeline.manifest import Manifest
-from elmwright.pipeline.storage import write_atomic
 
 log = logging.getLogger("elmwright")
 
-BAD_STEPS = 20
-"""Steps in a row whose loss or gradient is not finite before training gives up."""
-_DROPOUT, _BILM, _SOFTMAX = 1, 2, 3  # keep apart draws that share a seed
+_DROPOUT = 1  # keeps apart draws that share a seed (training_state.py has 2 and 3)
 
 
-@dataclass
-class Trainer:
-    """What changes from step to step."""
+def train(
+    config: RunConfig,
+    folder: RunFolder,
+    attempt: int,
+    ranks: Ranks,
+    drained: Callable[[int], bool] = lambda _step: False,
+) -> None:
+    """Train to the end from the newest valid checkpoint, or until asked to stop.
 
-    bilm: BiLM
-    softmax: Softmax
-    optimizer: Optimizer
-    states: States
-    """Of this process's lanes."""
-    step: int = 0
-    """Updates made."""
-    skipped: list[int] = field(default_factory=list)
-    """Steps whose update was left out because it was not finite."""
-
-
-def train(config: RunConfig, folder: RunFolder, attempt: int, ranks: Ranks) -> None:
-    """Train to `train.max_steps` from the newest valid checkpoint, or until asked to stop."""
+    `drained` is asked by every process at every step whether its machine is being taken away.
+    """
     torch.set_num_threads(config.train.threads)
     manifest = Manifest.load(folder.corpus)
-    lanes = ranks.lanes(config.train.lanes)
+    lanes, section = ranks.lanes(config.train.lanes), config.train
 
-    trainer = _start(config, folder, manifest, ranks)
+    trainer = begin(config, folder, manifest, ranks)
     bilm: torch.nn.Module = trainer.bilm
     if ranks.world > 1:
         bilm = DistributedDataParallel(
@@ -88,71 +77,76 @@ def train(config: RunConfig, folder: RunFolder, attempt: int, ranks: Ranks) -> N
             find_unused_parameters=True,
             gradient_as_bucket_view=True,
         )
-    journal: Journal | None = None
+    journal = writer = None
     if ranks.rank == 0:
         journal = Journal(folder.journal, lambda: check_attempt(folder.attempt, attempt))
-    writer = _writer(config, folder, attempt, journal) if journal else None
+        writer = _writer(config, folder, attempt, journal)
     blocks = Blocks(folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes))
-    prefetch = Prefetch(
-        blocks, config.run.seed, trainer.step, lanes, config.train.lanes, config.train.window
-    )
-    clock = Clock()
-    stopping = last = False
-    scores: dict[str, Score] = {}
-    bad = 0
-    try:
-        while trainer.step < config.train.max_steps and not stopping:
-            batch = prefetch.next()
-            clock.lap("load")
-            stop_wish = ranks.rank == 0 and folder.stop_request.exists()
-            result = _step(config, trainer, bilm, batch, ranks, lanes, stop_wish)
-            stopping = result.stop
-            bad = 0 if result.updated else bad + 1
-            if bad >= BAD_STEPS:
-                raise RuntimeError(
-                    f"{bad} steps in a row (to {trainer.step}) had a loss or gradient that is not "
-                    f"finite (loss {result.loss}, norm {result.norm}); lower optim.lr"
-                )
-            clock.lap("compute")
 
-            last = trainer.step == config.train.max_steps
-            scores = {}
+    def reading(step: int) -> Prefetch:
+        first = step * section.accumulate
+        return Prefetch(blocks, config.run.seed, first, lanes, section.lanes, section.window)
+
+    prefetch = reading(trainer.step)
+    machine = Machine(ranks) if journal else None
+    clock, note, beats = Clock(), StopNote(folder.stop_request), Beats(ranks)
+    trouble = _Trouble(section.max_bad_steps)
+    stopping = saved = False
+    scores: dict[str, Score] = {}
+    try:
+        while not (stopping or _finished(config, trainer)):
+            beats.at(trainer.step)
+            batches = [prefetch.next() for _ in range(section.accumulate)]
+            clock.lap("load")
+            wish = drained(trainer.step) or (ranks.rank == 0 and note.found())
+            result = _step(config, trainer, bilm, batches, ranks, lanes, wish, clock)
+            stopping = result.stop
+            if trouble.after(result, trainer):
+                if writer:
+                    writer.wait()
+                trouble.roll_back(lambda: start_over(trainer, config, folder, ranks), trainer)
+                prefetch.close()
+                prefetch = reading(trainer.step)
+                continue
+
+            scores, best = {}, False
+            last = trainer.step == section.max_steps
             every = config.eval.every_steps
             if last or (every and trainer.step % every == 0):
                 limit = None if last else config.eval.max_tokens
                 scores = _evaluate(config, folder, manifest, trainer, ranks, limit, journal)
+                best = not last and trainer.judge(scores)
                 clock.lap("evaluate")
 
-            if journal and (trainer.step % config.tracking.every_steps == 0 or last):
-                tokens = config.train.lanes * config.train.window
-                journal.write(
-                    "metrics",
-                    trainer.step,
-                    values={
-                        "train/loss": result.loss,
-                        "train/gradient_norm": result.norm,
-                        "train/lr": result.lr,
-                        "train/softmax_mb_exchanged": result.table_bytes / 1e6,
-                        "train/skipped_updates": len(trainer.skipped),
-                        **clock.metrics(trainer.step, tokens),
-                    },
-                )
-            if last or stopping or trainer.step % config.checkpoint.every_steps == 0:
-                snapshot = _snapshot(config, trainer, manifest, attempt, ranks, scores)
+            due = trainer.step % config.checkpoint.every_steps == 0
+            saved = due or best or stopping or _finished(config, trainer)
+            if saved:
+                copy = snapshot(config, trainer, manifest, attempt, ranks, scores)
                 if writer:
-                    writer.save(snapshot)
+                    writer.save(copy)
                 clock.lap("checkpoint")
+            if journal and machine and (trainer.step % config.tracking.every_steps == 0 or saved):
+                values = result.metrics(trainer)
+                values |= clock.metrics(trainer.step, section.tokens, result.flops, machine.peak)
+                journal.write("metrics", trainer.step, values={**values, **machine.metrics()})
+                clock.lap("track")
         if writer:
             writer.wait()
-        if trainer.step >= config.train.max_steps:
-            if not last:  # the checkpoint was final already: an earlier attempt ended right there
-                scores = _evaluate(config, folder, manifest, trainer, ranks, None, journal)
-            if journal:
-                _write_result(folder, trainer, scores)
+        if not stopping:
+            _finish(config, folder, manifest, trainer, ranks, scores, journal)
+    except RuntimeError as error:
+        raise beats.blame(error) from error
     finally:
+        note.close()
         prefetch.close()
         if journal:
             journal.close()
+
+
+def _finished(config: RunConfig, trainer: Trainer) -> bool:
+    """Are all steps made, or have the last evaluations brought nothing?"""
+    patience = config.eval.patience
+    return trainer.step >= config.train.max_steps or 0 < patience <= trainer.stale
 
 
 @dataclass(frozen=True)
@@ -161,85 +155,148 @@ class _StepResult:
     """Mean sampled loss a token: for watching, never for comparing models."""
     norm: float
     lr: float
+    finite: bool
     updated: bool
     stop: bool
     table_bytes: int
+    dense_bytes: int
+    flops: float
+
+    def metrics(self, trainer: Trainer) -> dict[str, float]:
+        return {
+            "train/loss": self.loss,
+            "train/gradient_norm": self.norm,
+            "train/lr": self.lr,
+            "train/softmax_mb_exchanged": self.table_bytes / 1e6,
+            "train/dense_mb_exchanged": self.dense_bytes / 1e6,
+            "train/skipped_updates": sum(step < trainer.step for step in trainer.skipped),
+        }
 
 
 def _step(
     config: RunConfig,
     trainer: Trainer,
     bilm: torch.nn.Module,
-    batch: Batch,
+    batches: Sequence[Batch],
     ranks: Ranks,
     lanes: range,
-    stop_wish: bool,
+    wish: bool,
+    clock: Clock,
 ) -> _StepResult:
-    """One update of all parameters from one window of every lane."""
-    seed, step, section = config.run.seed, trainer.step, config.train
-    device = ranks.device
-    targets = torch.from_numpy(batch.forward_targets), torch.from_numpy(batch.backward_targets)
-    both = torch.stack(targets).to(device)
-    weights = torch.from_numpy(batch.weights).to(device)
-
+    """One update of all parameters from `train.accumulate` windows of every lane."""
+    section, step, device = config.train, trainer.step, ranks.device
     size = trainer.softmax.vocab_size
-    negatives = draw_negatives(seed, step, section.negatives, size)
-    full = len(negatives.ids) == size
+    negatives = draw_negatives(config.run.seed, step, section.negatives, size)
+    wanted = [_targets(batch).to(device) for batch in batches]
     rows = negatives.ids.to(device)
-    if not full:
-        rows = touched_rows(ranks, both, rows)
+    if len(rows) < size:
+        rows = touched_rows(ranks, torch.stack(wanted), rows)
     table = trainer.softmax.table(rows).requires_grad_()
+    clock.lap("exchange")
 
-    seeds = [keyed_hash(seed, _DROPOUT, step, lane) >> 1 for lane in lanes]
+    for parameter in trainer.bilm.parameters():
+        parameter.grad = None
+    # Mean over the global batch; DDP averages over processes, so each scales its share up.
+    scale = ranks.world / (2 * section.lanes * section.window * section.accumulate)
+    scale *= section.window if config.optim.scale_by_window else 1
+    total, weight, states = torch.zeros((), device=device), 0.0, trainer.states
+    for number, (batch, targets) in enumerate(zip(batches, wanted, strict=True)):
+        whole = number == len(batches) - 1
+        with nullcontext() if whole or ranks.world == 1 else bilm.no_sync():  # type: ignore[operator]
+            window = step * section.accumulate + number
+            loss, states = _window(
+                config, trainer, bilm, batch, targets, states, rows, table, negatives, window,
+                lanes, device,
+            )  # fmt: skip
+            (loss * scale).backward()  # type: ignore[no-untyped-call]
+        total = total + loss.detach()
+        weight += 2 * float(batch.weights.sum())
+    clock.lap("compute")
+
+    assert table.grad is not None  # noqa: S101 - every loss above depends on it
+    table_grad = ranks.sum(table.grad).div_(ranks.world)
+    shared = torch.tensor([float(total), weight, float(wish)], dtype=torch.float64, device=device)
+    sums: list[float] = ranks.sum(shared).tolist()
+    clock.lap("exchange")
+
+    if step < section.hold_steps:
+        for parameter in trainer.bilm.parameters():
+            parameter.grad = None
+    dense = [p.grad for p in trainer.bilm.parameters() if p.grad is not None]
+    norm = float(global_norm(dense, table_grad))
+    lr = learning_rate(config.optim, step, section.max_steps)
+    finite = math.isfinite(norm) and math.isfinite(sums[0])
+    updated = finite and step not in trainer.skipped
+    if updated:
+        clip = config.optim.clip_norm
+        factor = clip / norm if clip and norm > clip else 1.0
+        trainer.optimizer.step(lr, factor, rows, table_grad)
+    if finite:
+        trainer.states = states
+    elif step not in trainer.skipped:
+        trainer.skipped.add(step)
+        log.warning("step %d skipped: loss %s, gradient norm %s", step, sums[0], norm)
+    trainer.step += 1
+    clock.lap("compute")
+    many = ranks.world > 1
+    return _StepResult(
+        loss=sums[0] / max(sums[1], 1.0),
+        norm=norm,
+        lr=lr,
+        finite=finite,
+        updated=updated,
+        stop=sums[2] > 0,
+        table_bytes=table_grad.numel() * table_grad.element_size() if many else 0,
+        dense_bytes=sum(p.numel() for p in trainer.bilm.parameters()) * 4 if many else 0,
+        flops=ranks.world * sum(_flops(config, batch, negatives) for batch in batches),
+    )
+
+
+def _flops(config: RunConfig, batch: Batch, negatives: Negatives) -> float:
+    return step_flops(config.model, batch.weights.size, len(negatives.ids), batch.chars)
+
+
+def _targets(batch: Batch) -> Tensor:
+    both = torch.from_numpy(batch.forward_targets), torch.from_numpy(batch.backward_targets)
+    return torch.stack(both)
+
+
+def _window(
+    config: RunConfig,
+    trainer: Trainer,
+    bilm: torch.nn.Module,
+    batch: Batch,
+    targets: Tensor,
+    states: Any,
+    rows: Tensor,
+    table: Tensor,
+    negatives: Negatives,
+    window: int,
+    lanes: range,
+    device: torch.device,
+) -> tuple[Tensor, Any]:
+    """The summed loss of one window of this process's lanes, and the states after it."""
+    section = config.train
+    seeds = [keyed_hash(config.run.seed, _DROPOUT, window, lane) >> 1 for lane in lanes]
     masks = dropout_masks(config.model, section.dropout, seeds, section.window, device)
     with _autocast(config, device):
         output = bilm(
             torch.from_numpy(batch.chars).to(device),
             torch.from_numpy(batch.forward_index).to(device),
             torch.from_numpy(batch.backward_index).to(device),
-            trainer.states,
+            states,
             masks,
         )
-    total = torch.zeros((), device=device)
-    for hidden, wanted in ((output.top_forward, both[0]), (output.top_backward, both[1])):
-        flat = hidden.reshape(-1, hidden.size(-1)), wanted.reshape(-1), weights.reshape(-1)
-        if full:
-            total = total + full_table_loss(*flat, table)
+    weights = torch.from_numpy(batch.weights).to(device).reshape(-1)
+    size = trainer.softmax.vocab_size
+    loss = torch.zeros((), device=device)
+    for hidden, wanted in ((output.top_forward, targets[0]), (output.top_backward, targets[1])):
+        flat = hidden.reshape(-1, hidden.size(-1)), wanted.reshape(-1), weights
+        if len(rows) == size:
+            loss = loss + full_table_loss(*flat, table)
         else:
-            total = total + sampled_loss(*flat, rows, table, negatives, size)
-    # Mean over the global batch; DDP averages over processes, so each scales its share up.
-    scale = ranks.world / (2 * section.lanes * section.window)
-    scale *= section.window if config.optim.scale_by_window else 1
-    for parameter in trainer.bilm.parameters():
-        parameter.grad = None
-    (total * scale).backward()  # type: ignore[no-untyped-call]
-    assert table.grad is not None  # noqa: S101 - every loss above depends on it
-    table_grad = ranks.sum(table.grad).div_(ranks.world)
-    wish = torch.tensor(float(stop_wish), dtype=torch.float64, device=device)
-    shared = torch.stack([total.detach().double(), weights.sum().double() * 2, wish])
-    sums: list[float] = ranks.sum(shared).tolist()
-
-    dense = [p.grad for p in trainer.bilm.parameters() if p.grad is not None]
-    norm = float(global_norm(dense, table_grad))
-    lr = learning_rate(config.optim, step, section.max_steps)
-    updated = math.isfinite(norm) and math.isfinite(sums[0])
-    if updated:
-        clip = config.optim.clip_norm
-        factor = clip / norm if clip and norm > clip else 1.0
-        trainer.optimizer.step(lr, factor, rows, table_grad)
-        trainer.states = output.states.detach()
-    else:
-        trainer.skipped.append(step)
-        log.warning("step %d skipped: loss %s, gradient norm %s", step, sums[0], norm)
-    trainer.step += 1
-    return _StepResult(
-        loss=sums[0] / max(sums[1], 1.0),
-        norm=norm,
-        lr=lr,
-        updated=updated,
-        stop=sums[2] > 0,
-        table_bytes=table_grad.numel() * table_grad.element_size() if ranks.world > 1 else 0,
-    )
+            loss = loss + sampled_loss(*flat, rows, table, negatives, size)
+    return loss, output.states.detach()
 
 
 def learning_rate(optim: OptimSection, step: int, max_steps: int) -> float:
@@ -260,83 +317,40 @@ def _autocast(config: RunConfig, device: torch.device) -> AbstractContextManager
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def _start(config: RunConfig, folder: RunFolder, manifest: Manifest, ranks: Ranks) -> Trainer:
-    """A fresh model, or the newest valid checkpoint; rank 0 decides which."""
-    seed, device = config.run.seed, ranks.device
-    bilm = BiLM(config.model, keyed_hash(seed, _BILM) >> 1).to(device)
-    width = config.model.projection_dim
-    softmax = Softmax.create(manifest.vocab.size, width, keyed_hash(seed, _SOFTMAX) >> 1, device)
-    optim = config.optim
-    settings = OptimSettings(
-        name=optim.name,
-        initial_accumulator=optim.initial_accumulator,
-        betas=optim.betas,
-        eps=optim.eps,
-        weight_decay=optim.weight_decay,
-    )
-    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, settings)
-    states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
-    trainer = Trainer(bilm, softmax, optimizer, states)
+class _Trouble:
+    """Steps in a row whose loss or gradient was not finite, and what has been done about it."""
 
-    newest = newest_valid(folder.checkpoints, log.warning) if ranks.rank == 0 else None
-    step = ranks.from_first(newest.step if newest else -1)
-    if step >= 0:
-        _load(trainer, folder.checkpoints / folder_name(step), config, ranks)
-    return trainer
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bad: list[int] = []
+        self._until = -1
 
+    def after(self, result: _StepResult, trainer: Trainer) -> bool:
+        """Take note of a step; is it time to go back?"""
+        if result.finite:
+            self._bad.clear()
+        else:
+            self._bad.append(trainer.step - 1)
+        return len(self._bad) >= self._limit
 
-def _load(trainer: Trainer, path: Path, config: RunConfig, ranks: Ranks) -> None:
-    load_tensors(trainer.bilm, load_file(path / "model.safetensors"))
-    trainer.softmax.load(load_file(path / "softmax.safetensors"))
-    trainer.optimizer.load_state_dict(load_file(path / "optimizer.safetensors"))
-    everybody = load_file(path / "lanes.safetensors")
-    lanes = ranks.lanes(config.train.lanes)
-    mine = slice(lanes.start, lanes.stop)
-    states = States(everybody["c"], everybody["m"]).rows(mine)
-    trainer.states = States(
-        states.c.contiguous().to(ranks.device), states.m.contiguous().to(ranks.device)
-    )
-    state = json.loads((path / "state.json").read_text())
-    trainer.step, trainer.skipped = int(state["step"]), list(state["skipped"])
-
-
-def _snapshot(
-    config: RunConfig,
-    trainer: Trainer,
-    manifest: Manifest,
-    attempt: int,
-    ranks: Ranks,
-    scores: dict[str, Score],
-) -> Snapshot:
-    """A host copy of everything (every process takes part: lanes live on all of them)."""
-    c = ranks.gather(trainer.states.c, dim=2)
-    m = ranks.gather(trainer.states.m, dim=2)
-
-    def host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        if ranks.rank != 0:
-            return {}
-        return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
-
-    return Snapshot(
-        step=trainer.step,
-        tensors={
-            "model": host(model_tensors(trainer.bilm)),
-            "softmax": host(trainer.softmax.state()),
-            "optimizer": host(trainer.optimizer.state_dict()),
-            "lanes": host({"c": c, "m": m}),
-        },
-        state={
-            "step": trainer.step,
-            "skipped": trainer.skipped,
-            "attempt": attempt,
-            "processes": ranks.world,
-            "corpus_fingerprint": manifest.fingerprint,
-            "evaluation": {split: score.as_dict() for split, score in scores.items()},
-        },
-        config={"format": 1, "model": to_dict(config)["model"], "run_config": to_dict(config)},
-        perplexity={split: score.perplexity for split, score in scores.items()},
-        tokens=sum(score.tokens for score in scores.values()),
-    )
+    def roll_back(self, start_over: Callable[[], None], trainer: Trainer) -> None:
+        """Return to the newest checkpoint, to leave out the updates that led here."""
+        first, last = self._bad[0], self._bad[-1]
+        where = f"from step {first:,} on, {self._limit} losses or gradients in a row are not finite"
+        if first <= self._until:
+            raise Failed(
+                f"{where}, and going back and leaving out the updates before them has not helped; "
+                "lower optim.lr or optim.clip_norm and begin a run of another name"
+            )
+        offending = range(max(0, first - self._limit), last + 1)
+        start_over()
+        trainer.skipped |= set(offending)
+        log.warning(
+            "%s: back to step %d, without the updates of steps %d to %d",
+            where, trainer.step, offending[0], offending[-1],
+        )  # fmt: skip
+        self._until = last + self._limit
+        self._bad.clear()
 
 
 def _writer(
@@ -344,33 +358,53 @@ def _writer(
 ) -> CheckpointWriter:
     def written(info: CheckpointInfo) -> None:
         journal.write(
-            "checkpoint",
-            info.step,
-            path=str(info.path),
-            sha256=info.sha256,
-            perplexity=info.perplexity,
+            "checkpoint", info.step, path=info.path, sha256=info.sha256, perplexity=info.perplexity
         )
 
+    section = config.checkpoint
     return CheckpointWriter(
         folder.checkpoints,
         join(folder.corpus, "vocab.txt"),
         folder.attempt,
         attempt,
-        config.checkpoint.keep_last,
-        written,
-        pruned=lambda step: journal.write("pruned", step),
+        Keep(section.keep_last, section.keep_every_steps),
+        folder.scratch,
+        Listener(
+            before=journal.flush,
+            written=written,
+            failed=lambda step, text: journal.write("warning", step, text=text),
+            pruned=lambda step: journal.write("pruned", step),
+        ),
     )
 
 
-def _write_result(folder: RunFolder, trainer: Trainer, scores: dict[str, Score]) -> None:
-    """Say what the final checkpoint is and what it was measured at: training is done."""
-    result = {
-        "step": trainer.step,
-        "checkpoint_sha256": read_info(folder.checkpoints / folder_name(trainer.step)).sha256,
-        "skipped": len(trainer.skipped),
-        "evaluation": {split: score.as_dict() for split, score in scores.items()},
-    }
-    write_atomic(folder.result, json.dumps(result, indent=1).encode())
+def _finish(
+    config: RunConfig,
+    folder: RunFolder,
+    manifest: Manifest,
+    trainer: Trainer,
+    ranks: Ranks,
+    scores: dict[str, Score],
+    journal: Journal | None,
+) -> None:
+    """Say which checkpoint is the result and what it was measured at: training is done."""
+    early = trainer.step < config.train.max_steps
+    chosen = trainer.best_step if early else trainer.step
+    infos = {info.step: info for info in list_checkpoints(folder.checkpoints)}
+    if early and chosen != trainer.step:
+        restore(trainer, infos[chosen].path, config, folder, ranks)
+    if early or not scores:  # or the checkpoint was final already: an attempt ended right there
+        scores = _evaluate(config, folder, manifest, trainer, ranks, None, journal)
+    if journal:
+        result = {
+            "step": chosen,
+            "checkpoint": folder_name(chosen),
+            "checkpoint_sha256": infos[chosen].sha256,
+            "stopped_early": config.eval.patience if early else 0,
+            "skipped": len(trainer.skipped),
+            "evaluation": {split: score.as_dict() for split, score in scores.items()},
+        }
+        write_json(folder.result, result)
 
 
 def _evaluate(
@@ -399,13 +433,13 @@ def _evaluate(
         if split != "train"
     }
     if journal and scores:
-        journal.write("eval", trainer.step, values=_score_metrics(scores))
+        values = {
+            f"{split}/{name}": value
+            for split, score in scores.items()
+            for name, value in score.as_dict().items()
+        }
+        journal.write("eval", trainer.step, values=values)
+        if max_tokens is None:
+            final = {f"final/{name}": value for name, value in values.items()}
+            journal.write("final", trainer.step, values=final)
     return scores
-
-
-def _score_metrics(scores: dict[str, Score]) -> dict[str, float]:
-    return {
-        f"{split}/{name}": value
-        for split, score in scores.items()
-        for name, value in score.as_dict().items()
-    }

@@ -4,16 +4,14 @@ Finds out by itself what PATH is. Prints what was checked; the first thing that 
 error that names the file.
 """
 
-import json
 from pathlib import Path
 
 from elmwright.jobs.bundle import SUMS, verify_bundle
-from elmwright.jobs.checkpoint import MANIFEST, verify_checkpoint
+from elmwright.jobs.checkpoint import MANIFEST, checkpoint_folders, verify_checkpoint
 from elmwright.jobs.layout import RunFolder
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join
 from elmwright.pipeline.manifest import Manifest
-from elmwright.pipeline.storage import read_json
 
 
 def verify_path(name: str) -> list[str]:
@@ -63,19 +61,16 @@ def _shard(path: Path) -> str:
 
 
 def _run(path: Path) -> list[str]:
-    settings = read_json(path / "config.json") or {}
-    folder = RunFolder(path, settings.get("corpus", {}).get("dir", ""))
+    folder = RunFolder.at(path)
     checked = []
     if exists(join(folder.corpus, MANIFEST)):
         checked.append(_corpus(folder.corpus))
-    for checkpoint in sorted(folder.checkpoints.glob("step-*")):
+    for checkpoint in checkpoint_folders(folder.checkpoints):
         verify_checkpoint(checkpoint)
         checked.append(f"checkpoint {checkpoint}")
     if (folder.bundle / SUMS).is_file():
         verify_bundle(folder.bundle)
         checked.append(f"bundle {folder.bundle}")
-    if folder.result.is_file():
-        json.loads(folder.result.read_text())
     if not checked:
         raise UserError(
             f"{path} is neither a run, a corpus, a shard, a checkpoint nor a bundle of elmwright"

@@ -6,7 +6,6 @@ run that was killed anywhere goes on by the same command, and a finished one is 
 importing Ray, torch or MLflow.
 """
 
-import json
 import signal
 import threading
 import time
@@ -16,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.bundle import FILES, SUMS
-from elmwright.jobs.checkpoint import list_checkpoints, verify_checkpoint
+from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.console import Console, console_for_run
 from elmwright.jobs.layout import RunFolder, locked, open_run_folder
 from elmwright.jobs.planning import finished_corpus
 from elmwright.pipeline.errors import Interrupted, UserError
-from elmwright.pipeline.files import join
+from elmwright.pipeline.files import join, read_json, write_json
 from elmwright.pipeline.manifest import Manifest
-from elmwright.pipeline.storage import read_json, write_atomic
 
 STAGES = ("corpus", "train", "export", "publish")
 
@@ -45,7 +43,7 @@ def run(
         if not pending:
             console.say(f"Everything is up to date in {folder.root}.")
             return _closing(config, folder, until, console)
-        write_atomic(folder.config, json.dumps(to_dict(config), indent=1).encode())
+        write_json(folder.config, to_dict(config))
         console.say(f"Run {config.run.name!r} in {folder.root} (log: {folder.log.name})")
         done = [stage for stage in wanted if stage not in pending]
         if done:
@@ -68,7 +66,8 @@ def _pending(
     if wanted[first] == "export":
         # The one stage that reads the final checkpoint: if that is damaged, train is not done.
         try:
-            verify_checkpoint(list_checkpoints(folder.checkpoints)[-1].path)
+            info = final_checkpoint(folder, read_json(folder.result) or {})
+            verify_checkpoint(info.path if info else folder.checkpoints)
         except UserError as error:
             console.warn(f"checkpoint skipped: {error}; training goes on from the one before")
             first -= 1
@@ -84,15 +83,23 @@ def is_done(stage: str, config: RunConfig, folder: RunFolder) -> bool:
         from elmwright.jobs.tracking import is_caught_up
 
         return is_published(config, folder) and is_caught_up(config, folder)
-    infos = list_checkpoints(folder.checkpoints)
     result = read_json(folder.result)
-    if not infos or not result or result.get("checkpoint_sha256") != infos[-1].sha256:
+    if not result or final_checkpoint(folder, result) is None:
         return False
     if stage == "train":
-        return infos[-1].step >= config.train.max_steps
+        early = result.get("stopped_early", 0)
+        return bool(result["step"] >= config.train.max_steps or 0 < early == config.eval.patience)
     provenance = read_json(folder.bundle / "provenance.json")
     whole = all((folder.bundle / name).is_file() for name in (*FILES, SUMS))
-    return whole and provenance is not None and provenance["checkpoint_sha256"] == infos[-1].sha256
+    return bool(
+        whole and provenance and provenance["checkpoint_sha256"] == result["checkpoint_sha256"]
+    )
+
+
+def final_checkpoint(folder: RunFolder, result: dict[str, Any]) -> CheckpointInfo | None:
+    """The checkpoint that training ended with, if it is there."""
+    infos = list_checkpoints(folder.checkpoints)
+    return next((i for i in infos if i.sha256 == result.get("checkpoint_sha256")), None)
 
 
 def current_corpus(config: RunConfig, folder: RunFolder) -> Manifest | None:
@@ -283,7 +290,7 @@ def _closing(config: RunConfig, folder: RunFolder, until: str, console: Console)
     """Tell where everything is and what to type next; the same as data."""
     from elmwright.jobs.tracking import tracking_uri
 
-    found: dict[str, Any] = {"run": config.run.name, "dir": str(folder.root)}
+    found: dict[str, Any] = {"run": config.run.name, "dir": folder.root}
     found["config_sha256"] = config_hash(config)
     manifest = Manifest.load(folder.corpus)
     found["corpus"] = {
@@ -301,19 +308,17 @@ def _closing(config: RunConfig, folder: RunFolder, until: str, console: Console)
         report = _short(join(folder.corpus, "report.html"))
         say(f"\nNext: open {report} in a browser, then: elmwright train …")
         return found
-    infos = list_checkpoints(folder.checkpoints)
-    result = json.loads(folder.result.read_text())
+    result = read_json(folder.result) or {}
     found["train"] = result
-    found["checkpoint"] = str(infos[-1].path)
-    say(f"  checkpoint  {_short(infos[-1].path)}")
+    found["checkpoint"] = join(folder.checkpoints, result["checkpoint"])
+    say(f"  checkpoint  {_short(found['checkpoint'])}")
     uri = tracking_uri(config, folder)
     found["tracking_uri"] = uri
     if until in ("export", "publish"):
         found["bundle"] = str(folder.bundle)
         say(f"  bundle      {_short(folder.bundle)}")
     if until == "publish":
-        found["published"] = json.loads(folder.published.read_text())
-        published = found["published"]
+        published = found["published"] = read_json(folder.published) or {}
         say(f"  registered  models:/{published['name']}@{published['alias']}"
             f"  (version {published['version']})")  # fmt: skip
     say(f"  tracking    {uri}")

@@ -12,10 +12,11 @@ Connections that drop are tried again by the store's client, then by the task (`
 import glob
 import hashlib
 import io
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -61,7 +62,7 @@ def reading(path: str | Path) -> Iterator[BinaryIO]:
         with explained(Path(path)), open(path, "rb") as file:
             yield file
         return
-    system, inner = _system(str(path))
+    system, inner = file_system(str(path))
     with _remote(str(path)):
         stream = system.open_input_file(inner)
     with stream, io.BufferedReader(_Raw(stream, str(path)), 1 << 20) as file:
@@ -75,7 +76,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
         with atomic_file(Path(path)) as file:
             yield file
         return
-    system, inner = _system(str(path))
+    system, inner = file_system(str(path))
     # Kept on the local disk until it is whole: an error half-way must leave no object behind.
     import tempfile
 
@@ -95,7 +96,7 @@ def arrow_file(path: str | Path) -> Iterator[Any]:
         with explained(Path(path)), pyarrow.memory_map(str(path)) as file:
             yield file
         return
-    system, inner = _system(str(path))
+    system, inner = file_system(str(path))
     with _remote(str(path)), system.open_input_file(inner) as file:
         yield file
 
@@ -106,12 +107,28 @@ def read_bytes(path: str | Path) -> bytes:
         return file.read()
 
 
+def read_json(path: str | Path) -> dict[str, Any] | None:
+    """The object in a JSON file of ours; None where there is none or it is damaged."""
+    if is_url(path) and stat(path) is None:
+        return None
+    try:
+        content = json.loads(read_bytes(path) if is_url(path) else Path(path).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Write an object as a JSON file, atomically."""
+    write_bytes(path, json.dumps(content, indent=1).encode())
+
+
 def read_range(path: str | Path, begin: int, end: int) -> bytes:
     """Some bytes of a file, in one request."""
     if not is_url(path):
         with open(path, "rb") as file:
             return os.pread(file.fileno(), end - begin, begin)
-    system, inner = _system(str(path))
+    system, inner = file_system(str(path))
     with _remote(str(path)), system.open_input_file(inner) as stream:
         return bytes(stream.read_at(end - begin, begin))
 
@@ -119,7 +136,7 @@ def read_range(path: str | Path, begin: int, end: int) -> bytes:
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Write `data` as the whole content of a file, atomically."""
     if is_url(path):
-        system, inner = _system(str(path))
+        system, inner = file_system(str(path))
         with _remote(str(path)), system.open_output_stream(inner) as out:
             out.write(data)
     else:
@@ -141,7 +158,7 @@ def stat(path: str | Path) -> Stat | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
         return Stat(str(path), found.st_size, found.st_mtime_ns)
-    system, inner = _system(str(path))
+    system, inner = file_system(str(path))
     with _remote(str(path)):
         info = system.get_file_info(inner)
     return _remote_stat(str(path), info) if info.is_file else None
@@ -172,7 +189,7 @@ def list_folder(folder: str | Path) -> list[Stat]:
         return [found for path in sorted(paths) if (found := stat(path))]
     from pyarrow import fs
 
-    system, inner = _system(str(folder))
+    system, inner = file_system(str(folder))
     scheme = str(folder).partition("://")[0]
     with _remote(str(folder)):
         infos = system.get_file_info(fs.FileSelector(inner, recursive=True, allow_not_found=True))
@@ -213,7 +230,7 @@ def remove(path: str | Path) -> None:
     if not is_url(path):
         Path(path).unlink(missing_ok=True)
         return
-    system, inner = _system(str(path))
+    system, inner = file_system(str(path))
     with _remote(str(path)):
         if not system.get_file_info(inner).is_file:
             return
@@ -291,7 +308,8 @@ def _remote(path: str) -> Iterator[None]:
         raise
 
 
-def _system(path: str) -> tuple[Any, str]:
+def file_system(path: str) -> tuple[Any, str]:
+    """pyarrow's file system for a URL, and the path in it."""
     scheme, _, inner = path.partition("://")
     return _connect(scheme), inner
 

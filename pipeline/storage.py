@@ -11,13 +11,12 @@ ones. `files.py` does the same for object stores.
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from elmwright.pipeline.errors import UserError
 
@@ -74,15 +73,6 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Write `data` as the whole content of `path`, atomically."""
     with atomic_file(path) as file:
         file.write(data)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file of ours; None where there is none or it is damaged."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def sync_to_disk(path: Path) -> None:

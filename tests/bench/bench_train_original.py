@@ -16,10 +16,11 @@ from statistics import median
 import numpy as np
 import torch
 from duel import report, training_duel
-from gemm import large_rate, useful_flops
+from gemm import large_rate
 from workload import need_peer, write_workload
 
 from elmwright.model.config import ModelConfig
+from elmwright.model.flops import useful_flops
 
 CONFIG = ModelConfig()
 LANES, WINDOW, NEGATIVES, TARGET, SHARE = 128, 20, 8192, 4.0, 0.7

@@ -1,9 +1,8 @@
 """The matrix products of a training step: their sizes, their own speed, and what that adds up to.
 
 The bound is the time that the step's GEMMs take when each is run alone, repeatedly and on warm
-operands; a step cannot be faster without fewer or better-shaped products. `useful_flops` counts
-3 × the forward pass (forward, gradient of the input, gradient of the weight) of the LSTMs, the
-sampled softmax, and the encoder over distinct words, each at its own trimmed length.
+operands; a step cannot be faster without fewer or better-shaped products. What
+arithmetic counts as useful is in `model/flops.py`.
 """
 
 import time
@@ -87,22 +86,6 @@ def step_products(
         Product("softmax, d hidden", rows, negatives, proj, pieces),
         Product("softmax, d rows", negatives, rows, proj, pieces, a_t=True),
     ]
-
-
-def useful_flops(
-    config: ModelConfig, tokens: int, negatives: int, chars: torch.Tensor
-) -> dict[str, float]:
-    dim, proj, filters = config.dim, config.projection_dim, config.n_filters
-    lstm = 2 * config.n_layers * tokens * (2 * proj * 4 * dim + dim * proj)
-    softmax = 2 * tokens * negatives * proj
-    starts = varying_positions(chars.int()) + 1
-    convolutions = sum(
-        int(starts.clamp_max(config.max_chars - width + 1).sum()) * width * config.char_dim * number
-        for width, number in config.filters
-    )
-    dense = len(chars) * (config.n_highway * 2 * filters * filters + filters * proj)
-    macs = {"lstm": lstm, "softmax": softmax, "encoder": convolutions + dense}
-    return {part: 3 * 2.0 * count for part, count in macs.items()}
 
 
 def large_rate() -> float:

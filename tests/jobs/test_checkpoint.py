@@ -9,14 +9,13 @@ import torch
 
 from elmwright.jobs.checkpoint import (
     CheckpointInfo,
-    CheckpointWriter,
-    Snapshot,
     StaleAttempt,
     begin_attempt,
     list_checkpoints,
     newest_valid,
     verify_checkpoint,
 )
+from elmwright.jobs.checkpoint_writer import CheckpointWriter, Keep, Listener, Snapshot
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import canonical
 from elmwright.pipeline.storage import sha256_bytes
@@ -25,20 +24,26 @@ from elmwright.pipeline.storage import sha256_bytes
 class Written:
     """A checkpoint folder with its writer, and what the writer reported."""
 
-    def __init__(self, root: Path, keep_last: int = 2) -> None:
+    def __init__(self, root: Path, keep_last: int = 2, keep_every: int = 0) -> None:
         self.folder = root / "checkpoints"
         self.attempt_file = root / "attempt.json"
         (root / "vocab.txt").write_text("<S>\n</S>\n<UNK>\n")
         self.infos: list[CheckpointInfo] = []
         self.pruned: list[int] = []
+        self.warnings: list[tuple[int, str]] = []
         self.writer = CheckpointWriter(
-            self.folder,
-            root / "vocab.txt",
-            self.attempt_file,
+            str(self.folder),
+            str(root / "vocab.txt"),
+            str(self.attempt_file),
             begin_attempt(self.attempt_file),
-            keep_last,
-            self.infos.append,
-            self.pruned.append,
+            Keep(keep_last, keep_every),
+            root,
+            Listener(
+                before=lambda: None,
+                written=self.infos.append,
+                failed=lambda step, text: self.warnings.append((step, text)),
+                pruned=self.pruned.append,
+            ),
         )
 
     def save(self, step: int, perplexity: float | None = None, tokens: int = 100) -> None:
@@ -65,8 +70,8 @@ def test_a_checkpoint_is_written_verified_and_reported(tmp_path: Path) -> None:
     written.save(3)
     (info,) = written.infos
     verify_checkpoint(info.path)
-    assert (info.step, info.path.name, info.perplexity) == (3, "step-00000003", {})
-    assert {p.name for p in info.path.iterdir()} == {
+    assert (info.step, Path(info.path).name, info.perplexity) == (3, "step-00000003", {})
+    assert {p.name for p in Path(info.path).iterdir()} == {
         "model.safetensors", "softmax.safetensors", "optimizer.safetensors", "lanes.safetensors",
         "state.json", "config.json", "vocab.txt", "MANIFEST.json",
     }  # fmt: skip
@@ -154,7 +159,7 @@ def test_a_full_disk_is_the_users_to_fix_and_leaves_earlier_ones_intact(
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("elmwright.jobs.checkpoint.sync_to_disk", full)
+    monkeypatch.setattr("elmwright.jobs.checkpoint_writer.sync_to_disk", full)
     with pytest.raises(UserError, match=r"No space left on device.*earlier ones are intact"):
         written.save(2)
     monkeypatch.undo()

@@ -1,7 +1,6 @@
 """Starting again after a failure, without the cost of starting Ray: `_fit` is stood in for."""
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ from elmwright.jobs.journal import Journal
 from elmwright.jobs.launch import launch
 from elmwright.jobs.layout import RunFolder
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
-from tests.jobs.tiny import write_config
+from elmwright.pipeline.files import exists, write_json
+from tests.jobs.tiny import manifest, write_config
 
 
 class Fits:
@@ -33,7 +33,7 @@ class Fits:
             journal = Journal(folder.journal)
             journal.write("metrics", config.train.max_steps, values={"train/loss": 1.5})
             journal.close()
-            folder.result.write_text(json.dumps({"step": config.train.max_steps}))
+            write_json(folder.result, {"step": config.train.max_steps})
 
 
 @pytest.fixture
@@ -42,7 +42,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunConfig, Run
     monkeypatch.setattr(launching, "POLL_SECONDS", 0.01)
     config = load_config(str(write_config(tmp_path, tmp_path, train_max_restarts=2)))
     folder = RunFolder.of(config)
-    folder.train.mkdir(parents=True)
+    Path(folder.train).mkdir(parents=True)
+    manifest().save(folder.corpus)
     return config, folder, Console(io.StringIO())
 
 
@@ -91,7 +92,7 @@ def test_a_stop_leaves_a_note_for_the_workers_and_ends_as_resumable(
 
     def fit(*_: object) -> None:
         for _ in range(500):
-            if folder.stop_request.exists():
+            if exists(folder.stop_request):
                 seen.append(True)
                 return
             import time

@@ -15,8 +15,7 @@ from elmwright.jobs.config_file import load_config
 from elmwright.jobs.journal import Journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.tracking import Tracker
-from elmwright.pipeline.manifest import Manifest, Shard, Split, Vocab
-from tests.jobs.tiny import write_config, write_text
+from tests.jobs.tiny import manifest, write_config, write_text
 
 
 @pytest.fixture
@@ -29,22 +28,6 @@ def run(tmp_path: Path, empty_database: Path) -> tuple[RunConfig, RunFolder]:
     folder.mlflow.mkdir()
     shutil.copyfile(empty_database, folder.mlflow / "mlflow.db")
     return config, folder
-
-
-def manifest() -> Manifest:
-    shard = Shard("train-00000", "0" * 64, 1, "0" * 64, 1, 1, 1, 1, 0, 2, 0)
-    return Manifest(
-        created_by="test",
-        key="k",
-        block_steps=200,
-        splits={"train": Split("train", (shard,))},
-        vocab=Vocab("vocab.txt", "0" * 64, 3, "counts.npy", "0" * 64),
-        funnel=(),
-        inputs=(),
-        long_words=0.0,
-        unigram_perplexity={},
-        config={},
-    )
 
 
 def write_records(folder: RunFolder, steps: range) -> None:
@@ -89,7 +72,7 @@ def test_everything_arrives_once_also_when_it_is_sent_again(
     assert models == ["tiny-step-20"]
 
     # A kill after sending and before remembering it: everything is sent again.
-    state = folder.root / "tracking.json"
+    state = Path(folder.tracking)
     saved = json.loads(state.read_text())
     state.write_text(json.dumps({**saved, "cursor": 0}))
     write_records(folder, range(21, 26))

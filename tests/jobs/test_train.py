@@ -1,6 +1,5 @@
 """The loop without Ray: a notebook or torchrun may call it, on one process or several."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,11 @@ from elmwright.jobs.config_file import load_config
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.journal import read_journal
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.stopping import ask_to_stop, take_back
 from elmwright.jobs.stream import Blocks, Prefetch, evaluation_batches, training_batch
 from elmwright.jobs.train import learning_rate, train
+from elmwright.pipeline.files import exists, join, read_json, remove
 from elmwright.pipeline.manifest import Manifest
-from elmwright.pipeline.storage import sha256_file
 from tests.jobs.tiny import write_config
 
 STEPS = 20
@@ -30,7 +30,7 @@ def prepare(folder: Path, corpus: Path, **changes: object) -> tuple[RunConfig, R
     path = write_config(folder, folder / "text.txt", **{**settings, **changes})
     config = load_config(str(path))
     run = RunFolder.of(config)
-    run.root.mkdir()
+    Path(run.train).mkdir(parents=True)
     Path(run.corpus).symlink_to(corpus)
     return config, run
 
@@ -41,7 +41,7 @@ def losses(run: RunFolder) -> dict[int, float]:
 
 
 def weights(run: RunFolder) -> str:
-    return sha256_file(list_checkpoints(run.checkpoints)[-1].path / "model.safetensors")
+    return list_checkpoints(run.checkpoints)[-1].sha256
 
 
 def process(rank: int, world: int, config_path: str, port: int) -> None:
@@ -69,7 +69,7 @@ def test_two_processes_give_the_curve_and_the_evaluation_of_one(
             port = 20000 + int(torch.randint(20000, ()))
             mp.spawn(process, (world, str(folder / "tiny.toml"), port), nprocs=world)
         curves.append(losses(run))
-        scores.append(json.loads(run.result.read_text())["evaluation"]["heldout"])
+        scores.append(read_json(run.result)["evaluation"]["heldout"])
     assert list(curves[0]) == list(range(1, STEPS + 1))
     for step, loss in curves[0].items():
         assert curves[1][step] == pytest.approx(loss, rel=1e-5)
@@ -85,14 +85,13 @@ def test_stopped_and_resumed_it_ends_in_the_same_bytes(corpus: Path, tmp_path: P
 
     (tmp_path / "parts").mkdir()
     config, parts = prepare(tmp_path / "parts", corpus)
-    parts.train.mkdir()
     stops = 0
-    while not parts.result.exists():
+    while not exists(parts.result):
         attempt = begin_attempt(parts.attempt)
         if stops < 3:
-            parts.stop_request.touch()  # stop at the next step boundary
+            ask_to_stop(parts.stop_request)  # stop at the next step boundary
         train(config, parts, attempt, Ranks())
-        parts.stop_request.unlink(missing_ok=True)
+        take_back(parts.stop_request)
         stops += 1
     assert stops == 4
     assert weights(parts) == weights(whole)
@@ -104,11 +103,11 @@ def test_killed_between_the_last_checkpoint_and_the_result_it_is_evaluated_all_t
 ) -> None:
     config, run = prepare(tmp_path, corpus)
     train(config, run, begin_attempt(run.attempt), Ranks())
-    result = json.loads(run.result.read_text())
+    result = read_json(run.result)
     assert result["evaluation"]["heldout"]["tokens"] > 0
-    run.result.unlink()
+    remove(run.result)
     train(config, run, begin_attempt(run.attempt), Ranks())
-    assert json.loads(run.result.read_text()) == result
+    assert read_json(run.result) == result
 
 
 def test_the_full_softmax_is_trained_when_negatives_reach_the_vocabulary(
@@ -138,7 +137,7 @@ def test_a_loss_that_is_not_finite_skips_the_update_and_is_recorded(
 
     monkeypatch.setattr(loop, "sampled_loss", sometimes_nan)
     train(config, run, 1, Ranks())
-    state = json.loads((list_checkpoints(run.checkpoints)[-1].path / "state.json").read_text())
+    state = read_json(join(list_checkpoints(run.checkpoints)[-1].path, "state.json"))
     assert (state["step"], state["skipped"]) == (STEPS, [4])
 
 

@@ -18,9 +18,11 @@ from elmwright.jobs.config_file import load_config
 from elmwright.jobs.console import Console
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.stopping import ask_to_stop
 from elmwright.jobs.tracking import is_caught_up
 from elmwright.jobs.train import train
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import read_json
 from tests.jobs.test_train import prepare
 
 
@@ -81,7 +83,7 @@ def test_more_steps_give_a_new_bundle_and_a_new_version(flow: Flow) -> None:
     assert flow.provenance["checkpoint_step"] == 24
     assert found["published"]["version"] == 2  # type: ignore[index]
     config = json.loads((flow.folder.bundle / "config.json").read_text())
-    result = json.loads(flow.folder.result.read_text())
+    result = read_json(flow.folder.result)
     assert config["evaluation"] == result["evaluation"]
     flow.run("train.max_steps=24")
     assert flow.trained == [20, 24], "up to date"
@@ -98,11 +100,14 @@ def test_a_model_that_went_further_is_evaluated_before_it_is_exported(flow: Flow
     """Trained on past the goal and interrupted there, then asked for less again."""
     flow.run()
     config = load_config(str(flow.path), ["train.max_steps=1000"])
-    flow.folder.stop_request.touch()
+    ask_to_stop(flow.folder.stop_request)
     train(config, flow.folder, begin_attempt(flow.folder.attempt), Ranks())
     assert list_checkpoints(flow.folder.checkpoints)[-1].step == 21
     flow.run()
-    result = json.loads(flow.folder.result.read_text())
+    assert flow.provenance["checkpoint_step"] == 20, "the result of then is still there"
+    shutil.rmtree(Path(flow.folder.checkpoints, "step-00000020"))
+    flow.run()
+    result = read_json(flow.folder.result)
     assert (result["step"], flow.provenance["checkpoint_step"]) == (21, 21)
     assert result["evaluation"]["heldout"]["tokens"] > 400
 
@@ -110,7 +115,7 @@ def test_a_model_that_went_further_is_evaluated_before_it_is_exported(flow: Flow
 def test_a_damaged_final_checkpoint_is_computed_again(flow: Flow) -> None:
     flow.run()
     before = list_checkpoints(flow.folder.checkpoints)[-1]
-    weights = before.path / "model.safetensors"
+    weights = Path(before.path, "model.safetensors")
     data = bytearray(weights.read_bytes())
     data[-5] ^= 1
     weights.write_bytes(data)
@@ -133,11 +138,11 @@ def test_a_bundle_that_lacks_a_file_is_exported_again_as_the_same_version(flow: 
 
 def test_damaged_notes_of_our_own_are_no_tracebacks(flow: Flow) -> None:
     flow.run()
-    for path in (flow.folder.result, flow.folder.attempt, flow.folder.root / "tracking.json"):
-        path.write_text("{ garbage")
-    (list_checkpoints(flow.folder.checkpoints)[-1].path / "config.json").write_text("{ garbage")
+    for path in (flow.folder.result, flow.folder.attempt, flow.folder.tracking):
+        Path(path).write_text("{ garbage")
+    Path(list_checkpoints(flow.folder.checkpoints)[-1].path, "config.json").write_text("{ garbage")
     flow.run()
-    assert json.loads(flow.folder.result.read_text())["step"] == 20
+    assert read_json(flow.folder.result)["step"] == 20
 
 
 def test_a_server_that_was_down_gets_everything_when_it_is_back(

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from elmwright.pipeline.manifest import Manifest, Shard, Split, Vocab
+
 NOUNS = "cat dog bird house river stone tree book letter song garden city train winter lamp".split()
 VERBS = "sees finds paints follows carries forgets reads hears leaves opens".split()
 ADJECTIVES = "old small quiet green heavy bright distant broken".split()
@@ -72,6 +74,23 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value)
+
+
+def manifest() -> Manifest:
+    """What a corpus of one block would say of itself."""
+    shard = Shard("train-00000", "0" * 64, 1, "0" * 64, 1, 1, 1, 1, 0, 2, 0)
+    return Manifest(
+        created_by="test",
+        key="k",
+        block_steps=200,
+        splits={"train": Split("train", (shard,))},
+        vocab=Vocab("vocab.txt", "0" * 64, 3, "counts.npy", "0" * 64),
+        funnel=(),
+        inputs=(),
+        long_words=0.0,
+        unigram_perplexity={},
+        config={},
+    )
 
 
 def command(*arguments: object) -> list[str]:

@@ -1,0 +1,220 @@
+"""What training carries from step to step, and how it is begun, saved and restored.
+
+A `Trainer` is created fresh from the seed, or started from another model (`train.init_from`), and
+then overwritten by the newest valid checkpoint if there is one. Restoring happens in place, because
+DDP holds on to the parameters.
+"""
+
+import json
+import logging
+from dataclasses import dataclass, field
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from elmwright.jobs.checkpoint import fetch, folder_name, newest_valid
+from elmwright.jobs.checkpoint_writer import Snapshot
+from elmwright.jobs.config import RunConfig
+from elmwright.jobs.config_file import to_dict
+from elmwright.jobs.evaluate import Score
+from elmwright.jobs.exchange import Ranks
+from elmwright.jobs.layout import RunFolder
+from elmwright.model.bilm import BiLM, States
+from elmwright.model.folder import LoadedModel, load_tensors, model_tensors
+from elmwright.model.optim import Optimizer, OptimSettings
+from elmwright.model.softmax import Softmax
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import is_url, join, read_bytes
+from elmwright.pipeline.lanes import keyed_hash
+from elmwright.pipeline.manifest import Manifest
+
+log = logging.getLogger("elmwright")
+
+_BILM, _SOFTMAX = 2, 3  # keep apart draws that share a seed (train.py has 1)
+
+
+@dataclass
+class Trainer:
+    """What changes from step to step."""
+
+    bilm: BiLM
+    softmax: Softmax
+    optimizer: Optimizer
+    states: States
+    """Of this process's lanes."""
+    step: int = 0
+    """Steps made."""
+    skipped: set[int] = field(default_factory=set)
+    """Steps whose update was, or after a rollback will be, left out."""
+    best: float | None = None
+    """The best mean held-out perplexity of an evaluation in the loop."""
+    best_step: int = 0
+    """The step of that evaluation."""
+    stale: int = 0
+    """Evaluations in the loop since then."""
+
+    def judge(self, scores: dict[str, Score]) -> bool:
+        """Take note of an evaluation in the loop; was it the best so far?"""
+        first = next(iter(scores.values()), None)
+        if first is None:
+            return False
+        if self.best is None or first.perplexity < self.best:
+            self.best, self.best_step, self.stale = first.perplexity, self.step, 0
+            return True
+        self.stale += 1
+        return False
+
+
+def begin(config: RunConfig, folder: RunFolder, manifest: Manifest, ranks: Ranks) -> Trainer:
+    """A model from the seed or from `train.init_from`, or the newest valid checkpoint."""
+    seed, device = config.run.seed, ranks.device
+    bilm = BiLM(config.model, keyed_hash(seed, _BILM) >> 1).to(device)
+    width = config.model.projection_dim
+    softmax = Softmax.create(manifest.vocab.size, width, keyed_hash(seed, _SOFTMAX) >> 1, device)
+    optim = config.optim
+    settings = OptimSettings(
+        name=optim.name,
+        initial_accumulator=optim.initial_accumulator,
+        betas=optim.betas,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+    )
+    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, settings)
+    states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
+    trainer = Trainer(bilm, softmax, optimizer, states)
+    if not resume(trainer, config, folder, ranks) and config.train.init_from:
+        adopt(trainer, config, folder)
+    return trainer
+
+
+def resume(trainer: Trainer, config: RunConfig, folder: RunFolder, ranks: Ranks) -> bool:
+    """Take over the newest valid checkpoint, if there is one; rank 0 decides which."""
+    newest = newest_valid(folder.checkpoints, log.warning) if ranks.rank == 0 else None
+    step = ranks.from_first(newest.step if newest else -1)
+    if step >= 0:
+        restore(trainer, join(folder.checkpoints, folder_name(step)), config, folder, ranks)
+    return step >= 0
+
+
+def start_over(trainer: Trainer, config: RunConfig, folder: RunFolder, ranks: Ranks) -> None:
+    """Back to the newest valid checkpoint, or to the very beginning, in place."""
+    if resume(trainer, config, folder, ranks):
+        return
+    manifest = Manifest.load(folder.corpus)
+    fresh = begin(config, folder, manifest, ranks)
+    load_tensors(trainer.bilm, model_tensors(fresh.bilm))
+    trainer.softmax.load(fresh.softmax.state())
+    trainer.optimizer.load_state_dict(fresh.optimizer.state_dict())
+    trainer.states, trainer.step, trainer.skipped = fresh.states, 0, set()
+    trainer.best, trainer.best_step, trainer.stale = None, 0, 0
+
+
+def restore(
+    trainer: Trainer, checkpoint: str, config: RunConfig, folder: RunFolder, ranks: Ranks
+) -> None:
+    """Overwrite everything with a checkpoint, whatever the number of processes that wrote it."""
+    path = fetch(checkpoint, folder.scratch / f"rank-{ranks.rank}")
+    load_tensors(trainer.bilm, load_file(path / "model.safetensors"))
+    trainer.softmax.load(load_file(path / "softmax.safetensors"))
+    trainer.optimizer.load_state_dict(load_file(path / "optimizer.safetensors"))
+    everybody = load_file(path / "lanes.safetensors")
+    lanes = ranks.lanes(config.train.lanes)
+    states = States(everybody["c"], everybody["m"]).rows(slice(lanes.start, lanes.stop))
+    trainer.states = States(
+        states.c.contiguous().to(ranks.device), states.m.contiguous().to(ranks.device)
+    )
+    state = json.loads((path / "state.json").read_text())
+    trainer.step, trainer.skipped = int(state["step"]), set(state["skipped"])
+    trainer.best, trainer.best_step = state["best"], int(state["best_step"])
+    trainer.stale = int(state["stale"])
+    if is_url(checkpoint):
+        import shutil
+
+        shutil.rmtree(path)
+
+
+def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder) -> None:
+    """Start from another model: its biLM, and the softmax rows of the words both know."""
+    from elmwright.jobs.models import resolve
+    from elmwright.model.folder import load_folder
+
+    name = config.train.init_from
+    other = load_folder(resolve(name), with_softmax=True)
+    check_shape(other, config)
+    load_tensors(trainer.bilm, model_tensors(other.bilm), source=name)
+    if other.softmax is None or other.vocab is None:
+        log.info("train.init_from %s has no softmax: that starts fresh", name)
+        return
+    words = read_bytes(join(folder.corpus, "vocab.txt")).decode("utf-8")
+    theirs = {word: number for number, word in enumerate(other.vocab)}
+    shared = [
+        (number, theirs[word])
+        for number, word in enumerate(words.removesuffix("\n").split("\n"))
+        if word in theirs
+    ]
+    mine = torch.tensor([a for a, _ in shared], device=trainer.softmax.weight.device)
+    rows = torch.tensor([b for _, b in shared])
+    for key, tensor in trainer.softmax.state().items():
+        tensor.index_copy_(
+            0, mine, other.softmax.state()[key].index_select(0, rows).to(mine.device)
+        )
+    log.info(
+        "train.init_from %s: %d of %d words take their softmax rows from it",
+        name,
+        len(shared),
+        trainer.softmax.vocab_size,
+    )
+
+
+def check_shape(other: LoadedModel, config: RunConfig) -> None:
+    """A model can only be gone on from in its own shape."""
+    theirs, ours = vars(other.config), vars(config.model)
+    for key, value in ours.items():
+        if value != theirs[key]:
+            raise UserError(
+                f"model.{key} is {value}, but the model in train.init_from has {theirs[key]}; "
+                "set it to that"
+            )
+
+
+def snapshot(
+    config: RunConfig,
+    trainer: Trainer,
+    manifest: Manifest,
+    attempt: int,
+    ranks: Ranks,
+    scores: dict[str, Score],
+) -> Snapshot:
+    """A host copy of everything (every process takes part: lanes live on all of them)."""
+    c = ranks.gather(trainer.states.c, dim=2)
+    m = ranks.gather(trainer.states.m, dim=2)
+
+    def host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if ranks.rank != 0:
+            return {}
+        return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+
+    return Snapshot(
+        step=trainer.step,
+        tensors={
+            "model": host(model_tensors(trainer.bilm)),
+            "softmax": host(trainer.softmax.state()),
+            "optimizer": host(trainer.optimizer.state_dict()),
+            "lanes": host({"c": c, "m": m}),
+        },
+        state={
+            "step": trainer.step,
+            "skipped": sorted(trainer.skipped),
+            "best": trainer.best,
+            "best_step": trainer.best_step,
+            "stale": trainer.stale,
+            "attempt": attempt,
+            "processes": ranks.world,
+            "corpus_fingerprint": manifest.fingerprint,
+            "evaluation": {split: score.as_dict() for split, score in scores.items()},
+        },
+        config={"format": 1, "model": to_dict(config)["model"], "run_config": to_dict(config)},
+        perplexity={split: score.perplexity for split, score in scores.items()},
+        tokens=sum(score.tokens for score in scores.values()),
+    )
