@@ -137,14 +137,21 @@ def verify_checkpoint(path: str | Path) -> None:
             raise UserError(f"{file} does not match its digest")
 
 
-def newest_valid(folder: str | Path, warn: Callable[[str], None]) -> CheckpointInfo | None:
-    """The newest checkpoint that verifies; damaged ones are skipped with a warning each."""
+def newest_valid(
+    folder: str | Path, warn: Callable[[str], None], at_most: int | None = None
+) -> CheckpointInfo | None:
+    """The newest checkpoint that verifies (of step `at_most` or before it); damaged ones are
+    skipped with a warning each."""
     for path in reversed(checkpoint_folders(folder)):
         try:
+            info = read_info(path)
+            if at_most is not None and info.step > at_most:
+                continue
             verify_checkpoint(path)
-            return read_info(path)
         except UserError as error:
             warn(f"checkpoint skipped: {error}")
+            continue
+        return info
     return None
 
 

@@ -104,7 +104,9 @@ def train(
             if trouble.after(result, trainer):
                 if writer:
                     writer.wait()
-                trouble.roll_back(lambda: start_over(trainer, config, folder, ranks), trainer)
+                first = trouble.begin()
+                start_over(trainer, config, folder, ranks, first - 1)
+                trouble.gone_back(trainer)
                 prefetch.close()
                 prefetch = reading(trainer.step)
                 continue
@@ -115,10 +117,11 @@ def train(
             if last or (every and trainer.step % every == 0):
                 limit = None if last else config.eval.max_tokens
                 scores = _evaluate(config, folder, manifest, trainer, ranks, limit, journal)
-                best = not last and trainer.judge(scores)
+                best = not last and result.finite and trainer.judge(scores)
                 clock.lap("evaluate")
 
-            due = trainer.step % config.checkpoint.every_steps == 0
+            # Not in the middle of bad steps: there may be nothing worth keeping.
+            due = trainer.step % config.checkpoint.every_steps == 0 and result.finite
             saved = due or best or stopping or _finished(config, trainer)
             if saved:
                 copy = snapshot(config, trainer, manifest, attempt, ranks, scores)
@@ -292,7 +295,7 @@ def _window(
     loss = torch.zeros((), device=device)
     for hidden, wanted in ((output.top_forward, targets[0]), (output.top_backward, targets[1])):
         flat = hidden.reshape(-1, hidden.size(-1)), wanted.reshape(-1), weights
-        if len(rows) == size:
+        if len(negatives.ids) == size:
             loss = loss + full_table_loss(*flat, table)
         else:
             loss = loss + sampled_loss(*flat, rows, table, negatives, size)
@@ -333,21 +336,27 @@ class _Trouble:
             self._bad.append(trainer.step - 1)
         return len(self._bad) >= self._limit
 
-    def roll_back(self, start_over: Callable[[], None], trainer: Trainer) -> None:
-        """Return to the newest checkpoint, to leave out the updates that led here."""
-        first, last = self._bad[0], self._bad[-1]
-        where = f"from step {first:,} on, {self._limit} losses or gradients in a row are not finite"
+    def begin(self) -> int:
+        """The first bad step; whatever broke the weights happened before it."""
+        first = self._bad[0]
         if first <= self._until:
             raise Failed(
-                f"{where}, and going back and leaving out the updates before them has not helped; "
+                f"from step {first:,} on, {self._limit} losses or gradients in a row are not "
+                "finite, and going back and leaving out the updates before them has not helped; "
                 "lower optim.lr or optim.clip_norm and begin a run of another name"
             )
-        offending = range(max(0, first - self._limit), last + 1)
-        start_over()
+        return first
+
+    def gone_back(self, trainer: Trainer) -> None:
+        """Training stands at a checkpoint again: from there on, leave out the updates of the bad
+        steps, and of as many before them."""
+        first, last = self._bad[0], self._bad[-1]
+        offending = range(max(trainer.step, first - self._limit), last + 1)
         trainer.skipped |= set(offending)
         log.warning(
-            "%s: back to step %d, without the updates of steps %d to %d",
-            where, trainer.step, offending[0], offending[-1],
+            "%d losses or gradients in a row were not finite: back to step %d, without the "
+            "updates of steps %d to %d",
+            self._limit, trainer.step, offending[0], last,
         )  # fmt: skip
         self._until = last + self._limit
         self._bad.clear()

@@ -88,18 +88,27 @@ def begin(config: RunConfig, folder: RunFolder, manifest: Manifest, ranks: Ranks
     return trainer
 
 
-def resume(trainer: Trainer, config: RunConfig, folder: RunFolder, ranks: Ranks) -> bool:
+def resume(
+    trainer: Trainer,
+    config: RunConfig,
+    folder: RunFolder,
+    ranks: Ranks,
+    at_most: int | None = None,
+) -> bool:
     """Take over the newest valid checkpoint, if there is one; rank 0 decides which."""
-    newest = newest_valid(folder.checkpoints, log.warning) if ranks.rank == 0 else None
+    newest = newest_valid(folder.checkpoints, log.warning, at_most) if ranks.rank == 0 else None
     step = ranks.from_first(newest.step if newest else -1)
     if step >= 0:
         restore(trainer, join(folder.checkpoints, folder_name(step)), config, folder, ranks)
     return step >= 0
 
 
-def start_over(trainer: Trainer, config: RunConfig, folder: RunFolder, ranks: Ranks) -> None:
-    """Back to the newest valid checkpoint, or to the very beginning, in place."""
-    if resume(trainer, config, folder, ranks):
+def start_over(
+    trainer: Trainer, config: RunConfig, folder: RunFolder, ranks: Ranks, before: int
+) -> None:
+    """Back, in place: to the newest valid checkpoint up to step `before` if there is one, else to
+    the newest there is, else to the very beginning."""
+    if resume(trainer, config, folder, ranks, before) or resume(trainer, config, folder, ranks):
         return
     manifest = Manifest.load(folder.corpus)
     fresh = begin(config, folder, manifest, ranks)

@@ -1,0 +1,176 @@
+"""A run that lives in an object store: the same bytes, the same promises, no rename and no lock."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from elmwright.jobs import lease
+from elmwright.jobs.checkpoint import (
+    begin_attempt,
+    fetch,
+    list_checkpoints,
+    newest_valid,
+    verify_checkpoint,
+)
+from elmwright.jobs.config import RunConfig
+from elmwright.jobs.config_file import load_config
+from elmwright.jobs.exchange import Ranks
+from elmwright.jobs.journal import Journal, journal_end, read_journal
+from elmwright.jobs.layout import RunFolder, locked, open_run_folder
+from elmwright.jobs.lease import leased
+from elmwright.jobs.stopping import ask_to_stop, take_back
+from elmwright.jobs.train import train
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import exists, read_json, remove, write_json
+from tests.jobs.test_train import STEPS, losses, prepare, weights
+from tests.jobs.tiny import write_config
+
+pytestmark = pytest.mark.usefixtures("s3")
+
+
+def in_store(folder: Path, corpus: Path, name: str) -> tuple[RunConfig, RunFolder]:
+    """A run of that name in the bucket, trained on a corpus on this disk."""
+    folder.mkdir()
+    changes = {
+        "run_dir": f"s3://bucket/{name}",
+        "run_scratch": str(folder / "scratch"),
+        "corpus_dir": str(corpus),
+        "tracking_uri": "http://127.0.0.1:1",
+        "tracking_every_steps": 1,
+        "train_max_steps": STEPS,
+        "train_processes": 1,
+    }
+    config = load_config(str(write_config(folder, folder / "text.txt", **changes)))
+    return config, open_run_folder(config)
+
+
+def test_stopped_and_resumed_in_a_store_it_ends_in_the_bytes_of_a_run_on_disk(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    config, disk = prepare(tmp_path / "disk", corpus)
+    train(config, disk, begin_attempt(disk.attempt), Ranks())
+
+    monkeypatch.setattr("elmwright.jobs.stopping.LOOK_SECONDS", 0.01)
+    config, run = in_store(tmp_path / "store", corpus, "resumed")
+    stops = 0
+    while not exists(run.result):
+        if stops == 0:
+            ask_to_stop(run.stop_request)
+        train(config, run, begin_attempt(run.attempt), Ranks())
+        take_back(run.stop_request)
+        stops += 1
+    assert stops == 2
+    assert weights(run) == weights(disk)
+    assert losses(run) == losses(disk)
+    for info in list_checkpoints(run.checkpoints):
+        verify_checkpoint(info.path)
+    assert [i.step for i in list_checkpoints(run.checkpoints)] == [
+        i.step for i in list_checkpoints(disk.checkpoints)
+    ]
+    assert not list((tmp_path / "store" / "scratch").rglob("*.safetensors")), "nothing left behind"
+
+
+def test_a_checkpoint_in_a_store_counts_only_with_its_manifest(
+    s3: Path, corpus: Path, tmp_path: Path
+) -> None:
+    config, run = in_store(tmp_path / "store", corpus, "counted")
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    steps = [info.step for info in list_checkpoints(run.checkpoints)]
+    remove(f"{run.checkpoints}/step-{steps[-1]:08d}/MANIFEST.json")
+    assert [info.step for info in list_checkpoints(run.checkpoints)] == steps[:-1]
+    # A flipped bit in the newest of those that count.
+    path = f"{run.checkpoints}/step-{steps[-2]:08d}"
+    broken = read_json(f"{path}/state.json") or {}
+    write_json(f"{path}/state.json", {**broken, "step": 0})
+    warnings: list[str] = []
+    newest = newest_valid(run.checkpoints, warnings.append)
+    assert newest is None or newest.step < steps[-2]
+    assert "state.json" in warnings[0]
+    with pytest.raises(UserError, match=r"state\.json does not match"):
+        fetch(path, tmp_path / "copy")
+
+
+def test_a_journal_in_segments_reads_like_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elmwright.jobs.journal.SEGMENT_SECONDS", 0.05)
+    place = "s3://bucket/journal-test"
+    journal = Journal(place)
+    for step in range(1, 4):
+        journal.write("metrics", step, values={"x": step})
+        journal.flush()
+    first, position = next(read_journal(place, 0))
+    assert first["step"] == 1
+    assert [r["step"] for r, _ in read_journal(place, position)] == [2, 3]
+    journal.close()
+    again = Journal(place)  # after a kill: what is held is not written again
+    again.write("metrics", 3, values={"x": "doubled"})
+    again.write("metrics", 4, values={"x": 4})
+    deadline = time.monotonic() + 10
+    while len(list(read_journal(place, 0))) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)  # the thread writes by itself
+    assert [r["values"]["x"] for r, _ in read_journal(place, 0)] == [1, 2, 3, 4]
+    assert journal_end(place) == list(read_journal(place, 0))[-1][1]
+    again.close()
+
+
+def test_a_lease_is_held_found_and_taken_over_when_its_holder_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease, "RENEW", 0.2)
+    monkeypatch.setattr(lease, "EXPIRES", 3.0)
+    monkeypatch.setattr(lease, "SETTLE", 0.1)
+    place = "s3://bucket/held/run.lock"
+    with leased(place, lease.about()), pytest.raises(UserError, match="in use by 'elmwright"):  # noqa: SIM117
+        with leased(place, lease.about()):
+            pass
+    assert read_json(place) is None, "given back"
+    elsewhere = {**lease.about(), "host": "another-machine"}
+    write_json(place, {"owner": "gone", "count": 7, **elsewhere})
+    start = time.monotonic()
+    with leased(place, lease.about()):
+        assert time.monotonic() - start > 2.5, "another machine is given time to show itself"
+    write_json(place, {"owner": "gone", "count": 7, **lease.about(), "pid": 2**22 - 3})
+    start = time.monotonic()
+    with leased(place, lease.about()):
+        assert time.monotonic() - start < 2.5, "a dead process of this machine is not waited for"
+
+
+def test_of_two_that_take_over_at_once_one_gets_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "EXPIRES", 1.0)
+    monkeypatch.setattr(lease, "SETTLE", 1.0)
+    place = "s3://bucket/contested/run.lock"
+    write_json(place, {"owner": "gone", "count": 7, **lease.about(), "host": "elsewhere"})
+    got: list[str] = []
+    together = threading.Barrier(2)
+
+    def take() -> None:
+        together.wait()
+        try:
+            with leased(place, lease.about()):
+                got.append("lease")
+                time.sleep(3)
+        except UserError:
+            got.append("refusal")
+
+    threads = [threading.Thread(target=take) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == ["lease", "refusal"]
+
+
+def test_a_store_run_needs_an_mlflow_server_and_is_locked(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    changes = {"run_dir": "s3://bucket/lockable", "run_scratch": str(tmp_path / "scratch")}
+    path = write_config(tmp_path / "a", tmp_path / "text.txt", **changes)
+    with pytest.raises(UserError, match=r"set tracking\.uri to an MLflow server"):
+        open_run_folder(load_config(str(path)))
+    config = load_config(str(path), ["tracking.uri=http://127.0.0.1:1"])
+    folder = open_run_folder(config)
+    with locked(folder):
+        assert json.loads((read_json(f"{folder.root}/run.lock") and "true") or "false")
+    assert read_json(f"{folder.root}/run.lock") is None
