@@ -30,7 +30,7 @@ from pathlib import Path
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.lease import about, holder, leased
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import is_url, join, read_json, remove, write_bytes
+from elmwright.pipeline.files import is_url, join, read_json, write_bytes
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,7 @@ def open_run_folder(config: RunConfig) -> RunFolder:
                 f"run.dir {folder.root} is in an object store, where MLflow cannot keep a database;"
                 " set tracking.uri to an MLflow server"
             )
-        probe = join(folder.root, f".writable-{os.getpid()}")
-        write_bytes(probe, b"")
-        remove(probe)
+        write_bytes(join(folder.root, ".writable"), b"")  # or the store says why not
     for local in {folder.log.parent} if folder.remote else {folder.log.parent, Path(folder.train)}:
         try:
             local.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import read_json, remove, write_json
+from elmwright.pipeline.files import read_json, write_json
 
 log = logging.getLogger("elmwright")
 
@@ -74,19 +74,20 @@ def leased(path: str, who: dict[str, Any]) -> Iterator[None]:
         thread.join()
         try:
             if (read_json(path) or {}).get("owner") == mine:
-                remove(path)
+                # Not removed: some stores cannot write again into a folder that became empty.
+                write_json(path, {"owner": ""})
         except (OSError, UserError) as error:
             log.warning("the lease %s was left to expire: %s", path, error)
 
 
 def _take(path: str, mine: str, who: dict[str, Any]) -> None:
-    found = read_json(path)
-    if found and not _is_dead(found):
+    found = read_json(path) or {}
+    if found.get("owner") and not _is_dead(found):
         until = time.monotonic() + EXPIRES
         while time.monotonic() < until:
             time.sleep(1.0)
             now = read_json(path)
-            if now is None:
+            if not now or not now.get("owner"):
                 break
             if (now.get("owner"), now.get("count")) != (found.get("owner"), found.get("count")):
                 raise UserError(
@@ -94,7 +95,7 @@ def _take(path: str, mine: str, who: dict[str, Any]) -> None:
                     "stop it first"
                 )
     write_json(path, {"owner": mine, "count": 0, **who})
-    if found:
+    if found.get("owner"):
         time.sleep(SETTLE)
     now = read_json(path) or {}
     if now.get("owner") != mine:

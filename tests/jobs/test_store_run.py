@@ -1,6 +1,6 @@
 """A run that lives in an object store: the same bytes, the same promises, no rename and no lock."""
 
-import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -126,7 +126,7 @@ def test_a_lease_is_held_found_and_taken_over_when_its_holder_is_gone(
     with leased(place, lease.about()), pytest.raises(UserError, match="in use by 'elmwright"):  # noqa: SIM117
         with leased(place, lease.about()):
             pass
-    assert read_json(place) is None, "given back"
+    assert read_json(place) == {"owner": ""}, "given back"
     elsewhere = {**lease.about(), "host": "another-machine"}
     write_json(place, {"owner": "gone", "count": 7, **elsewhere})
     start = time.monotonic()
@@ -172,5 +172,6 @@ def test_a_store_run_needs_an_mlflow_server_and_is_locked(tmp_path: Path) -> Non
     config = load_config(str(path), ["tracking.uri=http://127.0.0.1:1"])
     folder = open_run_folder(config)
     with locked(folder):
-        assert json.loads((read_json(f"{folder.root}/run.lock") and "true") or "false")
-    assert read_json(f"{folder.root}/run.lock") is None
+        held = read_json(f"{folder.root}/run.lock") or {}
+        assert held["pid"] == os.getpid()
+    assert read_json(f"{folder.root}/run.lock") == {"owner": ""}
