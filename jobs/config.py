@@ -81,6 +81,9 @@ class TrainSection:
     """On each layer's input and on the top output."""
     max_restarts: int = 3
     """How often failed workers are started again before the run fails."""
+    cache_mb: int = 2048
+    """Megabytes of run.scratch that keep blocks of a corpus in an object store, for all processes
+    of a machine together; 0 keeps none. A corpus on a disk is read where it is."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,7 @@ RESUMABLE = frozenset(
         "train.device",
         "train.max_steps",
         "train.max_restarts",
+        "train.cache_mb",
         "eval.every_steps",
         "eval.max_tokens",
         "eval.lanes",

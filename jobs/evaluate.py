@@ -78,21 +78,16 @@ def evaluate(
     states = States.zeros(bilm.config, len(mine), device)
     sums = torch.zeros(lanes, 4, dtype=torch.float64, device=device)
     for batch in evaluation_batches(blocks, count, mine, lanes, window):
-        output = bilm(
-            torch.from_numpy(batch.chars).to(device),
-            torch.from_numpy(batch.forward_index).to(device),
-            torch.from_numpy(batch.backward_index).to(device),
-            states,
-        )
+        here = batch.to_device(device)
+        output = bilm(here.chars, here.forward_index, here.backward_index, states)
         states = output.states
-        weights = torch.from_numpy(batch.weights).to(device).double()
-        for column, (hidden, wanted) in enumerate(
+        weights = here.weights.double()
+        for column, (hidden, targets) in enumerate(
             (
-                (output.top_forward, batch.forward_targets),
-                (output.top_backward, batch.backward_targets),
+                (output.top_forward, here.forward_targets),
+                (output.top_backward, here.backward_targets),
             )
         ):
-            targets = torch.from_numpy(wanted).to(device)
             loss = nll(
                 hidden.reshape(-1, hidden.size(-1)),
                 targets.reshape(-1),

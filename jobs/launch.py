@@ -164,7 +164,7 @@ def _fit(config: RunConfig, folder: RunFolder, attempt: int) -> None:
         worker,
         train_loop_config={
             "config": to_dict(config),
-            "root": str(folder.root),
+            "folder": [str(folder.root), folder.corpus_dir, folder.scratch_dir],
             "attempt": attempt,
             "cuda": use_gpu,
         },
@@ -175,7 +175,7 @@ def _fit(config: RunConfig, folder: RunFolder, attempt: int) -> None:
         ),
         run_config=RayRunConfig(
             name=f"{config.run.name}-{attempt}",
-            storage_path=str(Path(config.run.scratch).expanduser().resolve() / "ray"),
+            storage_path=str(folder.scratch / "ray"),
             failure_config=FailureConfig(max_failures=0),
         ),
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
@@ -208,7 +208,8 @@ def worker(job: dict[str, Any]) -> None:
     from elmwright.jobs.exchange import Ranks
     from elmwright.jobs.train import train
 
-    folder = RunFolder(Path(job["root"]))
+    root, corpus, scratch = job["folder"]
+    folder = RunFolder(Path(root), corpus, scratch)
     log_to(folder.log)
     context = ray.train.get_context()
     device = torch.device("cpu")

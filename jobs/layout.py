@@ -38,13 +38,16 @@ class RunFolder:
     """run.dir, absolute: workers run in other folders."""
     corpus_dir: str = ""
     """corpus.dir, absolute or a URL, where the corpus is not in the run's folder."""
+    scratch_dir: str = ""
+    """run.scratch, absolute, where that is not in the run's folder."""
 
     @classmethod
     def of(cls, config: RunConfig) -> "RunFolder":
         elsewhere = config.corpus.dir
         if elsewhere and not is_url(elsewhere):
             elsewhere = str(Path(elsewhere).expanduser().resolve())
-        return cls(Path(config.run.dir).expanduser().resolve(), elsewhere)
+        scratch = str(Path(config.run.scratch).expanduser().resolve())
+        return cls(Path(config.run.dir).expanduser().resolve(), elsewhere, scratch)
 
     @property
     def config(self) -> Path:
@@ -94,6 +97,10 @@ class RunFolder:
     @property
     def mlflow(self) -> Path:
         return self.root / "mlflow"
+
+    @property
+    def scratch(self) -> Path:
+        return Path(self.scratch_dir or self.root / "scratch")
 
 
 def open_run_folder(config: RunConfig) -> RunFolder:

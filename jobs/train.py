@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from elmwright.jobs.block_cache import block_cache
 from elmwright.jobs.checkpoint import (
     CheckpointInfo,
     CheckpointWriter,
@@ -92,9 +93,13 @@ def train(config: RunConfig, folder: RunFolder, attempt: int, ranks: Ranks) -> N
     if ranks.rank == 0:
         journal = Journal(folder.journal, lambda: check_attempt(folder.attempt, attempt))
     writer = _writer(config, folder, attempt, journal) if journal else None
-    blocks = Blocks(folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes))
+    cache = block_cache(folder.corpus, folder.scratch / "blocks", config.train.cache_mb)
+    blocks = Blocks(
+        folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes), cache=cache
+    )
+    section = config.train
     prefetch = Prefetch(
-        blocks, config.run.seed, trainer.step, lanes, config.train.lanes, config.train.window
+        blocks, config.run.seed, trainer.step, lanes, section.lanes, section.window, ranks.device
     )
     clock = Clock()
     stopping = last = False
@@ -178,9 +183,9 @@ def _step(
     """One update of all parameters from one window of every lane."""
     seed, step, section = config.run.seed, trainer.step, config.train
     device = ranks.device
-    targets = torch.from_numpy(batch.forward_targets), torch.from_numpy(batch.backward_targets)
-    both = torch.stack(targets).to(device)
-    weights = torch.from_numpy(batch.weights).to(device)
+    batch = batch.to_device(device)
+    both = torch.stack([batch.forward_targets, batch.backward_targets])
+    weights = batch.weights
 
     size = trainer.softmax.vocab_size
     negatives = draw_negatives(seed, step, section.negatives, size)
@@ -194,9 +199,9 @@ def _step(
     masks = dropout_masks(config.model, section.dropout, seeds, section.window, device)
     with _autocast(config, device):
         output = bilm(
-            torch.from_numpy(batch.chars).to(device),
-            torch.from_numpy(batch.forward_index).to(device),
-            torch.from_numpy(batch.backward_index).to(device),
+            batch.chars,
+            batch.forward_index,
+            batch.backward_index,
             trainer.states,
             masks,
         )
