@@ -1,6 +1,24 @@
-"""For all tests: hypothesis does not take a slow moment of the machine for a failure."""
+"""For all tests: an S3 server for a module that asks for it, and patience for hypothesis."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
+from tests.s3_server import rclone, s3_server
+
+# Does not take a slow moment of the machine for a failure.
 settings.register_profile("elmwright", deadline=None)
 settings.load_profile("elmwright")
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder that an S3 server shows as its buckets; `AWS_…` variables point to the server."""
+    if rclone() is None:
+        pytest.skip("rclone is not installed: no S3 server to test with")
+    folder = tmp_path_factory.mktemp("buckets")
+    (folder / "bucket").mkdir()
+    with s3_server(folder):
+        yield folder

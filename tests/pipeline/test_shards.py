@@ -107,7 +107,7 @@ def test_an_index_that_is_damaged_of_another_format_or_gone_is_told_in_one_sente
     with pytest.raises(UserError, match=r"train-00000\.index\.json is damaged \("):
         ShardReader(path)
     index.write_bytes(b'{"format":1,"shard":"train-00000","blocks":[]}')
-    with pytest.raises(UserError, match="format 1, .* build the corpus again"):
+    with pytest.raises(UserError, match=r"format 1, .* build the corpus again"):
         ShardReader(path)
     index.unlink()
     with pytest.raises(UserError, match=r"train-00000\.index\.json is missing"):
