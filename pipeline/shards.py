@@ -112,7 +112,7 @@ def _write_block(file: _Digest, key: str, block: Block) -> tuple[list[tuple[int,
         whole += data
         whole += bytes(-len(data) % tarfile.BLOCKSIZE)
     begin, end = (offset - file.size for offset in _range(spans))
-    digest = sha256_bytes(whole[begin:end])
+    digest = sha256_bytes(bytes(whole[begin:end]))
     file.write(whole)
     return spans, digest
 

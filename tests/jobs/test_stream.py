@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from elmwright.jobs.block_cache import BlockCache, block_cache
 from elmwright.jobs.checkpoint import begin_attempt
 from elmwright.jobs.exchange import Ranks
+from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.stream import FETCHES, Batch, Blocks, Prefetch, training_batch
 from elmwright.jobs.train import train
 from elmwright.pipeline import files
@@ -145,9 +147,11 @@ def test_training_from_a_store_through_the_cache_ends_in_the_same_bytes(
     corpus: Path, stored: str, tmp_path: Path
 ) -> None:
     runs = []
-    for name, changes in (("here", {}), ("there", {"corpus_dir": stored})):
+    for name, place in (("here", ""), ("there", stored)):
         (tmp_path / name).mkdir()
-        config, run = prepare(tmp_path / name, corpus, **changes)
+        config, _ = prepare(tmp_path / name, corpus)
+        config = replace(config, corpus=replace(config.corpus, dir=place))
+        run = RunFolder.of(config)
         train(config, run, begin_attempt(run.attempt), Ranks())
         runs.append(run)
     assert runs[1].corpus == stored
