@@ -95,9 +95,13 @@ class BlockCache:
                 self._writing.add(digest)
                 stack.callback(self._writing.discard, digest)
                 file = stack.enter_context(atomic_file(path))
-                # Whoever counts the files meanwhile must find this one as large as it will be.
+                # Whoever counts the files meanwhile must find this one as large as it will be,
                 file.truncate(len(data))
             file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            with self._locked():
+                stack.close()  # and under one of its names.
 
     def _shrink(self, limit: int) -> int:
         """Count the files and remove the oldest until they fit; their size."""
@@ -109,7 +113,7 @@ class BlockCache:
                 try:
                     about = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
-                    continue  # another process took it for damaged, or has just finished it
+                    continue  # another process took it for damaged, or could not write it
                 total += about.st_size
                 if not entry.name.startswith(TEMPORARY):
                     found.append((about.st_mtime_ns, entry.path, about.st_size))
