@@ -1,9 +1,10 @@
 """How long training waits for its data: at most 2 % of the time of a step.
 
 `jobs/train.py` itself, one process with one thread, `small.toml`'s model and 64 lanes × 20 steps,
-reads a WikiText-2 corpus with `small.toml`'s blocks: from the disk, from an S3 server on this
-machine, and from the same server behind a proxy that delays each of its answers by 50 ms. In each
-case all lanes enter their second blocks on the way. Printed: the wait for the first batch, the
+reads a WikiText-2 corpus: from the disk, from an S3 server on this machine, and from the same
+server behind a proxy that delays each of its answers by 50 ms. The blocks have an eighth of
+`small.toml`'s size, so that there are eight times as many to fetch and all lanes enter new ones
+every 16 steps. Printed: the wait for the first batch, the
 share of the time of the other steps that `Prefetch.next` took, and how many of the prepared batches
 were in the queue when the step asked for the next (0 would mean that it waited).
 
@@ -40,7 +41,7 @@ from elmwright.pipeline.progress import silent
 sys.path.insert(0, str(ROOT))
 from tests.s3_server import rclone, s3_server
 
-LIMIT, DELAY = 0.02, 0.05
+LIMIT, DELAY, BLOCK = 0.02, 0.05, 320
 
 
 class Watched(Prefetch):
@@ -59,7 +60,7 @@ class Watched(Prefetch):
 
 
 def build(folder: Path) -> None:
-    """WikiText-2 in blocks of `small.toml`'s size."""
+    """WikiText-2 in small blocks."""
     text = folder / "text.txt"
     text.write_text("\n".join(" ".join(words) for words in sentences("train")), encoding="utf-8")
     source = Source(str(text), documents="line")
@@ -68,7 +69,7 @@ def build(folder: Path) -> None:
     build_corpus(
         CorpusConfig(sources=(source,), tokenizer="whitespace", sentences="line"),
         VocabConfig(min_count=1),
-        ShardsConfig(),
+        ShardsConfig(block_steps=BLOCK),
         seed=1,
         folder=folder / "buckets" / "bucket" / "corpus",
         progress=silent,
@@ -80,7 +81,7 @@ def measure(name: str, corpus: str, folder: Path, steps: int) -> bool:
     Watched.asked, Watched.came, Watched.depth = [], [], []
     settings = [
         f"run.dir={folder / name.replace(' ', '-')}", f"corpus.dir={corpus}", "train.processes=1",
-        "train.lanes=64", f"train.max_steps={steps}", "checkpoint.every_steps=1000000",
+        f"shards.block_steps={BLOCK}", "train.lanes=64", f"train.max_steps={steps}", "checkpoint.every_steps=1000000",
     ]  # fmt: skip
     config = load_config("small", settings)
     run = RunFolder.of(config)
@@ -131,7 +132,7 @@ def main() -> int:
         skip(f"{SHARED} has no data/wikitext2; ELMWRIGHT_SHARED names the folder that holds it")
     if rclone() is None:
         skip("rclone is not installed: no S3 server to read from")
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 140
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 40
     loop.Prefetch = Watched  # type: ignore[misc]
     folder = Path(tempfile.mkdtemp(prefix="elmwright-bench-"))
     buckets = folder / "buckets"
