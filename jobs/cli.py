@@ -217,7 +217,8 @@ def _eval(options: argparse.Namespace) -> None:
         print(
             f"{split}: perplexity {result['perplexity']:.2f} "
             f"(forward {result['forward_perplexity']:.2f}, "
-            f"backward {result['backward_perplexity']:.2f}), {result['tokens']:,} tokens, "
+            f"backward {result['backward_perplexity']:.2f}), "
+            f"{result['bits_per_character']:.3f} bits a character, {result['tokens']:,} tokens, "
             f"{result['unk_share']:.2%} <UNK> targets"
         )
 

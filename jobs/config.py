@@ -95,6 +95,9 @@ class TrainSection:
     """How often failed workers are started again before the run fails."""
     timeout_s: int = 900
     """Seconds that processes wait for each other before the missing one is given up."""
+    cache_mb: int = 2048
+    """Megabytes of run.scratch that keep blocks of a corpus in an object store, for all processes
+    of a machine together; 0 keeps none. A corpus on a disk is read where it is."""
 
     @property
     def tokens(self) -> int:
@@ -188,6 +191,7 @@ RESUMABLE = frozenset(
         "train.max_restarts",
         "train.max_bad_steps",
         "train.timeout_s",
+        "train.cache_mb",
         "eval.every_steps",
         "eval.max_tokens",
         "eval.lanes",

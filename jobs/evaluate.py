@@ -39,15 +39,25 @@ class Score:
     """Share of the targets that are `<UNK>`."""
     lanes: int
     """Rows the set was read in: states pass along a row, so the result depends on it a little."""
+    characters: int
+    """Characters of the words scored, and one for the space or line end behind each."""
 
     @property
     def perplexity(self) -> float:
         """exp of the mean of both directions."""
         return math.exp((self.forward_nll + self.backward_nll) / 2)
 
+    @property
+    def bits_per_character(self) -> float:
+        """The same mean in bits, shared out over the characters: comparable between vocabularies,
+        as far as `<UNK>` (which spells nothing) is as rare in both."""
+        bits = (self.forward_nll + self.backward_nll) / 2 / math.log(2) * self.tokens
+        return bits / self.characters
+
     def as_dict(self) -> dict[str, float]:
         return {
             "perplexity": self.perplexity,
+            "bits_per_character": self.bits_per_character,
             "forward_perplexity": math.exp(self.forward_nll),
             "backward_perplexity": math.exp(self.backward_nll),
             **asdict(self),
@@ -76,23 +86,18 @@ def evaluate(
         count = min(count, max(1, max_tokens // blocks.steps))
     device = ranks.device
     states = States.zeros(bilm.config, len(mine), device)
-    sums = torch.zeros(lanes, 4, dtype=torch.float64, device=device)
+    sums = torch.zeros(lanes, 5, dtype=torch.float64, device=device)
     for batch in evaluation_batches(blocks, count, mine, lanes, window):
-        output = bilm(
-            torch.from_numpy(batch.chars).to(device),
-            torch.from_numpy(batch.forward_index).to(device),
-            torch.from_numpy(batch.backward_index).to(device),
-            states,
-        )
+        here = batch.to_device(device)
+        output = bilm(here.chars, here.forward_index, here.backward_index, states)
         states = output.states
-        weights = torch.from_numpy(batch.weights).to(device).double()
-        for column, (hidden, wanted) in enumerate(
+        weights = here.weights.double()
+        for column, (hidden, targets) in enumerate(
             (
-                (output.top_forward, batch.forward_targets),
-                (output.top_backward, batch.backward_targets),
+                (output.top_forward, here.forward_targets),
+                (output.top_backward, here.backward_targets),
             )
         ):
-            targets = torch.from_numpy(wanted).to(device)
             loss = nll(
                 hidden.reshape(-1, hidden.size(-1)),
                 targets.reshape(-1),
@@ -104,13 +109,17 @@ def evaluate(
                 unknown = (targets == UNK_ID).double() * weights
                 sums[mine.start : mine.stop, 3] += unknown.sum(1)
         sums[mine.start : mine.stop, 2] += weights.sum(1)
-    forward, backward, tokens, unknown_total = _in_order(ranks.sum(sums).tolist())
+    for number in range(count):
+        if number % lanes in mine:
+            sums[number % lanes, 4] += blocks.characters[number]
+    forward, backward, tokens, unknown_total, characters = _in_order(ranks.sum(sums).tolist())
     return Score(
         tokens=int(tokens),
         forward_nll=forward / tokens,
         backward_nll=backward / tokens,
         unk_share=unknown_total / tokens,
         lanes=lanes,
+        characters=int(characters),
     )
 
 

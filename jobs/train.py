@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from elmwright.jobs.block_cache import block_cache
 from elmwright.jobs.checkpoint import CheckpointInfo, check_attempt, folder_name, list_checkpoints
 from elmwright.jobs.checkpoint_writer import CheckpointWriter, Keep, Listener
 from elmwright.jobs.clock import Clock
@@ -81,11 +82,16 @@ def train(
     if ranks.rank == 0:
         journal = Journal(folder.journal, lambda: check_attempt(folder.attempt, attempt))
         writer = _writer(config, folder, attempt, journal)
-    blocks = Blocks(folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes))
+    cache = block_cache(folder.corpus, folder.scratch / "blocks", section.cache_mb)
+    blocks = Blocks(
+        folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes), cache=cache
+    )
 
     def reading(step: int) -> Prefetch:
         first = step * section.accumulate
-        return Prefetch(blocks, config.run.seed, first, lanes, section.lanes, section.window)
+        return Prefetch(
+            blocks, config.run.seed, first, lanes, section.lanes, section.window, ranks.device
+        )
 
     prefetch = reading(trainer.step)
     machine = Machine(ranks) if journal else None
@@ -190,7 +196,8 @@ def _step(
     section, step, device = config.train, trainer.step, ranks.device
     size = trainer.softmax.vocab_size
     negatives = draw_negatives(config.run.seed, step, section.negatives, size)
-    wanted = [_targets(batch).to(device) for batch in batches]
+    batches = [batch.to_device(device) for batch in batches]
+    wanted = [torch.stack([batch.forward_targets, batch.backward_targets]) for batch in batches]
     rows = negatives.ids.to(device)
     if len(rows) < size:
         rows = touched_rows(ranks, torch.stack(wanted), rows)
@@ -256,12 +263,7 @@ def _step(
 
 
 def _flops(config: RunConfig, batch: Batch, negatives: Negatives) -> float:
-    return step_flops(config.model, batch.weights.size, len(negatives.ids), batch.chars)
-
-
-def _targets(batch: Batch) -> Tensor:
-    both = torch.from_numpy(batch.forward_targets), torch.from_numpy(batch.backward_targets)
-    return torch.stack(both)
+    return step_flops(config.model, batch.weights.numel(), len(negatives.ids), batch.chars)
 
 
 def _window(
@@ -284,13 +286,13 @@ def _window(
     masks = dropout_masks(config.model, section.dropout, seeds, section.window, device)
     with _autocast(config, device):
         output = bilm(
-            torch.from_numpy(batch.chars).to(device),
-            torch.from_numpy(batch.forward_index).to(device),
-            torch.from_numpy(batch.backward_index).to(device),
+            batch.chars,
+            batch.forward_index,
+            batch.backward_index,
             states,
             masks,
         )
-    weights = torch.from_numpy(batch.weights).to(device).reshape(-1)
+    weights = batch.weights.reshape(-1)
     size = trainer.softmax.vocab_size
     loss = torch.zeros((), device=device)
     for hidden, wanted in ((output.top_forward, targets[0]), (output.top_backward, targets[1])):

@@ -5,10 +5,7 @@ sampled softmax, and the encoder over distinct words, each at its own trimmed le
 computes besides (padding, recomputation, pointwise work) does not count.
 """
 
-from typing import Any
-
 import torch
-from numpy.typing import NDArray
 
 from elmwright.model.config import ModelConfig
 from elmwright.model.encoder import varying_positions
@@ -31,6 +28,6 @@ def useful_flops(
     return {part: 3 * 2.0 * count for part, count in macs.items()}
 
 
-def step_flops(config: ModelConfig, tokens: int, negatives: int, chars: NDArray[Any]) -> float:
-    """All parts together, of a batch as the stream makes it."""
-    return sum(useful_flops(config, tokens, negatives, torch.from_numpy(chars)).values())
+def step_flops(config: ModelConfig, tokens: int, negatives: int, chars: torch.Tensor) -> float:
+    """All parts together."""
+    return sum(useful_flops(config, tokens, negatives, chars).values())

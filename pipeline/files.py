@@ -6,7 +6,7 @@ variables (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …); a URL never carries a 
 
 Writing is atomic in both: on a disk by a rename (`storage.atomic_file`), in an object store because
 an object appears only when it is complete. Nothing is ever appended to or changed in place.
-Connections that drop are tried again by the store's client, then by the task (`tasks.py`).
+Connections that drop are tried again by the store's client, then by `with_patience`.
 """
 
 import glob
@@ -16,12 +16,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import atomic_file, explained, write_atomic
@@ -31,6 +32,11 @@ SLACK = 10_000_000_000
 """Nanoseconds by which the times that a store tells of one object may differ."""
 RETRIES = 5
 """Attempts of the store's client at one request."""
+ATTEMPTS = 4
+"""How often something is tried whose store does not answer; the pause doubles from `PAUSE`."""
+PAUSE = 1.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -280,6 +286,26 @@ def sha256(path: str | Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def with_patience(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
+    """Try again where a store drops the connection (an OSError without a number)."""
+    pause = PAUSE
+    for attempt in range(1, attempts + 1):
+        try:
+            return call()
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            if attempt == attempts:
+                reason = " ".join(str(error).split())[:300]
+                raise UserError(
+                    f"the object store failed {attempts} times ({reason}); run the same command "
+                    "again when it answers: nothing is lost"
+                ) from error
+            time.sleep(pause)
+            pause *= 2
+    raise AssertionError
 
 
 _REFUSED = re.compile(

@@ -35,13 +35,10 @@ from elmwright.pipeline.storage import sha256_bytes
 Report = dict[str, Any]
 """What a task returns: counts and names, small, JSON."""
 
-RECIPE = 2
+RECIPE = 3
 """Raised whenever a change of the code changes what the same settings give."""
 PATIENCE = 10.0
 """Seconds that tasks at work get to finish when the build stops."""
-ATTEMPTS = 4
-"""How often a task is tried whose store does not answer; the pause doubles from `PAUSE`."""
-PAUSE = 1.0
 
 
 @dataclass(frozen=True)
@@ -242,7 +239,7 @@ def run_once(
     if files.exists(recall):
         return {"report": {}, "cpu_seconds": 0.0, "peak_mb": 0.0}
     before = time.process_time()
-    report = _with_patience(lambda: call(work, out, *args, **named))
+    report = files.with_patience(lambda: call(work, out, *args, **named))
     done = {
         "report": report,
         "outputs": _outputs(work, out),
@@ -269,26 +266,6 @@ def peak_mb() -> float:
     except (OSError, StopIteration):  # not Linux
         return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
     return round(int(line.split()[1]) / 1024, 1)
-
-
-def _with_patience(call: Callable[[], Report]) -> Report:
-    """Try again where a store drops the connection (an OSError without a number)."""
-    pause = PAUSE
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return call()
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            if attempt == ATTEMPTS:
-                reason = " ".join(str(error).split())[:300]
-                raise UserError(
-                    f"the object store failed {ATTEMPTS} times ({reason}); run the same command "
-                    "again when it answers: nothing is lost"
-                ) from error
-            time.sleep(pause)
-            pause *= 2
-    raise AssertionError
 
 
 def _result(reference: Any, name: str) -> Report:

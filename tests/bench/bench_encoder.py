@@ -32,8 +32,8 @@ def main() -> int:
     batch = training_batch(blocks, 1, 0, range(LANES), LANES, WINDOW)
     encoder = TokenEncoder(config)
     encoder.initialize(torch.Generator().manual_seed(1))
-    types = torch.from_numpy(batch.chars)
-    index = torch.from_numpy(batch.forward_index).reshape(-1)
+    types = batch.chars
+    index = batch.forward_index.reshape(-1)
     tokens = types.index_select(0, torch.cat([index, index]))
     sides = {"tokens": tokens, "types": types}
     best = dict.fromkeys(sides, float("inf"))

@@ -2,6 +2,8 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -103,3 +105,35 @@ def test_a_stop_leaves_a_note_for_the_workers_and_ends_as_resumable(
     with pytest.raises(Interrupted, match="the same command goes on"):
         launch(*run, stopped=lambda: True)
     assert seen == [True]
+
+
+def test_the_processes_are_told_where_corpus_and_scratch_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run in other folders: a path that is relative to the command's would be lost."""
+    import ray
+    import ray.train.torch
+
+    from elmwright.jobs import train as loop
+
+    class Here:
+        """Calls the training function in this process."""
+
+        def __init__(self, call: Any, train_loop_config: dict[str, Any], **_: Any) -> None:
+            self.fit = lambda: call(train_loop_config)
+
+    monkeypatch.chdir(tmp_path)
+    path = write_config(tmp_path, tmp_path, run_dir="run", run_scratch="fast", train_processes=1)
+    config = load_config(str(path), ["corpus.dir=s3://bucket/corpus"])
+    folder = RunFolder.of(config)
+    Path(folder.train).mkdir(parents=True)
+    told: list[RunFolder] = []
+    context = SimpleNamespace(get_world_rank=lambda: 0, get_world_size=lambda: 1)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
+    monkeypatch.setattr(ray.train, "get_context", lambda: context)
+    monkeypatch.setattr(ray.train.torch, "TorchTrainer", Here)
+    monkeypatch.setattr(loop, "train", lambda _config, folder, *_: told.append(folder))
+    launching._fit(config, folder, 1)
+    assert told == [folder]
+    assert told[0].corpus == "s3://bucket/corpus"
+    assert told[0].scratch == tmp_path / "fast"

@@ -68,7 +68,7 @@ def scores(nll: dict[int, float]) -> object:
     def evaluate(*_: object, max_tokens: int | None = None, **__: object) -> Score:
         evaluate.calls += 1  # type: ignore[attr-defined]
         value = nll[evaluate.calls] if max_tokens is not None else 1.0  # type: ignore[attr-defined]
-        return Score(100 if max_tokens is not None else 1000, value, value, 0.0, 4)
+        return Score(100 if max_tokens is not None else 1000, value, value, 0.0, 4, 500)
 
     evaluate.calls = 0  # type: ignore[attr-defined]
     return evaluate

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import ray
 
-from elmwright.pipeline import files, tasks
+from elmwright.pipeline import files
 from elmwright.pipeline.config import CorpusConfig, Source
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
@@ -89,7 +89,7 @@ def test_a_source_that_is_not_in_the_store_is_told_in_one_sentence(store):
 
 
 def test_a_task_is_tried_again_when_the_store_drops_the_connection(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "PAUSE", 0.01)
+    monkeypatch.setattr(files, "PAUSE", 0.01)
     tries = []
 
     def shaky(_work, _out):
@@ -105,7 +105,7 @@ def test_a_task_is_tried_again_when_the_store_drops_the_connection(tmp_path, mon
 
 
 def test_a_store_that_never_answers_is_told_in_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "PAUSE", 0.01)
+    monkeypatch.setattr(files, "PAUSE", 0.01)
 
     def dead(_work, _out):
         raise OSError("AWS Error NETWORK_CONNECTION\nduring GetObject")
@@ -168,7 +168,7 @@ def test_connections_that_drop_in_the_middle_lose_nothing(s3, monkeypatch):
             assert [files.read_bytes(f"s3://bucket/drop/{n}.bin") for n in range(6)] == [data] * 6
             return {}
 
-        monkeypatch.setattr(tasks, "PAUSE", 0.01)
+        monkeypatch.setattr(files, "PAUSE", 0.01)
         mark, recall = "s3://bucket/drop/x.done.json", "s3://bucket/drop/recall"
         run_once(mark, recall, read_all, "s3://bucket/drop", "x", (), {})
         assert proxy.dropped == 2

@@ -2,14 +2,16 @@
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import webdataset
 
 from elmwright.pipeline.block import Block, pack, to_members
+from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.shards import ShardReader, index_path, read_tar, verify_shard, write_shard
-from elmwright.pipeline.storage import atomic_file
+from elmwright.pipeline.storage import atomic_file, sha256_bytes
 
 
 def some_blocks(count: int = 30) -> list[Block]:
@@ -73,8 +75,56 @@ def test_a_shard_cut_short_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(ValueError, match="the manifest says"):
         verify_shard(path, shard)
-    with pytest.raises(ValueError, match="ends within block"):
+    with pytest.raises(UserError, match=rf"train-00000\.tar, block {shard.blocks - 1}, is damaged"):
         ShardReader(path).read(shard.blocks - 1)
+
+
+def test_a_flipped_bit_anywhere_in_a_block_is_found_when_that_block_is_read(tmp_path):
+    shard = write_shard(tmp_path, "train", 0, some_blocks())
+    path = tmp_path / "train-00000.tar"
+    spans = read_tar(path)
+    whole = path.read_bytes()
+    (begin, _), (last, size) = spans[1][0], spans[1][-1]
+    for place in (begin, begin + 600, last, last + size - 1):
+        data = bytearray(whole)
+        data[place] ^= 0x10
+        path.write_bytes(data)
+        reader = ShardReader(path, shard)
+        reader.read(0)
+        reader.read(2)
+        with pytest.raises(UserError, match=r"train-00000\.tar, block 1, .*elmwright verify"):
+            reader.read(1)
+
+
+def test_an_index_that_is_damaged_of_another_format_or_gone_is_told_in_one_sentence(tmp_path):
+    shard = write_shard(tmp_path, "train", 0, some_blocks())
+    path, index = tmp_path / "train-00000.tar", tmp_path / "train-00000.index.json"
+    whole = index.read_bytes()
+    index.write_bytes(whole.replace(b"0", b"1", 1))
+    with pytest.raises(UserError, match=r"train-00000\.index\.json is damaged: its sha256"):
+        ShardReader(path, shard)
+    index.write_bytes(whole[:100])
+    with pytest.raises(UserError, match=r"train-00000\.index\.json is damaged \("):
+        ShardReader(path)
+    index.write_bytes(b'{"format":1,"shard":"train-00000","blocks":[]}')
+    with pytest.raises(UserError, match=r"format 1, .* build the corpus again"):
+        ShardReader(path)
+    index.unlink()
+    with pytest.raises(UserError, match=r"train-00000\.index\.json is missing"):
+        ShardReader(path, shard)
+
+
+def test_an_index_with_a_wrong_digest_of_a_block_is_found_by_deep_verification(tmp_path):
+    shard = write_shard(tmp_path, "train", 0, some_blocks())
+    index = tmp_path / "train-00000.index.json"
+    content = json.loads(index.read_bytes())
+    content["sha256"][1] = content["sha256"][0]
+    data = json.dumps(content, separators=(",", ":")).encode()
+    index.write_bytes(data)
+    forged = replace(shard, index_sha256=sha256_bytes(data))
+    verify_shard(tmp_path / "train-00000.tar", forged, deep=False)
+    with pytest.raises(ValueError, match=r"train-00000\.tar, block 1,"):
+        verify_shard(tmp_path / "train-00000.tar", forged)
 
 
 def test_a_shard_that_fails_midway_leaves_nothing(tmp_path):
