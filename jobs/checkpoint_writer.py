@@ -141,6 +141,8 @@ class CheckpointWriter:
             self._thread = None
 
     def _run(self, snapshot: Snapshot) -> None:
+        from safetensors import SafetensorError  # what a full disk is told as
+
         try:
             info = self._write(snapshot)
             verify_checkpoint(info.path)
@@ -148,7 +150,7 @@ class CheckpointWriter:
             self._prune()
         except StaleAttempt as error:
             self._error = error
-        except (OSError, UserError) as error:
+        except (OSError, UserError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             sentence = (
                 f"the checkpoint of step {snapshot.step:,} could not be written to {self._folder} "

@@ -81,6 +81,10 @@ class TrainSection:
     """Sampled negatives a step; from the vocabulary's size up, the full softmax is trained."""
     dropout: float = 0.1
     """On each layer's input and on the top output."""
+    reset_states: Literal["never", "block"] = "never"
+    """When a lane's LSTM states go back to zero. The original never does it, and a model that has
+    not seen zero states since its first step may need many words to find its feet from them, which
+    is where embedding begins; "block" does it at the beginning of every block."""
     accumulate: int = 1
     """Windows of every lane whose gradients go into one step; tokens a step grow with it."""
     init_from: str = ""

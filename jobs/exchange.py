@@ -5,7 +5,7 @@ same negatives, gather each other's targets (a fixed number, so no sizes have to
 sum one buffer [touched rows, width + 1]. The buffer of statistics that goes round each step also
 carries the wish to stop, so every process leaves the loop at the same step.
 
-Every process also notes the step it begins in the group's key-value store. When an exchange fails
+Every process also notes how far it has come in the group's key-value store. When an exchange fails
 or takes longer than `train.timeout_s`, the others can so say which of them is missing.
 """
 
@@ -70,10 +70,13 @@ class PeerLost(RuntimeError):  # noqa: N818 - a state of the world, reported as 
 
 
 class Beats:
-    """Which step each process has begun."""
+    """How far each process has come."""
 
     ANSWER = timedelta(seconds=10)
     """How long the store may take to answer when something is wrong already."""
+
+    PHASES = 4
+    """Places of a step that are told apart: its beginning, and before each of its exchanges."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._step = ranks, 0
@@ -81,10 +84,12 @@ class Beats:
         if ranks.world > 1:
             self._store = dist.distributed_c10d._get_default_store()
 
-    def at(self, step: int) -> None:
+    def at(self, step: int, phase: int = 0) -> None:
+        """This process has come so far."""
         self._step = step
         if self._store is not None:
-            self._store.set(f"elmwright/step/{self._ranks.rank}", str(step))
+            place = step * self.PHASES + phase
+            self._store.set(f"elmwright/place/{self._ranks.rank}", str(place))
 
     def blame(self, error: RuntimeError) -> RuntimeError:
         """The error itself or, if an exchange failed, one that names the process to blame."""
@@ -92,8 +97,8 @@ class Beats:
             return error
         self._store.set_timeout(self.ANSWER)
         try:
-            steps = {
-                rank: int(self._store.get(f"elmwright/step/{rank}"))
+            places = {
+                rank: int(self._store.get(f"elmwright/place/{rank}"))
                 for rank in range(self._ranks.world)
             }
         except RuntimeError:
@@ -101,14 +106,14 @@ class Beats:
                 f"at step {self._step:,} rank {self._ranks.rank} waited in vain for the others; "
                 "rank 0, which knows where each of them is, does not answer"
             )
-        newest = max(steps.values())
-        late = [rank for rank, step in steps.items() if step < newest]
-        others = [rank for rank in steps if rank != self._ranks.rank]
-        who = " and ".join(f"rank {rank}" for rank in late or others)
-        last = min(steps[rank] for rank in late or others)
+        newest = max(places.values())
+        late = [rank for rank, place in places.items() if place < newest]
+        suspects = late or [rank for rank in places if rank != self._ranks.rank]
+        who = " or ".join(f"rank {rank}" for rank in suspects)
+        last = min(places[rank] for rank in suspects) // self.PHASES
         return PeerLost(
-            f"an exchange of step {newest:,} was not answered; {who} is missing, last seen at the "
-            f"beginning of step {last:,}"
+            f"an exchange of step {newest // self.PHASES:,} was not answered; {who} is missing, "
+            f"last seen in step {last:,}"
         )
 
 

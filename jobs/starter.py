@@ -46,6 +46,7 @@ n_highway = 1
 
 [train]
 processes = 2                 # as many as you have cores or GPUs to give
+reset_states = "block"        # so that it knows how to begin, as embedding does
 lanes = 32                    # rows of the batch, shared evenly by the processes
 window = 20
 max_steps = 2000

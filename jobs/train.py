@@ -40,7 +40,7 @@ from elmwright.jobs.machine import Machine
 from elmwright.jobs.stopping import StopNote
 from elmwright.jobs.stream import Batch, Blocks, Prefetch
 from elmwright.jobs.training_state import Trainer, begin, restore, snapshot, start_over
-from elmwright.model.bilm import dropout_masks
+from elmwright.model.bilm import States, dropout_masks
 from elmwright.model.flops import step_flops
 from elmwright.model.optim import global_norm
 from elmwright.model.softmax import Negatives, draw_negatives, full_table_loss, sampled_loss
@@ -93,9 +93,11 @@ def train(
             blocks, config.run.seed, first, lanes, section.lanes, section.window, ranks.device
         )
 
+    clock, note, beats = Clock(), StopNote(folder.stop_request), Beats(ranks)
+    per_block = blocks.steps // section.window
+    this = _Process(config, trainer, bilm, ranks, lanes, per_block, clock, beats)
     prefetch = reading(trainer.step)
     machine = Machine(ranks) if journal else None
-    clock, note, beats = Clock(), StopNote(folder.stop_request), Beats(ranks)
     trouble = _Trouble(section.max_bad_steps)
     stopping = saved = False
     scores: dict[str, Score] = {}
@@ -105,7 +107,7 @@ def train(
             batches = [prefetch.next() for _ in range(section.accumulate)]
             clock.lap("load")
             wish = drained(trainer.step) or (ranks.rank == 0 and note.found())
-            result = _step(config, trainer, bilm, batches, ranks, lanes, wish, clock)
+            result = _step(this, batches, wish)
             stopping = result.stop
             if trouble.after(result, trainer):
                 if writer:
@@ -182,23 +184,33 @@ class _StepResult:
         }
 
 
-def _step(
-    config: RunConfig,
-    trainer: Trainer,
-    bilm: torch.nn.Module,
-    batches: Sequence[Batch],
-    ranks: Ranks,
-    lanes: range,
-    wish: bool,
-    clock: Clock,
-) -> _StepResult:
+@dataclass(frozen=True)
+class _Process:
+    """What stays the same from step to step in this process."""
+
+    config: RunConfig
+    trainer: Trainer
+    """Its content changes."""
+    bilm: torch.nn.Module
+    """The trainer's, inside DDP where there are several processes."""
+    ranks: Ranks
+    lanes: range
+    per_block: int
+    """Windows in a block."""
+    clock: Clock
+    beats: Beats
+
+
+def _step(this: _Process, batches: Sequence[Batch], wish: bool) -> _StepResult:
     """One update of all parameters from `train.accumulate` windows of every lane."""
+    config, trainer, ranks, clock = this.config, this.trainer, this.ranks, this.clock
     section, step, device = config.train, trainer.step, ranks.device
     size = trainer.softmax.vocab_size
     negatives = draw_negatives(config.run.seed, step, section.negatives, size)
     batches = [batch.to_device(device) for batch in batches]
     wanted = [torch.stack([batch.forward_targets, batch.backward_targets]) for batch in batches]
     rows = negatives.ids.to(device)
+    this.beats.at(step, 1)
     if len(rows) < size:
         rows = touched_rows(ranks, torch.stack(wanted), rows)
     table = trainer.softmax.table(rows).requires_grad_()
@@ -212,17 +224,18 @@ def _step(
     total, weight, states = torch.zeros((), device=device), 0.0, trainer.states
     for number, (batch, targets) in enumerate(zip(batches, wanted, strict=True)):
         whole = number == len(batches) - 1
-        with nullcontext() if whole or ranks.world == 1 else bilm.no_sync():  # type: ignore[operator]
+        with nullcontext() if whole or ranks.world == 1 else this.bilm.no_sync():  # type: ignore[operator]
             window = step * section.accumulate + number
-            loss, states = _window(
-                config, trainer, bilm, batch, targets, states, rows, table, negatives, window,
-                lanes, device,
-            )  # fmt: skip
+            if section.reset_states == "block" and window % this.per_block == 0:
+                states = States.zeros(config.model, len(this.lanes), device)
+            loss, states = _window(this, batch, targets, states, rows, table, negatives, window)
+            this.beats.at(step, 2)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
         total = total + loss.detach()
         weight += 2 * float(batch.weights.sum())
     clock.lap("compute")
 
+    this.beats.at(step, 3)
     assert table.grad is not None  # noqa: S101 - every loss above depends on it
     table_grad = ranks.sum(table.grad).div_(ranks.world)
     shared = torch.tensor([float(total), weight, float(wish)], dtype=torch.float64, device=device)
@@ -267,25 +280,21 @@ def _flops(config: RunConfig, batch: Batch, negatives: Negatives) -> float:
 
 
 def _window(
-    config: RunConfig,
-    trainer: Trainer,
-    bilm: torch.nn.Module,
+    this: _Process,
     batch: Batch,
     targets: Tensor,
-    states: Any,
+    states: States,
     rows: Tensor,
     table: Tensor,
     negatives: Negatives,
     window: int,
-    lanes: range,
-    device: torch.device,
-) -> tuple[Tensor, Any]:
+) -> tuple[Tensor, States]:
     """The summed loss of one window of this process's lanes, and the states after it."""
-    section = config.train
-    seeds = [keyed_hash(config.run.seed, _DROPOUT, window, lane) >> 1 for lane in lanes]
+    config, section, device = this.config, this.config.train, this.ranks.device
+    seeds = [keyed_hash(config.run.seed, _DROPOUT, window, lane) >> 1 for lane in this.lanes]
     masks = dropout_masks(config.model, section.dropout, seeds, section.window, device)
     with _autocast(config, device):
-        output = bilm(
+        output = this.bilm(
             batch.chars,
             batch.forward_index,
             batch.backward_index,
@@ -293,7 +302,7 @@ def _window(
             masks,
         )
     weights = batch.weights.reshape(-1)
-    size = trainer.softmax.vocab_size
+    size = this.trainer.softmax.vocab_size
     loss = torch.zeros((), device=device)
     for hidden, wanted in ((output.top_forward, targets[0]), (output.top_backward, targets[1])):
         flat = hidden.reshape(-1, hidden.size(-1)), wanted.reshape(-1), weights

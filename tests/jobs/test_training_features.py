@@ -62,6 +62,15 @@ def test_gradients_of_several_windows_are_those_of_one_larger_step(
     assert weights(two) != weights(one)
 
 
+def test_states_can_begin_at_zero_with_every_block(corpus: Path, tmp_path: Path) -> None:
+    """A block of this corpus is 20 windows: the first differs from never resetting at step 21."""
+    same = {"train_max_steps": 22, "train_dropout": 0.0}
+    carried = losses(trained(tmp_path / "carried", corpus, **same))
+    reset = losses(trained(tmp_path / "reset", corpus, train_reset_states="block", **same))
+    assert [step for step in carried if carried[step] != reset[step]][:1] == [21]
+    assert carried[20] == reset[20]
+
+
 def scores(nll: dict[int, float]) -> object:
     """An evaluation that gives what is wanted at each step."""
 
