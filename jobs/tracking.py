@@ -10,25 +10,33 @@ Only the driver opens a SQLite store, under the run's lock: several processes cr
 once would crash (first use takes some seconds, which is why it happens in this thread too).
 """
 
+import base64
 import json
 import logging
 import os
+import platform
 import threading
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
+from elmwright import __version__
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.journal import Record, journal_end, read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import exists, join, read_bytes, read_json, write_json
+from elmwright.pipeline.files import exists, is_url, join, read_bytes, read_json, write_json
 from elmwright.pipeline.manifest import Manifest
 
 log = logging.getLogger("elmwright")
 
 POLL_SECONDS = 2.0
 RETRY_SECONDS = 10.0
+ANSWER_SECONDS = 5.0
+"""How long the server may take to answer before training starts without it."""
 BATCH = 500
 """Metrics in one request; MLflow accepts at most 1,000."""
 
@@ -139,13 +147,32 @@ class Tracker:
         settings.append(Param("corpus.tokens", str(train.steps)))
         settings.append(Param("corpus.vocabulary", str(self._manifest.vocab.size)))
         client.log_batch(self.run_id, params=settings)
+        client.log_inputs(self.run_id, datasets=[self._dataset()])
         client.log_dict(self.run_id, to_dict(self._config), "config.json")
+        client.log_dict(self.run_id, environment(), "environment.json")
         for name in ("MANIFEST.json", "report.html"):
             path = join(self._folder.corpus, name)
             if exists(path):
                 client.log_text(self.run_id, read_bytes(path).decode(), f"corpus/{name}")
         self._state["described"] = True
         self._save()
+
+    def _dataset(self) -> Any:
+        """The corpus as MLflow's dataset: found again by its fingerprint."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        profile = {
+            name: {"words": split.words, "sentences": split.sentences, "blocks": split.blocks}
+            for name, split in self._manifest.splits.items()
+        }
+        dataset = Dataset(
+            name="corpus",
+            digest=self._manifest.fingerprint[:36],  # as long as MLflow allows
+            source_type="s3" if is_url(self._folder.corpus) else "local",
+            source=json.dumps({"uri": self._folder.corpus}),
+            profile=json.dumps(profile),
+        )
+        return DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
 
     def _send(self) -> None:
         """Send all complete records behind the cursor, which moves only over what was taken."""
@@ -234,6 +261,54 @@ def connect(uri: str) -> Any:
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
     except MlflowException as error:
         raise UserError(f"tracking.uri {uri!r} is not one MLflow knows: {error.message}") from error
+
+
+def check_server(uri: str) -> str | None:
+    """Refuse a tracking server that will not take us; a sentence about one that does not answer.
+
+    That one is no reason to wait: it gets everything when it is back.
+    """
+    if not uri.startswith("http"):
+        return None
+    address = f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search"
+    request = Request(address, b'{"max_results": 1}', {"Content-Type": "application/json"})  # noqa: S310
+    user, token = (
+        os.environ.get("MLFLOW_TRACKING_USERNAME"),
+        os.environ.get("MLFLOW_TRACKING_TOKEN"),
+    )
+    if user:
+        pair = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()
+        request.add_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
+    elif token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urlopen(request, timeout=ANSWER_SECONDS):  # noqa: S310 - http or https, checked above
+            return None
+    except HTTPError as error:
+        if error.code in (401, 403):
+            raise UserError(
+                f"MLflow at {uri} refuses us ({error.code} {error.reason}); set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, "
+                "or start the server with this name in --allowed-hosts"
+            ) from error
+        if error.code == 404:
+            raise UserError(f"{uri} is no MLflow server; check tracking.uri") from error
+        reason = f"{error.code} {error.reason}"
+    except OSError as error:
+        reason = str(getattr(error, "reason", error))
+    return f"MLflow at {uri} does not answer ({reason}); what it misses is sent when it does"
+
+
+def environment() -> dict[str, Any]:
+    """Code, packages and machine of this attempt."""
+    packages = ("torch", "ray", "mlflow", "numpy", "pyarrow", "safetensors")
+    return {
+        "elmwright": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": {name: metadata.version(name) for name in packages},
+    }
 
 
 def read_run_id(folder: RunFolder) -> str:

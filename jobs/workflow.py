@@ -225,9 +225,12 @@ def corpus_summary(manifest: Manifest) -> Iterator[str]:
 
 def _train(config: RunConfig, folder: RunFolder, console: Console, stop: threading.Event) -> None:
     from elmwright.jobs.launch import launch
-    from elmwright.jobs.tracking import Tracker
+    from elmwright.jobs.tracking import Tracker, check_server, tracking_uri
 
     _check_training(config, folder)
+    silent = check_server(tracking_uri(config, folder))
+    if silent:
+        console.warn(silent)
     tracker = Tracker(config, folder, Manifest.load(folder.corpus))
     tracker.start()
     status = "FAILED"

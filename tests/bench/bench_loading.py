@@ -11,7 +11,6 @@ were in the queue when the step asked for the next (0 would mean that it waited)
 python tests/bench/bench_loading.py [steps]
 """
 
-import logging
 import os
 import shutil
 import socket
@@ -24,8 +23,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import mean
 
-import ray
-from workload import ROOT, SHARED, sentences, skip
+from corpus import wikitext_corpus
+from workload import ROOT, SHARED, skip
 
 from elmwright.jobs import train as loop
 from elmwright.jobs.checkpoint import begin_attempt
@@ -34,9 +33,6 @@ from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.stream import AHEAD, Batch, Prefetch
 from elmwright.pipeline import files
-from elmwright.pipeline.build import build_corpus
-from elmwright.pipeline.config import CorpusConfig, ShardsConfig, Source, VocabConfig
-from elmwright.pipeline.progress import silent
 
 sys.path.insert(0, str(ROOT))
 from tests.s3_server import rclone, s3_server
@@ -57,24 +53,6 @@ class Watched(Prefetch):
         batch = super().next()
         Watched.came.append(time.perf_counter())
         return batch
-
-
-def build(folder: Path) -> None:
-    """WikiText-2 in small blocks."""
-    text = folder / "text.txt"
-    text.write_text("\n".join(" ".join(words) for words in sentences("train")), encoding="utf-8")
-    source = Source(str(text), documents="line")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR,
-             log_to_driver=False)  # fmt: skip
-    build_corpus(
-        CorpusConfig(sources=(source,), tokenizer="whitespace", sentences="line"),
-        VocabConfig(min_count=1),
-        ShardsConfig(block_steps=BLOCK),
-        seed=1,
-        folder=folder / "buckets" / "bucket" / "corpus",
-        progress=silent,
-    )
-    ray.shutdown()
 
 
 def measure(name: str, corpus: str, folder: Path, steps: int) -> bool:
@@ -137,7 +115,7 @@ def main() -> int:
     loop.Prefetch = Watched  # type: ignore[misc]
     folder = Path(tempfile.mkdtemp(prefix="elmwright-bench-"))
     buckets = folder / "buckets"
-    build(folder)
+    wikitext_corpus(folder, BLOCK, buckets / "bucket" / "corpus")
     good = [measure("disk", str(buckets / "bucket" / "corpus"), folder, steps)]
     with s3_server(buckets) as port:
         good.append(measure("store", "s3://bucket/corpus", folder, steps))

@@ -33,15 +33,10 @@ STEPS = 240
 class Run:
     """A tiny run: its config file and its folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **changes: object) -> None:
         self.home = folder
-        self.config = write_config(
-            folder,
-            write_text(folder / "text.txt"),
-            train_max_steps=STEPS,
-            checkpoint_every_steps=20,
-            eval_every_steps=80,
-        )
+        settings = {"train_max_steps": STEPS, "checkpoint_every_steps": 20, "eval_every_steps": 80}
+        self.config = write_config(folder, write_text(folder / "text.txt"), **settings, **changes)
         self.folder = folder / "run"
 
     def start(self, *more: str) -> "subprocess.Popen[str]":

@@ -44,13 +44,13 @@ def weights(run: RunFolder) -> str:
     return list_checkpoints(run.checkpoints)[-1].sha256
 
 
-def process(rank: int, world: int, config_path: str, port: int) -> None:
+def process(rank: int, world: int, config_path: str, port: int, attempt: int = 1) -> None:
     """One of several training processes, as torchrun would start it."""
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
     )
     config = load_config(config_path)
-    train(config, RunFolder.of(config), 1, Ranks(rank, world))
+    train(config, RunFolder.of(config), attempt, Ranks(rank, world))
     dist.destroy_process_group()
 
 
