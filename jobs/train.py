@@ -131,16 +131,19 @@ def train(
             # Not in the middle of bad steps: there may be nothing worth keeping.
             due = trainer.step % config.checkpoint.every_steps == 0 and result.finite
             saved = due or best or stopping or _finished(config, trainer)
+            copy = None
             if saved:
                 copy = snapshot(config, trainer, manifest, attempt, ranks, scores)
-                if writer:
-                    writer.save(copy)
                 clock.lap("checkpoint")
             if journal and machine and (trainer.step % config.tracking.every_steps == 0 or saved):
                 values = result.metrics(trainer)
                 values |= clock.metrics(trainer.step, section.tokens, result.flops, machine.peak)
                 journal.write("metrics", trainer.step, values={**values, **machine.metrics()})
                 clock.lap("track")
+            # After the journal: what lies behind a checkpoint is never computed again.
+            if writer and copy:
+                writer.save(copy)
+                clock.lap("checkpoint")
         if writer:
             writer.wait()
         if not stopping:

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -47,7 +48,7 @@ def run(folder: Path, name: str, steps: int, every: int, threads: int) -> tuple[
     size = list_checkpoints(place.checkpoints)[-1].bytes
     records = [r for r, _ in read_journal(place.journal, 0) if r["kind"] == "metrics"]
     shares = [record["values"].get("time/checkpoint_share", 0.0) for record in records]
-    seconds = [(b["time"] - a["time"]) / 1000 for a, b in zip(records, records[1:], strict=False)]
+    seconds = [(b["time"] - a["time"]) / 1000 for a, b in pairwise(records)]
     blocked = sum(s * t for s, t in zip(shares[1:-1], seconds[:-1], strict=True))
     shutil.rmtree(folder / name)
     run.size = size  # type: ignore[attr-defined]
@@ -74,15 +75,18 @@ def main() -> int:
         with_it, without = found[steps // 2], found[10**6]
         extras.append(with_it[0] / without[0] - 1)
         shares.append(with_it[1])
-        print(f"pair {pair + 1}: {with_it[0]:.1f} CPU s with, {without[0]:.1f} without "
-              f"({100 * extras[-1]:+.2f} %), loop blocked {100 * shares[-1]:.2f} %", flush=True)  # fmt: skip
+        print(
+            f"pair {pair + 1}: {with_it[0]:.1f} CPU s with, {without[0]:.1f} without "
+            f"({100 * extras[-1]:+.2f} %), loop blocked {100 * shares[-1]:.2f} %",
+            flush=True,
+        )
     shutil.rmtree(folder)
     size = run.size / 1e6  # type: ignore[attr-defined]
     good = median(extras) <= EXTRA and median(shares) <= BLOCKED
     print(
         f"a checkpoint of {size:.0f} MB every {steps} steps: {100 * median(extras):+.2f} % CPU "
-        f"seconds (at most {100 * EXTRA:.0f} %), loop blocked {100 * median(shares):.2f} % (at most "
-        f"{100 * BLOCKED:.0f} %), median of {pairs} pairs: {'holds' if good else 'does not hold'}"
+        f"seconds (at most {100 * EXTRA:.0f} %), loop blocked {100 * median(shares):.2f} % (at "
+        f"most {100 * BLOCKED:.0f} %), median of {pairs} pairs: {'holds' if good else 'does not hold'}"
     )
     return 0 if good else 1
 
