@@ -86,7 +86,8 @@ def main() -> int:
     print(
         f"a checkpoint of {size:.0f} MB every {steps} steps: {100 * median(extras):+.2f} % CPU "
         f"seconds (at most {100 * EXTRA:.0f} %), loop blocked {100 * median(shares):.2f} % (at "
-        f"most {100 * BLOCKED:.0f} %), median of {pairs} pairs: {'holds' if good else 'does not hold'}"
+        f"most {100 * BLOCKED:.0f} %), median of {pairs} pairs: "
+        f"{'holds' if good else 'does not hold'}"
     )
     return 0 if good else 1
 
