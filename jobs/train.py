@@ -41,6 +41,7 @@ from elmwright.jobs.evaluate import Score, evaluate
 from elmwright.jobs.exchange import Ranks, touched_rows
 from elmwright.jobs.journal import Journal
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.provenance import machine
 from elmwright.jobs.stream import Batch, Blocks, Prefetch
 from elmwright.model.bilm import BiLM, States, dropout_masks
 from elmwright.model.folder import load_tensors, model_tensors
@@ -330,6 +331,8 @@ def _snapshot(
             "skipped": trainer.skipped,
             "attempt": attempt,
             "processes": ranks.world,
+            "device": ranks.device.type,
+            "machine": machine(),
             "corpus_fingerprint": manifest.fingerprint,
             "evaluation": {split: score.as_dict() for split, score in scores.items()},
         },

@@ -16,8 +16,13 @@ from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.storage import read_json
 
 
-def verify_path(name: str) -> list[str]:
-    """Check a run, corpus, shard, checkpoint or bundle; a line for each thing that was good."""
+def verify_path(name: str, key: str = "") -> list[str]:
+    """Check a run, corpus, shard, checkpoint or bundle; a line for each thing that was good.
+
+    With `key`, a public key, only a bundle signed with it is good.
+    """
+    if key:
+        return [_signed_bundle(Path(name), Path(key))]
     if is_url(name):
         return [_corpus(name)]
     path = Path(name)
@@ -34,6 +39,14 @@ def verify_path(name: str) -> list[str]:
     if (path / MANIFEST).is_file():
         return [_corpus(path)]
     return _run(path)
+
+
+def _signed_bundle(path: Path, key: Path) -> str:
+    from elmwright.jobs.signing import verify_signature
+
+    verify_bundle(path)
+    verify_signature(path, key)
+    return f"bundle {path}, signed with the key of {key}"
 
 
 def _corpus(path: str | Path) -> str:
