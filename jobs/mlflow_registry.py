@@ -344,12 +344,16 @@ def _local_path(source: str) -> Path | None:
 
 @contextmanager
 def _default_uri(uri: str) -> Iterator[None]:
-    """MLflow's own code looks up a logged model where the process's default says."""
-    import mlflow
+    """MLflow's own code looks up a logged model where the process's default says.
 
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(uri)
+    Changing that default also changes the environment, which is the user's.
+    """
+    from mlflow.tracking._tracking_service.utils import _use_tracking_uri
+
+    before = os.environ.get("MLFLOW_TRACKING_URI")
     try:
-        yield
+        with _use_tracking_uri(uri):
+            yield
     finally:
-        mlflow.set_tracking_uri(before)
+        if before is not None:
+            os.environ["MLFLOW_TRACKING_URI"] = before
