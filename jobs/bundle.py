@@ -79,6 +79,14 @@ def _text(sums: dict[str, str]) -> str:
     return "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
 
 
+def is_whole(folder: Path) -> bool:
+    """Is every file there that SHA256SUMS lists? A quick look: `verify_bundle` reads them."""
+    try:
+        return all((folder / name).is_file() for name in read_sums(folder))
+    except UserError:
+        return False
+
+
 def verify_bundle(folder: Path) -> None:
     """Compare every file with its digest; the error names the first that differs.
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.bundle import FILES, SUMS
+from elmwright.jobs.bundle import is_whole
 from elmwright.jobs.checkpoint import list_checkpoints, verify_checkpoint
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
@@ -91,8 +91,8 @@ def is_done(stage: str, config: RunConfig, folder: RunFolder) -> bool:
     if stage == "train":
         return infos[-1].step >= config.train.max_steps
     provenance = read_json(folder.bundle / "provenance.json")
-    whole = all((folder.bundle / name).is_file() for name in (*FILES, SUMS))
-    return whole and provenance is not None and provenance["checkpoint_sha256"] == infos[-1].sha256
+    known = provenance is not None and provenance["checkpoint_sha256"] == infos[-1].sha256
+    return known and is_whole(folder.bundle)
 
 
 def current_corpus(config: RunConfig, folder: RunFolder) -> Manifest | None:

@@ -51,7 +51,7 @@ def postgres(folder: Path) -> Iterator[str]:
         )  # fmt: skip
         command = [here / "postgres", "-D", data / "db", "-h", "127.0.0.1", "-p", str(port),
                    "-k", data, "-c", "fsync=off"]  # fmt: skip
-        with _running(command, folder / "postgres.log", stop=signal.SIGINT, user=user, cwd=data):
+        with running(command, folder / "postgres.log", stop=signal.SIGINT, user=user, cwd=data):
             ready = [here / "pg_isready", "-h", "127.0.0.1", "-p", str(port)]
             wait_for(
                 lambda: subprocess.run(ready, capture_output=True, check=False).returncode == 0
@@ -75,7 +75,7 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
     port = free_port()
     command = [rclone, "serve", "s3", "--addr", f"127.0.0.1:{port}",
                "--auth-key", f"{KEY},{SECRET}", str(buckets)]  # fmt: skip
-    with _running(command, folder / "s3.log"):
+    with running(command, folder / "s3.log"):
         wait_for(lambda: _listens(port))
         yield {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
@@ -108,7 +108,7 @@ def mlflow_server(folder: Path, database: str = "", artifacts: str = "") -> Iter
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     settings = {**os.environ, "PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true"}
     log = folder / "mlflow.log"
-    with _running(command, log, env=settings, cwd=folder) as process:
+    with running(command, log, env=settings, cwd=folder) as process:
         url = f"http://127.0.0.1:{port}"
         wait_for(lambda: answers(f"{url}/health") or process.poll() is not None, 180)
         assert process.poll() is None, log.read_text()[-3000:]
@@ -164,7 +164,7 @@ def _listens(port: int) -> bool:
 
 
 @contextmanager
-def _running(
+def running(
     command: Sequence[object],
     log: Path,
     *,
