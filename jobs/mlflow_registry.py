@@ -152,13 +152,11 @@ class MlflowRegistry:
         return cached(sha256_bytes(listed), fill)
 
     def _create(self, bundle: Path, name: str, facts: dict[str, Any]) -> int:
-        from mlflow.exceptions import MlflowException
-
         try:
             model = self._upload(bundle, name, facts)
             self._create_version(name, model, facts)
-        except MlflowException:
-            # Another publish of this bundle may have finished and swept ours away.
+        except Exception:
+            # Another publish of this bundle may have finished and swept ours away half-way.
             number = self._settle(name, facts["digest"])
             if number is None:
                 raise

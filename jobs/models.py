@@ -161,8 +161,11 @@ def cached(key: str, download: Callable[[Path], None]) -> Path:
     try:
         download(beside)
         verify_folder(beside)
-        if not place.is_dir():  # else another process was faster, with the same files
+        try:
             beside.rename(place)
+        except OSError:
+            if not place.is_dir():  # else another process was faster, with the same files
+                raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return place

@@ -156,7 +156,8 @@ class Shelf:
             index = json.loads(read_bytes(path))
             found = index["format"]
             for number, facts in index["versions"].items():
-                if not re.fullmatch(r"\d+", number) or not _is_folder(facts["folder"]):
+                whole = {"digest", "created", "step", "perplexity"} <= facts.keys()
+                if not re.fullmatch(r"\d+", number) or not whole or not _is_folder(facts["folder"]):
                     raise ValueError(f"version {number!r}")
             for history in index["aliases"].values():
                 if not history or not all(str(at) in index["versions"] for at in history):

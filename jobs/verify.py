@@ -21,8 +21,11 @@ def verify_path(name: str, key: str = "") -> list[str]:
 
     With `key`, a public key, only a bundle signed with it is good.
     """
-    if key:
-        return [_signed_bundle(Path(name), Path(key))]
+    if key or name.startswith("models:/") or (is_url(name) and exists(join(name, SUMS))):
+        from elmwright.jobs.models import resolve
+
+        resolve(name, require_signature=key)
+        return [f"bundle {name}" + (f", signed with the key of {key}" if key else "")]
     if is_url(name):
         return [_corpus(name)]
     path = Path(name)
@@ -39,14 +42,6 @@ def verify_path(name: str, key: str = "") -> list[str]:
     if (path / MANIFEST).is_file():
         return [_corpus(path)]
     return _run(path)
-
-
-def _signed_bundle(path: Path, key: Path) -> str:
-    from elmwright.jobs.signing import verify_signature
-
-    verify_bundle(path)
-    verify_signature(path, key)
-    return f"bundle {path}, signed with the key of {key}"
 
 
 def _corpus(path: str | Path) -> str:

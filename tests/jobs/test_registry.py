@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import numpy as np
@@ -212,6 +213,27 @@ def test_what_nobody_has_is_said_in_a_sentence(
         find_version(registry, "tiny@nobody", "tiny@nobody")
     with pytest.raises(UserError, match="is no registry"):
         open_registry("ftp://somewhere")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index["versions"]["1"].update(folder="../../elsewhere"),
+        lambda index: index["versions"]["1"].pop("digest"),
+        lambda index: index["aliases"].update(candidate=[9]),
+        lambda index: index.pop("aliases"),
+    ],
+)
+def test_an_index_that_leads_elsewhere_is_refused(
+    tmp_path: Path, bundle: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    shelf = Shelf(str(tmp_path))
+    publish_bundle(shelf, bundle, "tiny", "candidate")
+    index = json.loads((tmp_path / "tiny" / "index.json").read_text())
+    change(index)
+    (tmp_path / "tiny" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"index\.json is damaged"):
+        load(tmp_path / "tiny@candidate")
 
 
 def test_an_mlflow_that_stops_answering_leaves_nothing_listed_and_the_next_publish_cleans_up(
