@@ -203,6 +203,7 @@ class MlflowRegistry:
                 f"models:/{model.model_id}",
                 run_id=model.source_run_id,
                 tags=tags,
+                await_creation_for=0,
                 model_id=model.model_id,
             )
 

@@ -1,10 +1,10 @@
 """A process that publishes when it is told to, so that it can be killed while it does.
 
-    python -m tests.jobs.publisher URI NAME
+    python -m tests.jobs.publisher URI
 
-A line on standard input is a bundle's folder: a child of this process publishes it, and its process
-id is printed at once. Everything is imported before, so that a kill some tenths of a second later
-hits the publishing and not an import; a child that ends by itself prints `done`.
+A line on standard input is a name and a bundle's folder: a child of this process publishes it, and
+its process id is printed at once. Everything is imported before, so that a kill some tenths of a
+second later hits the publishing and not an import; a child that ends by itself prints `done`.
 """
 
 import os
@@ -20,12 +20,13 @@ from elmwright.jobs.registry import open_registry, publish_bundle
 
 def main() -> None:
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
-    uri, name = sys.argv[1:]
+    (uri,) = sys.argv[1:]
     print("ready", mlflow.__version__, flush=True)
     for line in sys.stdin:
+        name, bundle = line.split()
         child = os.fork()
         if child == 0:
-            version = publish_bundle(open_registry(uri), Path(line.strip()), name, "candidate")
+            version = publish_bundle(open_registry(uri), Path(bundle), name, "candidate")
             print("done", version, flush=True)
             os._exit(0)
         print(child, flush=True)

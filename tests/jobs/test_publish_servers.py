@@ -121,9 +121,7 @@ def test_two_publishes_at_once_give_one_version(server: str, bundle: Path, store
 def test_killed_at_ten_moments_every_listed_version_verifies_and_the_retry_leaves_one(
     server: str, bundle: Path
 ) -> None:
-    registry = MlflowRegistry(server)
-    registry._create_name("tiny-killed")
-    kill_often(registry, server, bundle, 4.0, 10, name="tiny-killed")
+    kill_often(MlflowRegistry(server), server, bundle, 10)
 
 
 def test_a_server_that_dies_in_the_middle_costs_a_sentence_and_a_retry(
