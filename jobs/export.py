@@ -199,14 +199,20 @@ def _write(
     if PIECES in manifest.extra_files:
         (target / PIECES).write_bytes(read_bytes(join(folder.corpus, PIECES)))
     loaded = load_folder(checkpoint)
+    if loaded.config != config.model:
+        raise UserError(f"[model] of the config is not what {info.path} was trained with")
     settings = {"dropout": config.train.dropout, "n_tokens_vocab": manifest.vocab.size}
     write_options(target / "options.json", config.model, settings)
     write_weights(target / "weights.hdf5", config.model, model_tensors(loaded.bilm))
-    about = _about(config, manifest, info)
+    expected = recorded(info, manifest)
+    # Perplexity depends a little on the lanes, and they may have been changed since.
+    lanes = next(iter(expected.values()))["lanes"] if expected else config.eval.lanes
+    about = _about(config, manifest, info.step, lanes)
     write_config(target / "config.json", config.model, about)
     state = read_json(checkpoint / "state.json") or {}
     elsewhere = config.train.bf16 or state.get("device", "cpu") != "cpu"
-    evaluation, measured = _measure(target, folder, info, manifest, NEAR if elsewhere else SAME)
+    allowed = NEAR if elsewhere else SAME
+    evaluation, measured = _measure(target, folder, manifest, expected, allowed)
     write_config(target / "config.json", config.model, {"evaluation": evaluation, **about})
     if without_softmax:
         (target / "softmax.safetensors").unlink()
@@ -238,17 +244,17 @@ def _write(
     )
 
 
-def _about(config: RunConfig, manifest: Manifest, info: CheckpointInfo) -> dict[str, Any]:
+def _about(config: RunConfig, manifest: Manifest, step: int, lanes: int) -> dict[str, Any]:
     """What config.json says beside the model's shape: all that comparing and tokenising need."""
     return {
-        "step": info.step,
+        "step": step,
         "vocab": {"size": manifest.vocab.size, "sha256": manifest.vocab.sha256},
         "heldout_sha256": {
             name: sha256_bytes(canonical([shard.sha256 for shard in split.shards]))
             for name, split in manifest.splits.items()
             if name != "train"
         },
-        "eval_lanes": config.eval.lanes,
+        "eval_lanes": lanes,
         "tokenizer": config.corpus.tokenizer,
         "sentences": config.corpus.sentences,
         "language": config.corpus.language,
@@ -256,13 +262,16 @@ def _about(config: RunConfig, manifest: Manifest, info: CheckpointInfo) -> dict[
 
 
 def _measure(
-    target: Path, folder: RunFolder, info: CheckpointInfo, manifest: Manifest, allowed: float
+    target: Path,
+    folder: RunFolder,
+    manifest: Manifest,
+    expected: dict[str, dict[str, Any]] | None,
+    allowed: float,
 ) -> tuple[dict[str, Any], str]:
     """Held-out perplexity from the bundle's own files, compared with the trainer's."""
     if len(manifest.splits) == 1:
         return {}, ""
     found = _evaluate(target, folder)
-    expected = recorded(info, manifest)
     if expected is None:
         return found, "; held-out perplexity was computed from the bundle"
     for split, score in expected.items():

@@ -109,7 +109,11 @@ def test_a_bundle_without_softmax_embeds_and_says_that_it_cannot_score(
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("recorded", lambda *_: {"heldout": {"perplexity": 43.9}}, "the trainer had 43.9"),
+        (
+            "recorded",
+            lambda *_: {"heldout": {"perplexity": 43.9, "lanes": 4}},
+            "the trainer had 43.9",
+        ),
         ("_compare", lambda *_: (0.01, 8), "gives other vectors"),
     ],
 )
@@ -168,6 +172,23 @@ def test_licences_of_sources_and_of_the_model_are_told(trained: Path, tmp_path: 
     card = (target / "README.md").read_text(encoding="utf-8")
     assert "| stories \\| tales | CC BY 4.0 | 1 |" in card
     assert yaml.safe_load(card.split("---")[1])["license"] == 'mine: "all"'
+
+
+def test_lanes_that_changed_since_do_not_change_the_perplexity(
+    trained: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, symlinks=True)
+    saved = json.loads((run / "config.json").read_text())
+    saved["eval"]["lanes"] = 1
+    (run / "config.json").write_text(json.dumps(saved))
+    target, checked = export_run(str(run), "latest", "", overrides=[])
+    assert "the trainer's" in checked
+    assert json.loads((target / "config.json").read_text())["eval_lanes"] == 4
+    saved["model"]["dim"] = 32
+    (run / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=r"is not what .*step-00000018 was trained"):
+        export_run(str(run), "18", "", overrides=[])
 
 
 def test_training_facts_leave_out_pauses_and_later_steps() -> None:
