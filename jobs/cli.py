@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elmwright import __version__
+from elmwright.jobs.cli_publish import add_commands
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.files import is_url
 from elmwright.pipeline.storage import explain
@@ -20,8 +21,8 @@ from elmwright.pipeline.storage import explain
 DONE, FAILED, MISTAKE, RESUMABLE = 0, 1, 2, 75
 
 MODEL_HELP = (
-    "a bundle folder, a checkpoint folder, a registered model (models:/NAME@ALIAS), or a folder "
-    "with options.json and one .hdf5 in bilm format"
+    "a bundle or checkpoint (a folder or s3://…), a registered model (models:/NAME@ALIAS, "
+    "FOLDER/NAME@ALIAS), or a folder with options.json and one .hdf5 in bilm format"
 )
 CONFIG_HELP = "a config file, or the name of a shipped recipe (demo, small, original)"
 STAGES = ("corpus", "train", "export", "publish")
@@ -30,6 +31,8 @@ STAGES = ("corpus", "train", "export", "publish")
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the console script's entry point."""
     options = _parser().parse_args(arguments)
+    if getattr(options, "require_signature", None):
+        os.environ["ELMWRIGHT_REQUIRE_SIGNATURE"] = options.require_signature
     command: Callable[[argparse.Namespace], int | None] = options.command
     try:
         return command(options) or DONE
@@ -94,6 +97,14 @@ def _parser() -> argparse.ArgumentParser:
             help="override a setting; may be given several times",
         )
 
+    def with_model(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+        sub.add_argument(
+            "--require-signature",
+            metavar="PUB",
+            help="refuse a MODEL that is not a bundle signed with this public key",
+        )
+
     def with_json(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -123,18 +134,10 @@ def _parser() -> argparse.ArgumentParser:
             )
             sub.set_defaults(command=_corpus)
 
-    sub = add("export", _run, "write the bundle: frozen weights, vocabulary, model card")
-    with_config(sub)
-    sub.set_defaults(until="export")
-    with_json(sub)
-
-    sub = add("publish", _run, "register the bundle as a new version of a model")
-    with_config(sub)
-    sub.set_defaults(until="publish")
-    with_json(sub)
+    add_commands(add, _run)
 
     sub = add("eval", _eval, "held-out perplexity with the full softmax, every token once")
-    sub.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    with_model(sub)
     sub.add_argument(
         "--corpus", required=True, metavar="FOLDER", help="a corpus folder, or a run's folder"
     )
@@ -142,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     with_json(sub)
 
     sub = add("embed", _embed, "write the layer representations of every word of a text")
-    sub.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    with_model(sub)
     sub.add_argument("input", metavar="INPUT", help="one tokenised sentence a line, or - for stdin")
     sub.add_argument("-o", "--output", required=True, metavar="OUT.hdf5", help="file to write")
     sub.add_argument(
@@ -159,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = add("verify", _verify, "check a corpus, shard, checkpoint, bundle or run byte by byte")
     sub.add_argument("path", metavar="PATH")
+    sub.add_argument("--key", metavar="PUB", help="a bundle must be signed with this public key")
     with_json(sub)
 
     sub = add("check", _check, "print the resolved config, its hash and the planned sizes")
@@ -240,7 +244,7 @@ def _embed(options: argparse.Namespace) -> None:
 def _verify(options: argparse.Namespace) -> None:
     from elmwright.jobs.verify import verify_path
 
-    checked = verify_path(options.path)
+    checked = verify_path(options.path, options.key or "")
     if options.json:
         print(json.dumps({"ok": True, "checked": checked}, indent=1))
     else:

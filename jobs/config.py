@@ -166,6 +166,8 @@ class ExportSection:
     """Registered model name; {name} stands for run.name."""
     alias: str = "candidate"
     """Alias that moves to the new version."""
+    licence: str = ""
+    """Licence of the published model, for its card, such as "cc-by-4.0"."""
 
 
 @dataclass(frozen=True)

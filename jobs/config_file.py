@@ -310,10 +310,12 @@ def _check(config: RunConfig) -> None:
             f"a SQLite file cannot serve a remote cluster ({config.cluster.address}); "
             "set it to your MLflow server, for example http://mlflow:5000",
         )
-    if not re.fullmatch(r"[^/:]+", config.export.name):
-        raise _BadKey("export.name", "a registered model's name has no '/' or ':'")
-    if re.fullmatch(r"v\d+|latest", config.export.alias, re.IGNORECASE):
+    if not re.fullmatch(r"\w[\w .-]{0,199}", config.export.name):
+        raise _BadKey("export.name", "a registered model's name has no '/', ':' or other signs")
+    if re.fullmatch(r"v?\d+|latest", config.export.alias, re.IGNORECASE):
         raise _BadKey("export.alias", "names like v9 and latest are reserved by MLflow")
+    if not re.fullmatch(r"\w[\w-]{0,99}", config.export.alias):
+        raise _BadKey("export.alias", "an alias has letters, digits, '-' and '_'")
 
 
 _URL = re.compile(r"([a-z][a-z0-9+]*)://")

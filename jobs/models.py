@@ -1,39 +1,88 @@
 """From what a user calls a model to a verified folder of it.
 
-A MODEL is a bundle folder, a checkpoint folder, an MLflow URI (`models:/name@alias` or
-`models:/name/3`), or a folder with `options.json` and one `*.hdf5` in bilm format. Files that
-carry digests are compared with them before anything is loaded.
+A MODEL is
+  - a bundle folder, a checkpoint folder, or a folder with `options.json` and one `*.hdf5` in bilm
+    format; bundles and checkpoints may lie in an object store (s3://…), too;
+  - a version in an MLflow registry: `models:/name@alias` or `models:/name/3`;
+  - a version on a shelf (see shelf.py): `folder/name@alias`, `s3://bucket/models/name/3`.
+
+Files that carry digests are compared with them before anything is loaded, and what comes from a
+registry or a shelf must be the very model that was published there. What has to be fetched is kept
+in ELMWRIGHT_CACHE (by default ~/.cache/elmwright), under the digest of its list of files.
 """
 
+import json
 import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import exists, is_url, join, read_bytes, reading
+from elmwright.pipeline.storage import sha256_bytes
 
 if TYPE_CHECKING:
     from elmwright.model.elmo import Elmo
 
+CACHE = "ELMWRIGHT_CACHE"
+REQUIRE = "ELMWRIGHT_REQUIRE_SIGNATURE"
+"""A public key: if this variable names one, only bundles signed with it are loaded."""
 
-def load(model: str | Path, *, tracking_uri: str = "", **options: Any) -> "Elmo":
+
+def load(
+    model: str | Path, *, tracking_uri: str = "", require_signature: str | Path = "", **options: Any
+) -> "Elmo":
     """The ELMo layer over `model`, ready to embed: `load("models:/demo@candidate")`.
 
     `options` are those of `Elmo`; `tracking_uri` is where a `models:/` URI is looked up (by
-    default what MLflow itself would use, MLFLOW_TRACKING_URI first).
+    default what MLflow itself would use, MLFLOW_TRACKING_URI first); `require_signature` is a
+    public key that the bundle must be signed with.
     """
     from elmwright.model.elmo import Elmo
 
-    return Elmo.from_pretrained(resolve(str(model), tracking_uri), **options)
+    return Elmo.from_pretrained(resolve(str(model), tracking_uri, require_signature), **options)
 
 
-def resolve(model: str, tracking_uri: str = "") -> Path:
-    """The folder of a model, with its digests checked."""
-    folder = _from_registry(model, tracking_uri) if model.startswith("models:/") else Path(model)
-    if not folder.is_dir():
-        raise UserError(
-            f"there is no model folder {model!r}; give a bundle, a checkpoint, a folder with "
-            "options.json and one .hdf5, or models:/NAME@ALIAS"
-        )
+def resolve(model: str, tracking_uri: str = "", require_signature: str | Path = "") -> Path:
+    """The local folder of a model, with its digests (and, if asked, its signature) checked."""
+    folder = _find(model, tracking_uri)
+    key = require_signature or os.environ.get(REQUIRE, "")
+    if key:
+        from elmwright.jobs.bundle import SUMS
+        from elmwright.jobs.signing import verify_signature
+
+        if not (folder / SUMS).is_file():
+            raise UserError(f"{model} is not a bundle, and only bundles are signed")
+        verify_signature(folder, Path(key))
+    return folder
+
+
+def _find(model: str, tracking_uri: str) -> Path:
+    from elmwright.jobs.shelf import fetch_reference
+
+    if model.startswith("models:/"):
+        return _from_registry(model, tracking_uri)
+    if not is_url(model) and Path(model).is_dir():
+        folder = Path(model)
+        if (folder / "MLmodel").is_file() and (folder / "data").is_dir():
+            folder = folder / "data"  # as MLflow keeps it
+        verify_folder(folder)
+        return folder
+    on_shelf = fetch_reference(model)
+    if on_shelf is not None:
+        return on_shelf
+    if is_url(model):
+        return local_folder(model)
+    raise UserError(
+        f"there is no model folder {model!r}; give a bundle, a checkpoint, a folder with "
+        "options.json and one .hdf5, or models:/NAME@ALIAS"
+    )
+
+
+def verify_folder(folder: Path) -> None:
+    """Compare a bundle or a checkpoint with its digests; other folders carry none."""
     from elmwright.jobs.bundle import SUMS, verify_bundle
     from elmwright.jobs.checkpoint import MANIFEST, verify_checkpoint
 
@@ -41,11 +90,9 @@ def resolve(model: str, tracking_uri: str = "") -> Path:
         verify_bundle(folder)
     elif (folder / MANIFEST).is_file() and (folder / "state.json").is_file():
         verify_checkpoint(folder)
-    return folder
 
 
 def _from_registry(uri: str, tracking_uri: str) -> Path:
-    """Download a registered version (a local artifact is used where it lies)."""
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
     if not tracking_uri:
         raise UserError(
@@ -55,13 +102,70 @@ def _from_registry(uri: str, tracking_uri: str) -> Path:
     database = tracking_uri.removeprefix("sqlite:///")
     if database != tracking_uri and not Path(database).is_file():
         raise UserError(f"there is no MLflow database {database} (MLFLOW_TRACKING_URI)")
-    import mlflow
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
+    from elmwright.jobs.mlflow_registry import MlflowRegistry
+    from elmwright.jobs.registry import find_version
 
-    mlflow.set_tracking_uri(tracking_uri)
+    registry = MlflowRegistry(tracking_uri)
+    return registry.fetch(*find_version(registry, uri.removeprefix("models:/"), uri))
+
+
+def local_folder(path: str) -> Path:
+    """A bundle or checkpoint as a folder of this disk; out of a store it is copied, once."""
+    if not is_url(path):
+        return Path(path)
+    from elmwright.jobs.bundle import SUMS, parse_sums
+    from elmwright.jobs.checkpoint import MANIFEST
+
+    names: Iterable[str]
+    if exists(join(path, SUMS)):
+        listed = read_bytes(join(path, SUMS))
+        names = (*parse_sums(listed, join(path, SUMS)), SUMS)
+    elif exists(join(path, MANIFEST)):
+        listed = read_bytes(join(path, MANIFEST))
+        names = (*_checkpoint_files(listed, join(path, MANIFEST)), MANIFEST)
+    else:
+        raise UserError(f"{path} holds no bundle and no checkpoint")
+
+    def download(folder: Path) -> None:
+        for name in names:
+            with reading(join(path, name)) as file, (folder / name).open("wb") as out:
+                shutil.copyfileobj(file, out, 1 << 22)
+
+    return cached(sha256_bytes(listed), download)
+
+
+def _checkpoint_files(listed: bytes, where: str) -> list[str]:
     try:
-        return Path(mlflow.artifacts.download_artifacts(artifact_uri=uri))
-    except (MlflowException, SQLAlchemyError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{uri} cannot be loaded from {tracking_uri}: {reason}") from error
+        names = list(json.loads(listed)["files"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{where} is damaged ({error!r})") from error
+    for name in names:
+        if Path(name).name != name:
+            raise UserError(f"{where} names a file outside its folder: {name!r}")
+    return names
+
+
+def cached(key: str, download: Callable[[Path], None]) -> Path:
+    """The verified folder `key` of the cache; `download` fills it if it is missing or damaged."""
+    home = Path(os.environ.get(CACHE) or "~/.cache/elmwright").expanduser()
+    place = home / key
+    if place.is_dir():
+        try:
+            verify_folder(place)
+        except UserError:
+            shutil.rmtree(place)
+        else:
+            return place
+    home.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=".writing-", dir=home))
+    try:
+        download(beside)
+        verify_folder(beside)
+        try:
+            beside.rename(place)
+        except OSError:
+            if not place.is_dir():  # else another process was faster, with the same files
+                raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return place

@@ -14,19 +14,17 @@ import base64
 import json
 import logging
 import os
-import platform
 import threading
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from elmwright import __version__
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.journal import Record, journal_end, read_journal
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.provenance import environment
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join, read_bytes, read_json, write_json
 from elmwright.pipeline.manifest import Manifest
@@ -297,18 +295,6 @@ def check_server(uri: str) -> str | None:
     except OSError as error:
         reason = str(getattr(error, "reason", error))
     return f"MLflow at {uri} does not answer ({reason}); what it misses is sent when it does"
-
-
-def environment() -> dict[str, Any]:
-    """Code, packages and machine of this attempt."""
-    packages = ("torch", "ray", "mlflow", "numpy", "pyarrow", "safetensors")
-    return {
-        "elmwright": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "packages": {name: metadata.version(name) for name in packages},
-    }
 
 
 def read_run_id(folder: RunFolder) -> str:

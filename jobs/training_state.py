@@ -20,6 +20,7 @@ from elmwright.jobs.config_file import to_dict
 from elmwright.jobs.evaluate import Score
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.provenance import machine
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.folder import LoadedModel, load_tensors, model_tensors
 from elmwright.model.optim import Optimizer, OptimSettings
@@ -220,6 +221,8 @@ def snapshot(
             "stale": trainer.stale,
             "attempt": attempt,
             "processes": ranks.world,
+            "device": ranks.device.type,
+            "machine": machine(),
             "corpus_fingerprint": manifest.fingerprint,
             "evaluation": {split: score.as_dict() for split, score in scores.items()},
         },

@@ -14,8 +14,16 @@ from elmwright.pipeline.files import exists, is_url, join
 from elmwright.pipeline.manifest import Manifest
 
 
-def verify_path(name: str) -> list[str]:
-    """Check a run, corpus, shard, checkpoint or bundle; a line for each thing that was good."""
+def verify_path(name: str, key: str = "") -> list[str]:
+    """Check a run, corpus, shard, checkpoint or bundle; a line for each thing that was good.
+
+    With `key`, a public key, only a bundle signed with it is good.
+    """
+    if key or name.startswith("models:/") or (is_url(name) and exists(join(name, SUMS))):
+        from elmwright.jobs.models import resolve
+
+        resolve(name, require_signature=key)
+        return [f"bundle {name}" + (f", signed with the key of {key}" if key else "")]
     if is_url(name):
         return [_corpus(name)]
     path = Path(name)

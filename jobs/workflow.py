@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.bundle import FILES, SUMS
+from elmwright.jobs.bundle import is_whole
 from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
@@ -90,10 +90,8 @@ def is_done(stage: str, config: RunConfig, folder: RunFolder) -> bool:
         early = result.get("stopped_early", 0)
         return bool(result["step"] >= config.train.max_steps or 0 < early == config.eval.patience)
     provenance = read_json(folder.bundle / "provenance.json")
-    whole = all((folder.bundle / name).is_file() for name in (*FILES, SUMS))
-    return bool(
-        whole and provenance and provenance["checkpoint_sha256"] == result["checkpoint_sha256"]
-    )
+    known = provenance and provenance["checkpoint_sha256"] == result["checkpoint_sha256"]
+    return bool(known and is_whole(folder.bundle))
 
 
 def final_checkpoint(folder: RunFolder, result: dict[str, Any]) -> CheckpointInfo | None:

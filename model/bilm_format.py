@@ -158,6 +158,15 @@ def read_weights(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     return single | {name: torch.stack(both) for name, both in pairs.items()}
 
 
+def check_members(path: Path, config: ModelConfig) -> None:
+    """Does a `weights.hdf5` hold the datasets of `config` and nothing else? Reads no values."""
+    try:
+        with h5py.File(path, "r") as file:
+            _check_names(path, _members(path, file), config)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read as HDF5: {error}") from error
+
+
 def write_weights(path: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write `weights.hdf5`. No times are recorded: the same tensors give the same bytes."""
     with h5py.File(path, "w") as file:
@@ -171,13 +180,42 @@ def write_weights(path: Path, config: ModelConfig, tensors: Mapping[str, Tensor]
 
 def _checked(path: Path, file: Any, config: ModelConfig) -> dict[str, Array]:
     """All datasets, if they are exactly those of `config` and finite."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    _check_names(path, _members(path, file), config)
+    arrays = {name: _finite(path, name, file[name]) for name in datasets(config)}
+    if len(arrays["char_embed"]) == N_CHARS:
+        if arrays["char_embed"][0].any():
+            raise UserError(f"{path}: char_embed has 262 rows and the first, the mask, is not zero")
+        arrays["char_embed"] = arrays["char_embed"][1:].copy()
+    return arrays
 
-    def note(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
+
+def _members(
+    path: Path, group: Any, inside: str = "", seen: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """Every dataset below a group with its shape.
+
+    A file of weights holds its own numbers: links and storage elsewhere could make a reader open
+    any file of the machine, and a group inside itself would never end.
+    """
+    shapes: dict[str, Any] = {}
+    here = h5py.h5o.get_info(group.id).addr
+    if here in seen:
+        raise UserError(f"{path}: the group {inside}is inside itself")
+    for key in group:
+        name = f"{inside}{key}"
+        if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+            raise UserError(f"{path}: {name} is a link to something else, which weights never are")
+        item = group[key]
+        if isinstance(item, h5py.Group):
+            shapes |= _members(path, item, f"{name}/", (*seen, here)) or {name: "of a group"}
+        elif not isinstance(item, h5py.Dataset) or item.external or item.is_virtual:
+            raise UserError(f"{path}: {name} does not hold its own numbers, as weights do")
+        else:
             shapes[name] = item.shape
+    return shapes
 
-    file.visititems(note)
+
+def _check_names(path: Path, shapes: dict[str, Any], config: ModelConfig) -> None:
     expected = {name: shape for name, (shape, _) in datasets(config).items()}
     if expected.keys().isdisjoint(shapes):
         some = ", ".join(f"{name} {shape}" for name, shape in list(shapes.items())[:3]) or "nothing"
@@ -198,12 +236,6 @@ def _checked(path: Path, file: Any, config: ModelConfig) -> dict[str, Array]:
             raise UserError(
                 f"{path} has a dataset {name} with shape {shape} that the options do not explain"
             )
-    arrays = {name: _finite(path, name, file[name]) for name in expected}
-    if len(arrays["char_embed"]) == N_CHARS:
-        if arrays["char_embed"][0].any():
-            raise UserError(f"{path}: char_embed has 262 rows and the first, the mask, is not zero")
-        arrays["char_embed"] = arrays["char_embed"][1:].copy()
-    return arrays
 
 
 def _finite(path: Path, name: str, dataset: Any) -> Array:

@@ -1,12 +1,17 @@
 """What is slow to make and never changed, made once for all tests of this room."""
 
+import json
 from pathlib import Path
 
 import pytest
 import ray
 from mlflow import MlflowClient
 
-from elmwright.jobs.config_file import load_config
+from elmwright.jobs.checkpoint import begin_attempt
+from elmwright.jobs.config_file import load_config, to_dict
+from elmwright.jobs.exchange import Ranks
+from elmwright.jobs.export import export_run
+from elmwright.jobs.train import train
 from elmwright.pipeline.build import build_corpus
 from elmwright.pipeline.progress import silent
 from tests.jobs.tiny import write_config, write_text
@@ -38,3 +43,28 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     MlflowClient(f"sqlite:///{path}").search_experiments()
     return path
+
+
+@pytest.fixture(scope="session")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny finished run: checkpoints 12 and 18 in passing, 20 with all measured."""
+    from tests.jobs.test_train import prepare
+
+    home = tmp_path_factory.mktemp("trained")
+    config, run = prepare(home, corpus, eval_max_tokens=200)
+    begin_attempt(run.attempt)
+    train(config, run, 1, Ranks())
+    run.config.write_text(json.dumps(to_dict(config)))
+    return run.root
+
+
+@pytest.fixture(scope="session")
+def bundle(trained: Path) -> Path:
+    """The bundle of its last checkpoint."""
+    return export_run(str(trained), "latest", str(trained.parent / "bundle"), overrides=[])[0]
+
+
+@pytest.fixture(scope="session")
+def worse_bundle(trained: Path) -> Path:
+    """The bundle of an earlier checkpoint, whose perplexity is higher."""
+    return export_run(str(trained), "12", str(trained.parent / "worse"), overrides=[])[0]

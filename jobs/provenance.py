@@ -1,0 +1,105 @@
+"""provenance.json: what made a bundle. The only file of a bundle that knows the time."""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from elmwright import __version__
+from elmwright.jobs.config import RunConfig
+from elmwright.jobs.config_file import config_hash, to_dict
+from elmwright.pipeline.manifest import Manifest
+
+PACKAGES = (
+    "torch ray mlflow numpy pyarrow safetensors h5py sentencex sentencepiece xxhash webdataset"
+).split()
+
+
+def provenance(
+    config: RunConfig, manifest: Manifest, *, step: int, sha256: str, run_id: str, tracking_uri: str
+) -> dict[str, Any]:
+    """Code, config, corpus, checkpoint, tracking, packages, seeds, machine and time."""
+    return {
+        **environment(),
+        "exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "config": _settings(config),
+        "config_sha256": config_hash(config),
+        "seeds": {"run.seed": config.run.seed},
+        "corpus_fingerprint": manifest.fingerprint,
+        "corpus_created_by": manifest.created_by,
+        "checkpoint_step": step,
+        "checkpoint_sha256": sha256,
+        "mlflow_run_id": run_id,
+        "mlflow_tracking_uri": without_password(tracking_uri),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Code, packages and machine."""
+    return {
+        "elmwright": __version__,
+        "git": git_state(),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "machine": machine(),
+        "packages": _versions(),
+    }
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    settings = to_dict(config)
+    settings["tracking"]["uri"] = without_password(config.tracking.uri)
+    return settings
+
+
+def machine() -> str:
+    """This machine in a few words: its processor, and its GPUs if torch sees any."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    import torch
+
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    return ", ".join([f"{os.cpu_count()} × {name}", *gpus])
+
+
+def without_password(uri: str) -> str:
+    """A URI as it may be written down."""
+    scheme, slashes, rest = uri.partition("://")
+    user, at, host = rest.rpartition("@")
+    return f"{scheme}{slashes}{user.partition(':')[0]}{at}{host}"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue  # only needed for development, or for another stage
+    return found
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit and cleanliness of the checkout this code runs from, if it is one."""
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        if not (here.parent / ".git").exists():
+            return None
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None

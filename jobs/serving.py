@@ -1,0 +1,80 @@
+"""What MLflow loads a published model with: `mlflow.pyfunc.load_model`, `mlflow models serve`.
+
+The published folder holds the bundle and the name of this module, nothing that is executed. The
+bundle's digests are checked before anything is loaded; where ELMWRIGHT_REQUIRE_SIGNATURE names a
+public key, its signature, too.
+
+The input is a list (or a column) of tokenised sentences, words separated by spaces; the answer has,
+for each, the vectors of `elmwright embed`: [layers + 1][words][2 × projection_dim], or with the
+parameter `layers` = "top" or "mean" one layer.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LOADER = "elmwright.jobs.serving"
+BATCH = 32
+
+
+class Embedder:
+    """A bundle behind MLflow's `predict`."""
+
+    def __init__(self, folder: Path) -> None:
+        from elmwright.jobs.models import resolve
+        from elmwright.model.elmo import Elmo
+
+        self.elmo = Elmo.from_pretrained(resolve(str(folder)))
+        self.elmo.eval()
+
+    def predict(
+        self, model_input: Any, params: dict[str, Any] | None = None
+    ) -> list[npt.NDArray[np.float32]]:
+        """Vectors of each sentence."""
+        layers = (params or {}).get("layers", "all")
+        if layers not in ("all", "top", "mean"):
+            raise ValueError(f"layers is {layers!r}; it may be all, top or mean")
+        sentences = [_words(sentence) for sentence in _column(model_input)]
+        found = self.elmo.embed(sentences, batch_size=BATCH)
+        if layers == "top":
+            return [vectors[-1:] for vectors in found]
+        if layers == "mean":
+            return [vectors.mean(axis=0, keepdims=True) for vectors in found]
+        return found
+
+
+def _column(model_input: Any) -> list[Any]:
+    """The sentences, from whatever MLflow made of a request: a table, an array, a list."""
+    if hasattr(model_input, "iloc"):
+        if len(model_input.columns) != 1:
+            raise ValueError("give one column of sentences")
+        return list(model_input.iloc[:, 0])
+    if isinstance(model_input, str):
+        return [model_input]
+    if isinstance(model_input, dict):
+        (column,) = model_input.values()
+        return list(column)
+    return list(np.asarray(model_input, dtype=object).reshape(-1))
+
+
+def _words(sentence: Any) -> list[str]:
+    if not isinstance(sentence, str):
+        raise TypeError("a sentence is a string of words separated by spaces")
+    return sentence.split()
+
+
+def signature() -> Any:
+    """What MLflow checks requests against."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+
+    return ModelSignature(
+        inputs=Schema([ColSpec(DataType.string)]),
+        params=ParamSchema([ParamSpec("layers", DataType.string, "all")]),
+    )
+
+
+def _load_pyfunc(path: str) -> Embedder:
+    return Embedder(Path(path))

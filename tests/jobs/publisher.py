@@ -1,0 +1,38 @@
+"""A process that publishes when it is told to, so that it can be killed while it does.
+
+    python -m tests.jobs.publisher URI
+
+A line on standard input is a name and a bundle's folder: a child of this process publishes it, and
+its process id is printed at once. Everything is imported before, so that a kill some tenths of a
+second later hits the publishing and not an import; a child that ends by itself prints `done`.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import mlflow
+import mlflow.pyfunc
+import torch  # noqa: F401 - as above
+
+from elmwright.jobs.registry import open_registry, publish_bundle
+
+
+def main() -> None:
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
+    (uri,) = sys.argv[1:]
+    print("ready", mlflow.__version__, flush=True)
+    for line in sys.stdin:
+        name, bundle = line.split()
+        child = os.fork()
+        if child == 0:
+            version = publish_bundle(open_registry(uri), Path(bundle), name, "candidate")
+            print("done", version, flush=True)
+            os._exit(0)
+        print(child, flush=True)
+        os.waitpid(child, 0)
+        print("gone", flush=True)
+
+
+if __name__ == "__main__":
+    main()
