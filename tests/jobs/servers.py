@@ -89,7 +89,9 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def mlflow_server(folder: Path, database: str = "", artifacts: str = "") -> Iterator[str]:
+def mlflow_server(
+    folder: Path, database: str = "", artifacts: str = "", port: int = 0
+) -> Iterator[str]:
     """An MLflow server that also hands out the artifacts; its URL.
 
     `database` is a SQLAlchemy URI (by default a SQLite file in `folder`), `artifacts` a folder or
@@ -97,7 +99,7 @@ def mlflow_server(folder: Path, database: str = "", artifacts: str = "") -> Iter
     """
     if artifacts.startswith("s3://") and find_spec("boto3") is None:
         pytest.skip("boto3 is not installed: MLflow cannot keep artifacts in S3")
-    port = free_port()
+    port = port or free_port()
     command = [
         sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port),
         "--workers", "1",
@@ -106,7 +108,10 @@ def mlflow_server(folder: Path, database: str = "", artifacts: str = "") -> Iter
     ]  # fmt: skip
     # It starts uvicorn from PATH.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    settings = {**os.environ, "PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    settings = {
+        **os.environ, "PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight processes that do nothing here
+    }  # fmt: skip
     log = folder / "mlflow.log"
     with running(command, log, env=settings, cwd=folder) as process:
         url = f"http://127.0.0.1:{port}"
