@@ -35,7 +35,12 @@ BUCKET = "elmwright"
 DATABASE = "mlflow"
 """Name of MLflow's database and of its owner."""
 
-SERVICE_MLFLOW, SERVICE_POSTGRES, SERVICE_STORE, SERVICE_HEAD = "mlflow", "postgres", "store", "head"
+SERVICE_MLFLOW, SERVICE_POSTGRES, SERVICE_STORE, SERVICE_HEAD = (
+    "mlflow",
+    "postgres",
+    "store",
+    "head",
+)
 """Host names of the parts, in compose and (MLflow and PostgreSQL) in Kubernetes."""
 
 IMAGE = "elmwright"
@@ -52,4 +57,3 @@ SECRET_AWS, SECRET_DATABASE = "elmwright-aws", "elmwright-database"
 STOP_SECONDS = 120
 """Time that a stopped job is given to write its checkpoint, by Slurm's warning, by Kubernetes and
 by compose."""
-
