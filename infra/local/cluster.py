@@ -16,8 +16,8 @@ users of a machine can reach 127.0.0.1 too; RAY_AUTH_MODE=disabled goes without.
 local Ray may have left in ~/.ray plays no part: mode and token are always given explicitly.
 
 Nothing host-wide is touched: no `ray stop`, which ends every Ray of the user, and no /tmp/ray,
-where other clusters leave their address. A process is known by its number and its start time, so
-that a number used again by somebody else is never signalled.
+where other clusters leave their address. A process is known by its number and its start time, its
+descendants by a mark in their environment: a number used again by somebody else is never signalled.
 """
 
 import argparse
@@ -47,6 +47,7 @@ BIN = Path(sys.executable).parent
 STARTED_WITHIN = 120.0
 STOPPED_WITHIN = 20.0
 RAY_TEMPORARY = "elmwright-ray-"
+MARK = "ELMWRIGHT_CLUSTER_MARK"
 
 
 class Trouble(Exception):  # noqa: N818 - shown to the user as it is
@@ -59,7 +60,7 @@ class Process:
 
     name: str
     pid: int
-    """Its number, also that of its session: everything it starts belongs to that."""
+    """Its number."""
     ticks: int
     """When it started, in clock ticks since boot."""
 
@@ -68,17 +69,10 @@ class Process:
         stat = _stat(self.pid)
         return stat is not None and stat.ticks == self.ticks and stat.state != "Z"
 
-    @property
-    def ours(self) -> bool:
-        """No other process has its number by now."""
-        stat = _stat(self.pid)
-        return stat is None or stat.ticks == self.ticks
-
 
 @dataclass(frozen=True)
 class _Stat:
     state: str
-    session: int
     ticks: int
 
 
@@ -88,7 +82,7 @@ def _stat(pid: int) -> _Stat | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
-    return _Stat(fields[0], int(fields[3]), int(fields[19]))
+    return _Stat(fields[0], int(fields[19]))
 
 
 class Cluster:
@@ -103,7 +97,7 @@ class Cluster:
 
     # --- processes ---
     def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
-        """In a session of its own, its output in a file."""
+        """Detached from this terminal, its output in a file."""
         with self.path(f"{name}.log").open("ab") as log:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
@@ -121,20 +115,30 @@ class Cluster:
             found.append(Process(path.stem, record["pid"], record["ticks"]))
         return sorted(found, key=lambda p: p.name)
 
+    def marked(self) -> list[int]:
+        """Everything alive that descends from what was started here: it carries our mark."""
+        if not self.path("mark").exists():
+            return []
+        mark = f"{MARK}={self.path('mark').read_text()}".encode()
+        found = []
+        for path in Path("/proc").iterdir():
+            try:
+                if path.name.isdigit() and mark in (path / "environ").read_bytes().split(b"\0"):
+                    found.append(int(path.name))
+            except OSError:  # it has ended, or is somebody else's
+                continue
+        return found
+
     def stop(self) -> None:
-        """End what was started here; its own children too, by their session."""
+        """End what was started here, and what that has started."""
         processes = self.processes()
         for process in processes:
             if process.alive:
                 os.kill(process.pid, signal.SIGTERM)
         _wait(lambda: not any(p.alive for p in processes), STOPPED_WITHIN)
-        for process in processes:
-            # A number is not given away while its session has members, so these are ours, unless
-            # somebody else has the number: then ours are long gone.
-            if process.ours:
-                for pid in _session(process.pid):
-                    _kill(pid)
-        _wait(lambda: not any(p.ours and _session(p.pid) for p in processes), STOPPED_WITHIN)
+        for pid in self.marked():
+            _kill(pid)
+        _wait(lambda: not self.marked(), STOPPED_WITHIN)
         for process in processes:
             self.path(f"{process.name}.pid").unlink()
         self.env_file.unlink(missing_ok=True)
@@ -170,6 +174,8 @@ class Cluster:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | exports
         # MLflow starts uvicorn by that name.
         environment["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+        self.path("mark").write_text(secrets.token_hex(16))
+        environment[MARK] = self.path("mark").read_text()
         environment |= {"RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
         self._start_store(ports["STORE"], environment)
         self._start_mlflow(ports["MLFLOW"], environment)
@@ -313,17 +319,6 @@ class Cluster:
 def _names() -> list[str]:
     workers = int(os.environ.get("ELMWRIGHT_WORKERS", "2"))
     return ["head", "store", "mlflow", *(f"worker-{n}" for n in range(1, workers + 1))]
-
-
-def _session(sid: int) -> list[int]:
-    """Processes of a session that are not merely waiting to be noticed as dead."""
-    members = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            stat = _stat(int(path.name))
-            if stat and stat.session == sid and stat.state != "Z":
-                members.append(int(path.name))
-    return members
 
 
 def _kill(pid: int) -> None:
