@@ -44,7 +44,7 @@ from elmwright.jobs.ports import BUCKET
 
 HOST = "127.0.0.1"
 BIN = Path(sys.executable).parent
-STARTED_WITHIN = 120.0
+STARTED_WITHIN = 300.0
 STOPPED_WITHIN = 20.0
 RAY_TEMPORARY = "elmwright-ray-"
 MARK = "ELMWRIGHT_CLUSTER_MARK"
