@@ -176,6 +176,8 @@ class Cluster:
         environment["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         self.path("mark").write_text(secrets.token_hex(16))
         environment[MARK] = self.path("mark").read_text()
+        # Ray would give the rest of the cluster 30 s to leave a node that is told to end.
+        environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
         environment |= {"RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
         self._start_store(ports["STORE"], environment)
         self._start_mlflow(ports["MLFLOW"], environment)
