@@ -56,6 +56,7 @@ PORTS = [
     (r"name: postgres\s+(?:port|containerPort): (\d+)", ports.POSTGRES_PORT),
     (r"store:(\d+)", ports.STORE_PORT),
     (r"--addr :(\d+)", ports.STORE_PORT),
+    (r'nc, -z, 127\.0\.0\.1, "(\d+)"', ports.STORE_PORT),
     (r":(\d+)/api/local_raylet_healthz", AGENT_PORT),
 ]
 
