@@ -46,6 +46,9 @@ HOST = "127.0.0.1"
 BIN = Path(sys.executable).parent
 STARTED_WITHIN = 300.0
 STOPPED_WITHIN = 20.0
+TRIES = 3
+TOO_SLOW = "The current node timed out during startup"
+"""What Ray says when a node takes more than 30 s, a limit that cannot be set."""
 RAY_TEMPORARY = "elmwright-ray-"
 MARK = "ELMWRIGHT_CLUSTER_MARK"
 
@@ -157,12 +160,16 @@ class Cluster:
             print("the cluster is running already")
             self.show()
             return
-        self.stop()
-        try:
-            self._start_all(names)
-        except BaseException:
+        for more in reversed(range(TRIES)):
             self.stop()
-            raise
+            try:
+                self._start_all(names)
+                break
+            except BaseException as problem:
+                self.stop()
+                if not more or TOO_SLOW not in str(problem):
+                    raise
+            print("this machine is busy: a Ray node did not start in time; trying again")
         self.show()
 
     def _start_all(self, names: list[str]) -> None:
@@ -180,16 +187,15 @@ class Cluster:
         environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
         environment |= {"RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
         self._start_store(ports["STORE"], environment)
-        self._start_mlflow(ports["MLFLOW"], environment)
         self._start_ray(ports, names, environment)
-        checks: dict[str, Callable[[], bool]] = {
-            "store": lambda: _answers(f"http://{HOST}:{ports['STORE']}/"),
-            "mlflow": lambda: _answers(f"http://{HOST}:{ports['MLFLOW']}/health", {200}),
-            "head": lambda: self._nodes(ports["DASHBOARD"]) >= len(names) - 2,
-        }
         deadline = time.monotonic() + STARTED_WITHIN
-        for name, healthy in checks.items():
-            self._wait_healthy(name, healthy, deadline)
+        store, dashboard = f"http://{HOST}:{ports['STORE']}/", ports["DASHBOARD"]
+        self._wait_healthy("store", lambda: _answers(store), deadline)
+        self._wait_healthy("head", lambda: self._nodes(dashboard) >= len(names) - 2, deadline)
+        # Last, because it takes much to start, and Ray's nodes have only so much time for it.
+        self._start_mlflow(ports["MLFLOW"], environment)
+        health = f"http://{HOST}:{ports['MLFLOW']}/health"
+        self._wait_healthy("mlflow", lambda: _answers(health, {200}), deadline)
         lines = [f"export {key}={shlex.quote(value)}" for key, value in exports.items()]
         _write_private(self.env_file, "\n".join(lines) + "\n")
 
