@@ -47,8 +47,8 @@ BIN = Path(sys.executable).parent
 STARTED_WITHIN = 300.0
 STOPPED_WITHIN = 20.0
 TRIES = 3
-TOO_SLOW = "The current node timed out during startup"
-"""What Ray says when a node takes more than 30 s, a limit that cannot be set."""
+TOO_SLOW = "timed out"
+"""What Ray's parts say when another one takes more than 30 s, a limit that cannot be set."""
 RAY_TEMPORARY = "elmwright-ray-"
 MARK = "ELMWRIGHT_CLUSTER_MARK"
 
@@ -167,7 +167,7 @@ class Cluster:
                 break
             except BaseException as problem:
                 self.stop()
-                if not more or TOO_SLOW not in str(problem):
+                if not more or TOO_SLOW not in str(problem).lower():
                     raise
             print("this machine is busy: a Ray node did not start in time; trying again")
         self.show()
