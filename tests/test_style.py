@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PATHS = ["pipeline", "model", "jobs", "tests"]
+PATHS = ["pipeline", "model", "jobs", "infra", "tests"]
 
 
 @pytest.mark.parametrize("arguments", [["format", "--check"], ["check"]], ids=["format", "lint"])

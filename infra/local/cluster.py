@@ -1,0 +1,402 @@
+"""A cluster on this machine, as plain processes: what `make cluster-up` starts.
+
+    cluster.py up       Ray head (no work on it) and workers, an S3 server, an MLflow server
+    cluster.py down     end exactly those processes
+    cluster.py status   which of them live, and where
+
+Everything is in one folder (`build/cluster`, or ELMWRIGHT_CLUSTER): a file `NAME.pid` and
+`NAME.log` for each process, `env` to be sourced, the store's buckets, MLflow's database. `down`
+leaves the data. Running `up` again when all is well changes nothing; when a process has died, the
+rest is ended and all is started anew.
+
+Every port is a free one unless ELMWRIGHT_RAY_PORT, _DASHBOARD_PORT, _STORE_PORT or _MLFLOW_PORT
+names it. ELMWRIGHT_WORKERS (2) and ELMWRIGHT_WORKER_CPUS (1) give the size. Everything listens on
+127.0.0.1 only, and Ray asks for a token (in `auth_token`, readable by you alone), because other
+users of a machine can reach 127.0.0.1 too; RAY_AUTH_MODE=disabled goes without. The token that a
+local Ray may have left in ~/.ray plays no part: mode and token are always given explicitly.
+
+Nothing host-wide is touched: no `ray stop`, which ends every Ray of the user, and no /tmp/ray,
+where other clusters leave their address. A process is known by its number and its start time, its
+descendants by a mark in their environment: a number used again by somebody else is never signalled.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from elmwright.jobs.ports import BUCKET
+
+HOST = "127.0.0.1"
+BIN = Path(sys.executable).parent
+STARTED_WITHIN = 300.0
+STOPPED_WITHIN = 20.0
+TRIES = 3
+TOO_SLOW = "timed out"
+"""What Ray's parts say when another one takes more than 30 s, a limit that cannot be set."""
+RAY_TEMPORARY = "elmwright-ray-"
+MARK = "ELMWRIGHT_CLUSTER_MARK"
+
+
+class Trouble(Exception):  # noqa: N818 - shown to the user as it is
+    """What went wrong, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of the cluster, remembered in a file."""
+
+    name: str
+    pid: int
+    """Its number."""
+    ticks: int
+    """When it started, in clock ticks since boot."""
+
+    @property
+    def alive(self) -> bool:
+        stat = _stat(self.pid)
+        return stat is not None and stat.ticks == self.ticks and stat.state != "Z"
+
+
+@dataclass(frozen=True)
+class _Stat:
+    state: str
+    ticks: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return _Stat(fields[0], int(fields[19]))
+
+
+class Cluster:
+    """The folder, and the processes that are remembered in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env_file = folder / "env"
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    # --- processes ---
+    def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+        """Detached from this terminal, its output in a file."""
+        with self.path(f"{name}.log").open("ab") as log:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                cwd=self.folder, start_new_session=True,
+            )  # fmt: skip
+        stat = _stat(child.pid)
+        record = {"pid": child.pid, "ticks": stat.ticks if stat else 0}
+        self.path(f"{name}.pid").write_text(json.dumps(record))
+
+    def processes(self) -> list[Process]:
+        """What was started here, dead or alive."""
+        found = []
+        for path in self.folder.glob("*.pid"):
+            record = json.loads(path.read_text())
+            found.append(Process(path.stem, record["pid"], record["ticks"]))
+        return sorted(found, key=lambda p: p.name)
+
+    def marked(self) -> list[int]:
+        """Everything alive that descends from what was started here: it carries our mark."""
+        if not self.path("mark").exists():
+            return []
+        mark = f"{MARK}={self.path('mark').read_text()}".encode()
+        found = []
+        for path in Path("/proc").iterdir():
+            try:
+                if path.name.isdigit() and mark in (path / "environ").read_bytes().split(b"\0"):
+                    found.append(int(path.name))
+            except OSError:  # it has ended, or is somebody else's
+                continue
+        return found
+
+    def stop(self) -> None:
+        """End what was started here, and what that has started."""
+        processes = self.processes()
+        for process in processes:
+            if process.alive:
+                os.kill(process.pid, signal.SIGTERM)
+        _wait(lambda: not any(p.alive for p in processes), STOPPED_WITHIN)
+        for pid in self.marked():
+            _kill(pid)
+        _wait(lambda: not self.marked(), STOPPED_WITHIN)
+        for process in processes:
+            self.path(f"{process.name}.pid").unlink()
+        self.env_file.unlink(missing_ok=True)
+        link = self.path("ray")
+        if link.is_symlink():
+            target = link.readlink()
+            if target.name.startswith(RAY_TEMPORARY):
+                shutil.rmtree(target, ignore_errors=True)
+            link.unlink()
+
+    # --- what they are ---
+    def up(self) -> None:
+        names = _names()
+        processes = self.processes()
+        if {p.name for p in processes if p.alive} >= set(names) and self.env_file.exists():
+            print("the cluster is running already")
+            self.show()
+            return
+        for more in reversed(range(TRIES)):
+            self.stop()
+            try:
+                self._start_all(names)
+                break
+            except BaseException as problem:
+                self.stop()
+                if not more or TOO_SLOW not in str(problem).lower():
+                    raise
+            print("this machine is busy: a Ray node did not start in time; trying again")
+        self.show()
+
+    def _start_all(self, names: list[str]) -> None:
+        ports = {
+            name: int(os.environ.get(f"ELMWRIGHT_{name}_PORT", "0")) or _free_port()
+            for name in ("RAY", "DASHBOARD", "STORE", "MLFLOW")
+        }
+        exports = self._exports(ports)
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | exports
+        # MLflow starts uvicorn by that name.
+        environment["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+        self.path("mark").write_text(secrets.token_hex(16))
+        environment[MARK] = self.path("mark").read_text()
+        # Ray would give the rest of the cluster 30 s to leave a node that is told to end.
+        environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
+        environment |= {"RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        self._start_store(ports["STORE"], environment)
+        self._start_ray(ports, names, environment)
+        deadline = time.monotonic() + STARTED_WITHIN
+        store, dashboard = f"http://{HOST}:{ports['STORE']}/", ports["DASHBOARD"]
+        self._wait_healthy("store", lambda: _answers(store), deadline)
+        self._wait_healthy("head", lambda: self._nodes(dashboard) >= len(names) - 2, deadline)
+        # Last, because it takes much to start, and Ray's nodes have only so much time for it.
+        self._start_mlflow(ports["MLFLOW"], environment)
+        health = f"http://{HOST}:{ports['MLFLOW']}/health"
+        self._wait_healthy("mlflow", lambda: _answers(health, {200}), deadline)
+        lines = [f"export {key}={shlex.quote(value)}" for key, value in exports.items()]
+        _write_private(self.env_file, "\n".join(lines) + "\n")
+
+    def _exports(self, ports: dict[str, int]) -> dict[str, str]:
+        """What a user of the cluster needs in the environment."""
+        keys = self.path("keys.json")
+        if not keys.exists():
+            _write_private(
+                keys,
+                json.dumps({"key": secrets.token_hex(10).upper(), "secret": secrets.token_hex(20)}),
+            )
+        pair = json.loads(keys.read_text())
+        exports = {
+            "CLUSTER_ADDRESS": f"{HOST}:{ports['RAY']}",
+            "RAY_API_SERVER_ADDRESS": f"http://{HOST}:{ports['DASHBOARD']}",
+            "MLFLOW_TRACKING_URI": f"http://{HOST}:{ports['MLFLOW']}",
+            "AWS_ENDPOINT_URL": f"http://{HOST}:{ports['STORE']}",
+            "AWS_ACCESS_KEY_ID": pair["key"],
+            "AWS_SECRET_ACCESS_KEY": pair["secret"],
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+            "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+            "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
+        }
+        if exports["RAY_AUTH_MODE"] == "token":
+            token = self.path("auth_token")
+            _write_private(token, secrets.token_hex(32))
+            exports["RAY_AUTH_TOKEN_PATH"] = str(token)
+        return exports
+
+    def _start_store(self, port: int, environment: dict[str, str]) -> None:
+        rclone = shutil.which("rclone", path=environment["PATH"])
+        if rclone is None:
+            raise Trouble(
+                "rclone is not installed, and it is the S3 server; 'make setup' brings it"
+            )
+        (self.path("store") / BUCKET).mkdir(parents=True, exist_ok=True)
+        pair = f"{environment['AWS_ACCESS_KEY_ID']},{environment['AWS_SECRET_ACCESS_KEY']}"
+        self.start(
+            "store",
+            [rclone, "serve", "s3", "--addr", f"{HOST}:{port}", str(self.path("store"))],
+            # Not on the command line, where everybody can read it.
+            environment | {"RCLONE_AUTH_KEY": f'"{pair}"'},
+        )
+
+    def _start_mlflow(self, port: int, environment: dict[str, str]) -> None:
+        command = [
+            str(BIN / "mlflow"), "server", "--host", HOST, "--port", str(port), "--workers", "1",
+            "--backend-store-uri", f"sqlite:///{self.path('mlflow.db')}",
+            "--artifacts-destination", str(self.path("artifacts")),
+        ]  # fmt: skip
+        # The server must not take itself for a client of a server.
+        own = {k: v for k, v in environment.items() if not k.startswith("MLFLOW_TRACKING")}
+        self.start("mlflow", command, own)
+
+    def _start_ray(
+        self, ports: dict[str, int], names: list[str], environment: dict[str, str]
+    ) -> None:
+        # Ray's Unix sockets lie below its temporary folder, and their paths must be short.
+        temporary = Path(tempfile.mkdtemp(prefix=RAY_TEMPORARY, dir="/tmp"))
+        self.path("ray").symlink_to(temporary)
+        common = [
+            str(BIN / "ray"), "start", "--block", f"--node-ip-address={HOST}",
+            f"--temp-dir={temporary}", "--disable-usage-stats",
+            f"--object-store-memory={256 * 2**20}",
+            "--min-worker-port=0", "--max-worker-port=0",  # any: several nodes share this machine
+        ]  # fmt: skip
+        head = [
+            "--head", "--num-cpus=0", f"--port={ports['RAY']}", f"--dashboard-host={HOST}",
+            f"--dashboard-port={ports['DASHBOARD']}", f"--ray-client-server-port={_free_port()}",
+            f"--dashboard-agent-listen-port={_free_port()}",
+        ]  # fmt: skip
+        self.start("head", common + head, environment)
+        self._wait_healthy(
+            "head", lambda: self._nodes(ports["DASHBOARD"]) >= 1, time.monotonic() + STARTED_WITHIN
+        )
+        cpus = int(os.environ.get("ELMWRIGHT_WORKER_CPUS", "1"))
+        for name in names:
+            if name.startswith("worker"):
+                worker = [
+                    f"--address={HOST}:{ports['RAY']}", f"--num-cpus={cpus}",
+                    f"--dashboard-agent-listen-port={_free_port()}", "--include-log-monitor=false",
+                ]  # fmt: skip
+                self.start(name, common + worker, environment)
+
+    def _nodes(self, dashboard: int) -> int:
+        """Ray nodes that are alive, asked through the dashboard (importing ray takes seconds)."""
+        token = self.path("auth_token")
+        headers = {"Authorization": f"Bearer {token.read_text()}"} if token.exists() else {}
+        request = urllib.request.Request(
+            f"http://{HOST}:{dashboard}/nodes?view=summary", headers=headers
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - http above
+                summary = json.load(answer)["data"]["summary"]
+        except (OSError, ValueError, KeyError):
+            return 0
+        return sum(node.get("raylet", {}).get("state") == "ALIVE" for node in summary)
+
+    def _wait_healthy(self, name: str, healthy: Callable[[], bool], deadline: float) -> None:
+        while not healthy():
+            dead = [p.name for p in self.processes() if not p.alive]
+            if dead or time.monotonic() > deadline:
+                name = dead[0] if dead else name
+                what = "ended" if dead else f"is not ready after {STARTED_WITHIN:.0f} s"
+                log = self.path(f"{name}.log")
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+                raise Trouble(f"{name} {what}; the end of its log, {log}:\n{tail}")
+            time.sleep(0.2)
+
+    def show(self) -> None:
+        for process in self.processes():
+            print(
+                f"  {process.name:<9} {'running' if process.alive else 'dead':<8} pid {process.pid}"
+            )
+        if not self.env_file.exists():
+            return
+        values = dict(
+            shlex.split(line)[1].split("=", 1) for line in self.env_file.read_text().splitlines()
+        )
+        print(f"  Ray       {values['CLUSTER_ADDRESS']}")
+        print(f"  dashboard {values['RAY_API_SERVER_ADDRESS']}")
+        print(f"  MLflow    {values['MLFLOW_TRACKING_URI']}")
+        print(f"  store     {values['AWS_ENDPOINT_URL']} (bucket {BUCKET})")
+        print(f"to use it: source {shlex.quote(str(self.env_file))}")
+
+
+def _names() -> list[str]:
+    workers = int(os.environ.get("ELMWRIGHT_WORKERS", "2"))
+    return ["head", "store", "mlflow", *(f"worker-{n}" for n in range(1, workers + 1))]
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _wait(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(url: str, codes: set[int] | None = None) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - http, see the callers
+            return codes is None or answer.status in codes
+    except urllib.error.HTTPError as error:
+        return codes is None or error.code in codes
+    except OSError:
+        return False
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One command at a time."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A Ray cluster, S3 and MLflow on this machine.")
+    parser.add_argument("what", choices=("up", "down", "status"))
+    what = parser.parse_args().what
+    here = Path(__file__).resolve().parents[2]
+    folder = Path(os.environ.get("ELMWRIGHT_CLUSTER") or here / "build" / "cluster").resolve()
+    if what != "up" and not folder.is_dir():
+        print("no cluster was started here")
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    cluster = Cluster(folder)
+    with locked(folder):
+        try:
+            if what == "up":
+                cluster.up()
+            elif what == "down":
+                cluster.stop()
+                print(f"stopped; data stays in {folder}")
+            else:
+                cluster.show()
+        except Trouble as trouble:
+            print(f"error: {trouble}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
