@@ -80,8 +80,10 @@ def _with_follow(sub: argparse.ArgumentParser) -> None:
 
 def _submit(options: argparse.Namespace) -> int:
     from elmwright.jobs.config_file import load_config
+    from elmwright.jobs.ray_jobs import is_this_machine
     from elmwright.jobs.submit import open_place, prepare, submit
     from elmwright.jobs.targets import find_target
+    from elmwright.pipeline.files import is_url
 
     target = find_target(options.to)
     overrides = list(options.overrides)
@@ -100,6 +102,9 @@ def _submit(options: argparse.Namespace) -> int:
         else:
             print(open_place(target).describe(submission))
         return 0
+    if target.kind == "ray" and not is_url(submission.dir) and not is_this_machine(target.address):
+        print(f"note: run.dir {submission.dir} must be on storage that every machine of "
+              f"{target.address} mounts; the job looks first", file=sys.stderr)  # fmt: skip
     return _sent(submit(submission), options)
 
 

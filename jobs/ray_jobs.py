@@ -14,12 +14,13 @@ import http.client
 import json
 import os
 import shlex
+import socket
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from elmwright.jobs.config_file import config_from
 from elmwright.jobs.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
@@ -50,8 +51,14 @@ class RayCluster:
         """Refuse what cannot work on this cluster: its version, its size, its reach."""
         self.check_version()
         config = config_from(submission.config, "the config")
-        if not config.cluster.wait_minutes:
-            check_size(config.train, self.nodes(), self.address)
+        if config.cluster.wait_minutes:
+            return
+        nodes = self.nodes()
+        end = time.monotonic() + TIMEOUT
+        while not nodes and time.monotonic() < end:  # it is just being started
+            time.sleep(0.5)
+            nodes = self.nodes()
+        check_size(config.train, nodes, self.address)
 
     def running(self, run: str) -> str:
         """The submission id of a job of this run that has not ended, if there is one."""
@@ -171,7 +178,7 @@ class RayCluster:
         except ValueError:
             raise self._not_ray() from None
 
-    def _ok(self, method: str, path: str, data: bytes, timeout: float = TIMEOUT) -> None:
+    def _ok(self, method: str, path: str, data: bytes, timeout: float = 0) -> None:
         self._must(*self._call(method, path, data, timeout))
 
     def _must(self, status: int, body: bytes) -> None:
@@ -191,7 +198,7 @@ class RayCluster:
         )
 
     def _call(
-        self, method: str, path: str, data: bytes | None = None, timeout: float = TIMEOUT
+        self, method: str, path: str, data: bytes | None = None, timeout: float = 0
     ) -> tuple[int, bytes]:
         status, body = self._once(method, path, data, timeout)
         if status == 401 and not self._token and os.environ.get("RAY_AUTH_MODE") != "disabled":
@@ -220,7 +227,7 @@ class RayCluster:
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
         try:
-            with _OPENER.open(request, timeout=timeout) as answer:
+            with _OPENER.open(request, timeout=timeout or TIMEOUT) as answer:
                 return int(answer.status), answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
@@ -240,6 +247,18 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 _OPENER = urllib.request.build_opener(_NoRedirect)
+
+
+def is_this_machine(address: str) -> bool:
+    """Whether an address is one of this machine's own."""
+    host = urlsplit(address).hostname or ""
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(where)  # possible for an address of one's own only
+    except OSError:
+        return False
+    return True
 
 
 def find_token(target: Target) -> tuple[str, str]:
