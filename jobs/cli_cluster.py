@@ -9,6 +9,8 @@ from typing import Any
 from elmwright.pipeline.errors import UserError
 
 STAGES = ("corpus", "train", "export", "publish")
+STARTING_MINUTES = 10
+"""How long the machines of a job that brings its own Ray may take to come together."""
 RUN_HELP = "a run's name, or its folder (run.dir)"
 TARGET_HELP = (
     "local, slurm, k8s, the address of a Ray dashboard (http://HEAD:8265), or a name from "
@@ -95,6 +97,9 @@ def _submit(options: argparse.Namespace) -> int:
         overrides.append('cluster.address="auto"')
     elif load_config(options.config, overrides).cluster.address:
         overrides.append('cluster.address=""')
+    if target.kind in ("slurm", "k8s") and not options.wait:
+        # Their Ray is started with the job: workers come when the driver is already there.
+        overrides.insert(0, f"cluster.wait_minutes={STARTING_MINUTES}")
     submission = prepare(load_config(options.config, overrides), target, options.until)
     if options.dry_run:
         if options.json:

@@ -14,10 +14,8 @@ import json
 import re
 import shutil
 import subprocess
-from math import ceil
 from typing import Any
 
-from elmwright.jobs.config_file import config_from
 from elmwright.jobs.ray_jobs import (
     RayCluster,
     entrypoint,
@@ -26,6 +24,7 @@ from elmwright.jobs.ray_jobs import (
     runtime_env,
 )
 from elmwright.jobs.runbook import outcome_of
+from elmwright.jobs.slurm import job_size
 from elmwright.jobs.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
 from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import Failed, UserError
@@ -157,9 +156,7 @@ def _rayjob(
     submission: Submission, name: str, meta: dict[str, Any], package: str
 ) -> dict[str, Any]:
     target = submission.target
-    train = config_from(submission.config, "the config").train
-    workers = target.nodes or (ceil(train.processes / target.gpus) if target.gpus else 1)
-    cpus = target.cpus or max(1, ceil(train.processes / workers) * train.threads)
+    workers, cpus = job_size(submission)
     environment = runtime_env(submission, f"file://{MOUNT}/{package}")
     return {
         "apiVersion": "ray.io/v1",

@@ -33,7 +33,21 @@ class Slurm:
         self.target = target
 
     def check(self, submission: Submission) -> None:
-        """sbatch itself refuses at once what the cluster can never give."""
+        """What is asked of Slurm must be enough; what Slurm can never give, sbatch refuses."""
+        train = config_from(submission.config, "the config").train
+        nodes, cpus = job_size(submission)
+        if nodes * cpus < train.processes * train.threads:
+            raise UserError(
+                f"train.processes × train.threads needs {train.processes * train.threads} CPUs, "
+                f"but the target asks Slurm for {nodes} machines with {cpus} each; raise nodes or "
+                "cpus of the target"
+            )
+        if train.device == "cuda" and nodes * self.target.gpus < train.processes:
+            raise UserError(
+                f'train.device = "cuda" needs {train.processes} GPUs, but the target asks Slurm '
+                f"for {nodes} machines with {self.target.gpus} each; raise nodes or gpus of the "
+                "target"
+            )
 
     def running(self, run: str) -> str:
         found = run_slurm("squeue", "--noheader", "--me", "--name", job_name(run), "--format=%i")
@@ -89,12 +103,18 @@ def job_name(run: str) -> str:
     return f"elmwright-{run}"
 
 
+def job_size(submission: Submission) -> tuple[int, int]:
+    """How many machines, and how many CPUs of each: as the target says, else as few as will do."""
+    target = submission.target
+    train = config_from(submission.config, "the config").train
+    nodes = target.nodes or (ceil(train.processes / target.gpus) if target.gpus else 1)
+    return nodes, target.cpus or ceil(train.processes / nodes) * train.threads
+
+
 def render(submission: Submission) -> str:
     """The batch script of a submission."""
     target, folder = submission.target, work_folder(submission)
-    train = config_from(submission.config, "the config").train
-    nodes = target.nodes or (ceil(train.processes / target.gpus) if target.gpus else 1)
-    cpus = target.cpus or ceil(train.processes / nodes) * train.threads
+    nodes, cpus = job_size(submission)
     directives = [
         f"#SBATCH --{name}={value}"
         for name, value in (

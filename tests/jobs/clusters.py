@@ -58,7 +58,7 @@ def ray_head(home: Path, *, cpus: int = 2, **environment: str) -> Iterator[RayHe
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
         f"--port={ports[0]}", f"--dashboard-port={ports[1]}", f"--num-cpus={cpus}",
-        f"--dashboard-agent-listen-port={free_port()}", "--ray-client-server-port=0",
+        f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}",
         f"--temp-dir={folder}", "--object-store-memory=150000000", "--disable-usage-stats",
     ]  # fmt: skip
     log = open(home / "ray.log", "wb")  # noqa: SIM115 - closed with the process
