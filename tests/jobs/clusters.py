@@ -69,6 +69,10 @@ def ray_head(home: Path, *, cpus: int = 2, **environment: str) -> Iterator[RayHe
     address = f"http://127.0.0.1:{ports[1]}"
     try:
         wait_for_http(f"{address}/api/version", process, home / "ray.log")
+        # The dashboard answers before the node is there.
+        while "will now block" not in (home / "ray.log").read_text():
+            assert process.poll() is None, (home / "ray.log").read_text()[-2000:]
+            time.sleep(0.2)
         yield RayHead(address, home, folder)
     finally:
         process.terminate()
@@ -105,7 +109,7 @@ def mlflow_server(home: Path) -> Iterator[str]:
 
 def wait_for_http(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     """Until a server answers anything but a refusal to connect."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 400
     while True:
         try:
             urllib.request.urlopen(url, timeout=5).close()  # noqa: S310

@@ -41,7 +41,7 @@ class Cluster:
         self.text = write_text(home / "text.txt")
 
     def run(self, *arguments: object, code: int = 0) -> str:
-        done = elmwright(*arguments, **self.user)
+        done = elmwright(*arguments, timeout=1200, **self.user)
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -60,7 +60,7 @@ class Cluster:
         found: dict[str, Any] = json.loads(self.run("status", name, "--json"))
         return found
 
-    def wait(self, name: str, *words: str, seconds: float = 400) -> dict[str, Any]:
+    def wait(self, name: str, *words: str, seconds: float = 900) -> dict[str, Any]:
         return until(
             lambda: (found := self.status(name))["state"] in words and found, seconds,
             lambda: self.run("status", name) + self.run("logs", name),
@@ -68,7 +68,7 @@ class Cluster:
 
     def wait_for_step(self, folder: Path, step: int) -> None:
         journal = folder / "train" / "journal.jsonl"
-        until(lambda: any(r["step"] >= step for r, _ in read_journal(journal, 0)), 300,
+        until(lambda: any(r["step"] >= step for r, _ in read_journal(journal, 0)), 900,
               lambda: (folder / "elmwright.log").read_text()[-3000:])  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def test_a_killed_driver_is_interrupted_and_resumes_identical(
     folder = cluster.submit("killed")
     cluster.wait_for_step(folder, 45)
     os.kill(json.loads((folder / "run.lock").read_text())["pid"], signal.SIGKILL)
-    found = cluster.wait("killed", "interrupted", "failed", "finished", seconds=60)
+    found = cluster.wait("killed", "interrupted", "failed", "finished", seconds=120)
     assert found["state"] == "interrupted"
     assert "signal 9" in found["why"]
     # From its folder alone, as another machine would ask.

@@ -80,7 +80,7 @@ class Slurm:
         self.text = write_text(home / "text.txt")
 
     def run(self, *arguments: object, code: int = 0) -> str:
-        done = elmwright(*arguments, **self.user)
+        done = elmwright(*arguments, timeout=1200, **self.user)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -107,7 +107,7 @@ class Slurm:
         page = self.home / "state" / "elmwright" / "runs" / f"{name}.json"
         return str(json.loads(page.read_text())["attempts"][-1]["handle"]["job"])
 
-    def wait(self, name: str, *words: str, seconds: float = 400) -> dict[str, Any]:
+    def wait(self, name: str, *words: str, seconds: float = 900) -> dict[str, Any]:
         return until(
             lambda: (found := self.status(name))["state"] in words and found, seconds,
             self.about(name),
@@ -115,7 +115,7 @@ class Slurm:
 
     def wait_for_step(self, name: str, folder: Path, step: int) -> None:
         journal = folder / "train" / "journal.jsonl"
-        until(lambda: any(r["step"] >= step for r, _ in read_journal(journal, 0)), 400,
+        until(lambda: any(r["step"] >= step for r, _ in read_journal(journal, 0)), 900,
               self.about(name))  # fmt: skip
 
     def about(self, name: str) -> Callable[[], str]:
