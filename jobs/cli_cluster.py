@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Failed, UserError
 
 STAGES = ("corpus", "train", "export", "publish")
 STARTING_MINUTES = 10
@@ -36,7 +36,7 @@ def add_cluster_commands(
     _with_follow(sub)
     with_json(sub)
 
-    sub = add("jobs", _jobs, "list the runs in the run book, or those a target knows")
+    sub = add("jobs", _jobs, "list the runs in the run book and what has become of them")
     with_json(sub)
 
     sub = add("status", _status, "how far a submitted run is")
@@ -137,13 +137,16 @@ def _jobs(options: argparse.Namespace) -> None:
     from elmwright.jobs.submit import state_of
 
     rows = []
+    silent: dict[Any, str] = {}  # a cluster that does not answer is asked once
     for job in runbook.all_runs():
-        try:
-            state = state_of(job)
-            word, why = str(state.word), state.why
-        except UserError as error:
-            word, why = "unknown", str(error)
         sent = job.submission
+        word, why = "unknown", silent.get(sent.target, "")
+        if not why:
+            try:
+                state = state_of(job)
+                word, why = state.word, state.why
+            except (UserError, Failed) as error:
+                silent[sent.target] = why = str(error)
         rows.append({"run": sent.run, "state": word, "why": why, "target": str(sent.target),
                      "submitted": sent.time, "id": sent.id, "dir": sent.dir})  # fmt: skip
     if options.json:

@@ -1,10 +1,12 @@
 """Submitting to the background of this machine, the run book, and what never travels."""
 
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +15,10 @@ from typing import Any
 import pytest
 
 from elmwright.jobs import entry, runbook
+from elmwright.jobs import submit as submit_module
 from elmwright.jobs.background import Background, is_alive, process_mark
 from elmwright.jobs.config_file import load_config
+from elmwright.jobs.ray_jobs import Unreachable
 from elmwright.jobs.submission import Job, State, Submission, passed_on, state_of_exit
 from elmwright.jobs.submit import prepare, state_of, submit
 from elmwright.jobs.targets import Target
@@ -33,14 +37,6 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def submission(folder: Path, target: Target | None = None, **changes: Any) -> Submission:
     config = load_config(str(write_config(folder, folder / "text.txt", **changes)))
     return prepare(config, target or Target("local"), "corpus")
-
-
-def wait_for_end(run: str, seconds: float = 60) -> State:
-    end = time.monotonic() + seconds
-    while not (state := state_of(runbook.find_run(run)[-1])).ended:
-        assert time.monotonic() < end, state
-        time.sleep(0.1)
-    return state
 
 
 def test_a_run_in_the_background_fails_is_explained_and_leaves_its_traces(
@@ -224,3 +220,93 @@ def test_relative_paths_need_the_folder_they_are_relative_to(
     gone = Submission.from_data({**json.loads(sent.to_json()), "cwd": "/no/such/folder"})
     with pytest.raises(UserError, match=r"'here' is relative to /no/such/folder, which is not"):
         entry.enter_folder(gone, config)
+
+
+class Scripted:
+    """A target whose jobs say and become what a test wrote down."""
+
+    grace = 1.0
+
+    def __init__(self, script: dict[str, list[tuple[str, State]]]) -> None:
+        self.script = script
+        self.said: dict[str, str] = {}
+
+    def state(self, job: Job) -> State:
+        moments = self.script[job.submission.id]
+        text, state = moments.pop(0) if len(moments) > 1 else moments[0]
+        said = self.said.get(job.submission.id, "")
+        if not said.endswith(text):
+            self.said[job.submission.id] = said + text
+        return state
+
+    def log(self, job: Job, start: int) -> tuple[str, int]:
+        said = self.said.get(job.submission.id, "")
+        return said[start:], len(said)
+
+
+def test_following_goes_on_with_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = Job(submission(tmp_path)), Job(submission(tmp_path))
+    second = dataclasses.replace(
+        second, submission=dataclasses.replace(second.submission, time="2999-01-01 00:00:00")
+    )
+    place = Scripted({
+        first.submission.id: [
+            ("one ", State("running")), ("two ", State("running")),
+            ("three\n", state_of_exit(75)),
+        ],
+        second.submission.id: [("four ", State("pending")), ("five\n", state_of_exit(0))],
+    })  # fmt: skip
+    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
+    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
+    runbook.remember(first)
+    threading.Timer(0.3, runbook.remember, [second]).start()
+    state = submit_module.follow("tiny", first, through=True)
+    assert state.word == "finished"
+    said = capsys.readouterr().out
+    assert said.startswith("one two three\n")
+    assert "waiting for 'elmwright resume tiny'" in said
+    assert said.endswith(f"-- {second.submission.id}\nfour five\n")
+
+
+def test_a_cluster_that_is_silent_for_a_moment_does_not_end_the_following(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(submission(tmp_path))
+    misses = [True, True, False]
+
+    class Shaky(Scripted):
+        def state(self, job: Job) -> State:
+            if misses and misses.pop(0):
+                raise Unreachable("gone for a moment")
+            return super().state(job)
+
+    place = Shaky({job.submission.id: [("all\n", state_of_exit(0))]})
+    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
+    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
+    assert submit_module.follow("tiny", job, through=False).word == "finished"
+    assert capsys.readouterr().out == "all\n"
+
+
+def test_a_job_that_does_not_stop_in_time_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(submission(tmp_path))
+    calls: list[str] = []
+
+    class Deaf(Scripted):
+        grace = 0.05
+
+        def stop(self, job: Job) -> None:
+            calls.append("stop")
+
+        def kill(self, job: Job) -> None:
+            calls.append("kill")
+            self.script[job.submission.id] = [("", state_of_exit(-9))]
+
+    place = Deaf({job.submission.id: [("", State("running"))]})
+    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
+    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
+    assert submit_module.cancel(job).word == "interrupted"
+    assert calls == ["stop", "kill"]
