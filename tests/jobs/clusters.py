@@ -54,6 +54,31 @@ def clean_environment(home: Path, **more: str) -> dict[str, str]:
 def ray_head(home: Path, *, cpus: int = 2, **environment: str) -> Iterator[RayHead]:
     """A Ray head with a dashboard, started as an administrator would."""
     folder = Path(tempfile.mkdtemp(prefix="elmray-", dir="/tmp"))
+    process = None
+    try:
+        for _ in range(4):
+            process, address = start_head(home, folder, cpus, environment)
+            if process.poll() is None:
+                break
+        else:
+            raise AssertionError((home / "ray.log").read_text()[-3000:])
+        yield RayHead(address, home, folder)
+    finally:
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        kill_with(str(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_head(
+    home: Path, folder: Path, cpus: int, environment: dict[str, str]
+) -> tuple["subprocess.Popen[bytes]", str]:
+    """Start a head and wait for it. On a busy machine Ray gives up on itself after half a minute;
+    the process has ended then."""
     ports = free_port(), free_port()
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
@@ -61,28 +86,18 @@ def ray_head(home: Path, *, cpus: int = 2, **environment: str) -> Iterator[RayHe
         f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}",
         f"--temp-dir={folder}", "--object-store-memory=150000000", "--disable-usage-stats",
     ]  # fmt: skip
-    log = open(home / "ray.log", "wb")  # noqa: SIM115 - closed with the process
-    process = subprocess.Popen(
-        command, cwd=home, env=clean_environment(home, **environment), stdout=log,
-        stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
-    address = f"http://127.0.0.1:{ports[1]}"
-    try:
-        wait_for_http(f"{address}/api/version", process, home / "ray.log")
-        # The dashboard answers before the node is there.
-        while "will now block" not in (home / "ray.log").read_text():
-            assert process.poll() is None, (home / "ray.log").read_text()[-2000:]
-            time.sleep(0.2)
-        yield RayHead(address, home, folder)
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    with open(home / "ray.log", "wb") as log:
+        process = subprocess.Popen(
+            command, cwd=home, env=clean_environment(home, **environment), stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    while "will now block" not in (home / "ray.log").read_text() and process.poll() is None:
+        time.sleep(0.2)
+    if process.poll() is not None:
         kill_with(str(folder))
-        log.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        wait_for_http(f"http://127.0.0.1:{ports[1]}/api/version", process, home / "ray.log")
+    return process, f"http://127.0.0.1:{ports[1]}"
 
 
 @contextmanager
