@@ -101,11 +101,11 @@ def start_head(
 
 
 @contextmanager
-def mlflow_server(home: Path) -> Iterator[str]:
+def mlflow_server(home: Path, host: str = "127.0.0.1") -> Iterator[str]:
     """An MLflow server with a database of its own."""
     port = free_port()
     command = [
-        str(BIN / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port),
+        str(BIN / "mlflow"), "server", "--host", host, "--port", str(port), "--allowed-hosts", "*",
         "--backend-store-uri", f"sqlite:///{home / 'mlflow.db'}",
         "--artifacts-destination", str(home / "artifacts"), "--workers", "1",
     ]  # fmt: skip
@@ -115,8 +115,8 @@ def mlflow_server(home: Path) -> Iterator[str]:
             start_new_session=True,
         )  # fmt: skip
     try:
-        wait_for_http(f"http://127.0.0.1:{port}/health", process, home / "mlflow.log")
-        yield f"http://127.0.0.1:{port}"
+        wait_for_http(f"http://{host}:{port}/health", process, home / "mlflow.log")
+        yield f"http://{host}:{port}"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

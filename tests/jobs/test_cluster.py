@@ -49,9 +49,10 @@ class Cluster:
     def submit(self, name: str, **changes: Any) -> Path:
         folder = self.home / name
         folder.mkdir()
+        settings = {"train_max_steps": STEPS, "checkpoint_every_steps": 20, **changes}
         config = write_config(
-            folder, self.text, run_name=name, tracking_uri=self.tracking,
-            train_max_steps=STEPS, checkpoint_every_steps=20, eval_every_steps=60, **changes,
+            folder, self.text, run_name=name, tracking_uri=self.tracking, eval_every_steps=60,
+            **settings,
         )  # fmt: skip
         self.run("submit", config, "--to", self.head.address, "--until", "publish")
         return folder / "run"
