@@ -226,9 +226,18 @@ class RayCluster:
         request.add_header("Content-Type", "application/json")
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
+        tries = 3 if method == "GET" else 1
         try:
-            with _OPENER.open(request, timeout=timeout or TIMEOUT) as answer:
-                return int(answer.status), answer.read()
+            while True:
+                tries -= 1
+                try:
+                    with _OPENER.open(request, timeout=timeout or TIMEOUT) as answer:
+                        return int(answer.status), answer.read()
+                except ConnectionResetError:
+                    # A busy dashboard drops a connection now and then; to ask twice does no harm.
+                    if not tries:
+                        raise
+                    time.sleep(1)
         except urllib.error.HTTPError as error:
             return error.code, error.read()
         except (OSError, http.client.HTTPException) as error:

@@ -133,9 +133,10 @@ def _already(run: str, job: str, target: Target) -> UserError:
 def state_of(job: Job) -> State:
     """What has become of a job; what it left below run.dir counts when its target is unsure."""
     state = open_place(job.submission.target).state(job)
-    if state.word == "interrupted" and state.exit_code is None:
+    if state.word == "interrupted":
         code = runbook.outcome_of(job.submission)
-        if code is not None:
+        # A job may also have come to its end just when it was asked to stop.
+        if code is not None and (state.exit_code is None or code == 0):
             return state_of_exit(code)
     return state
 

@@ -11,7 +11,7 @@
     time = "24:00:00"
 
 `--to` takes a name from this file, the address of a Ray cluster's dashboard, or one of `local`,
-`slurm` and `k8s` with every option at its default.
+`slurm` and `k8s` with every option at its default (or as a table of that name in the file says).
 """
 
 import dataclasses

@@ -65,11 +65,8 @@ def ray_head(home: Path, *, cpus: int = 2, **environment: str) -> Iterator[RayHe
         yield RayHead(address, home, folder)
     finally:
         if process is not None:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            process.kill()
+            process.wait()
         kill_with(str(folder))
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -283,3 +283,12 @@ def test_a_job_the_cluster_has_forgotten_is_interrupted(
 def write_token(home: Path, token: str) -> None:
     (home / ".ray").mkdir(exist_ok=True)
     (home / ".ray" / "auth_token").write_text(token)
+
+
+def test_a_connection_that_is_dropped_once_is_tried_again(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elmwright.jobs.ray_jobs.time.sleep", lambda _: None)
+    answers = [(0, ""), (0, ""), (200, {"ray_version": "2.60.0"})]
+    dashboard.answers["GET /api/version"] = lambda: answers.pop(0)
+    assert RayCluster(Target("ray", address=dashboard.address)).check_version() == "2.60.0"
