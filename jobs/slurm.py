@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ class Slurm:
         self.target = target
 
     def check(self, submission: Submission) -> None:
-        """What is asked of Slurm must be enough; what Slurm can never give, sbatch refuses."""
+        """What is asked of Slurm must be enough, and must be something it has.
+
+        sbatch itself takes a job that no machine can ever run, and lets it wait.
+        """
         train = config_from(submission.config, "the config").train
         nodes, cpus = job_size(submission)
         if nodes * cpus < train.processes * train.threads:
@@ -47,6 +51,20 @@ class Slurm:
                 f'train.device = "cuda" needs {train.processes} GPUs, but the target asks Slurm '
                 f"for {nodes} machines with {self.target.gpus} each; raise nodes or gpus of the "
                 "target"
+            )
+        partition = ["--partition", self.target.partition] if self.target.partition else []
+        rows = run_slurm("sinfo", "--noheader", "--Node", "--format=%N %c", *partition)
+        machines = dict(line.split() for line in rows.splitlines() if line.strip())
+        fit = sum(int(number) >= cpus for number in machines.values())
+        if fit < nodes:
+            sizes = ", ".join(
+                f"{n} with {c}" for c, n in sorted(Counter(machines.values()).items())
+            )
+            where = f"partition {self.target.partition}" if partition else "the cluster"
+            raise UserError(
+                f"the run needs {nodes} machines with {cpus} CPUs each, but {where} has "
+                f"{sizes or 'none'}; lower train.processes or train.threads, or change nodes, cpus "
+                "or partition of the target"
             )
 
     def running(self, run: str) -> str:

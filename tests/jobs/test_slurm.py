@@ -89,7 +89,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     bin_.mkdir()
     for name, answer in (
         ("sbatch", "echo 17"), ("squeue", "true"), ("scancel", "true"),
-        ("scontrol", f'cat "{tmp_path}/shown"'),
+        ("scontrol", f'cat "{tmp_path}/shown"'), ("sinfo", 'printf "n1 2\\nn2 8\\n"'),
     ):  # fmt: skip
         (bin_ / name).write_text(
             f'#!/bin/sh\necho "{name} $*" >>"{tmp_path}/calls"\nenv >>"{tmp_path}/environment"\n'
@@ -120,6 +120,15 @@ def test_too_few_machines_for_the_run_are_refused(fake: Path) -> None:
     target = Target("slurm", nodes=2, cpus=1)
     with pytest.raises(UserError, match=r"needs 4 CPUs, but .* 2 machines with 1 each"):
         Slurm(target).check(submission(fake, target, train_processes=4))
+
+
+def test_what_slurm_does_not_have_is_refused_with_what_there_is(fake: Path) -> None:
+    target = Target("slurm", nodes=2)
+    Slurm(target).check(submission(fake, target, train_processes=4))
+    with pytest.raises(
+        UserError, match=r"2 machines with 4 CPUs each, but the cluster has 1 with 2, 1 with 8"
+    ):
+        Slurm(target).check(submission(fake, target, train_processes=4, train_threads=2))
 
 
 def test_without_slurm_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
