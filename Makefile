@@ -10,10 +10,10 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench chaos publish-test infra-test cluster-up cluster-down wheel clean
+.PHONY: help setup run test check bench chaos publish-test infra-test cluster-up cluster-down cluster-test slurm-test wheel clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  make run CONFIG=my.toml runs your own; elmwright init writes that file."
 
 setup: $(READY)  ## create .venv and install everything, exactly as pinned
@@ -64,6 +64,12 @@ cluster-up: $(READY)  ## a Ray cluster, S3 and MLflow on this machine, as plain 
 
 cluster-down: $(READY)  ## end exactly those processes
 	@$(BIN)/python infra/local/cluster.py down
+
+cluster-test: $(READY)  ## runs on a real Ray cluster: cancelled, killed, resumed, side by side
+	$(BIN)/python -m pytest -m heavy tests/jobs/test_cluster.py tests/jobs/test_nodes.py --timeout=3600
+
+slurm-test: $(READY)  ## the same on a real Slurm, where its daemons are installed
+	$(BIN)/python -m pytest -m heavy tests/jobs/test_slurm_cluster.py --timeout=3600
 
 wheel: $(READY)  ## build wheel and sdist into dist/
 	$(BIN)/python -m build

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elmwright import __version__
+from elmwright.jobs.cli_cluster import add_cluster_commands
 from elmwright.jobs.cli_publish import add_commands
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.files import is_url
@@ -178,6 +179,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("run", metavar="RUN", help="a run's folder, or its config")
     sub.add_argument("--verify", action="store_true", help="compare every file with its digest")
     with_json(sub)
+
+    add_cluster_commands(commands, add, with_config, with_json)
     return parser
 
 

@@ -7,7 +7,9 @@ checked, not assumed, that each of them sees `run.dir`.
 
 import logging
 import os
+import re
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,17 +62,67 @@ def ray_cluster(config: RunConfig, folder: RunFolder) -> Iterator[None]:
         raise Interrupted("while Ray was starting; the same command goes on") from None
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         if is_remote(config):
-            raise UserError(
-                f"cannot connect to the Ray cluster at {config.cluster.address} "
-                f"({str(error).splitlines()[0]}); check cluster.address and that it is running"
-            ) from error
+            raise UserError(_why_not(config.cluster.address, error)) from error
         raise
     try:
-        if is_remote(config) and not folder.remote:
-            _check_shared(Path(folder.root))
+        if is_remote(config):
+            _wait_for_room(config)
+            if not folder.remote:
+                _check_shared(Path(folder.root))
         yield
     finally:
         ray.shutdown()
+
+
+def _why_not(address: str, error: Exception) -> str:
+    """Why a cluster does not take us, in a sentence."""
+    text = str(error)
+    where = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
+    if "ersion mismatch" in text:
+        found = re.findall(r"(Ray|Python): (\d[\w.]*)", text)
+        told = ", then here ".join(
+            " and ".join(f"{name} {number}" for name, number in pair)
+            for pair in (found[:2], found[2:4])
+        )
+        return (
+            f"the Ray cluster at {where} has other versions (there {told}); the driver and the "
+            "cluster must have the same"
+        )
+    if "oken" in text and ("uthenticat" in text or "nauthorized" in text):
+        return (
+            f"the Ray cluster at {where} does not take our token; set RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, or put it into ~/.ray/auth_token"
+        )
+    return (
+        f"cannot connect to the Ray cluster at {where} ({text.splitlines()[0][:300]}); check "
+        "cluster.address and that it is running"
+    )
+
+
+def _wait_for_room(config: RunConfig) -> None:
+    """Let a cluster that grows by itself grow to what training needs, for as long as allowed."""
+    if not config.cluster.wait_minutes:
+        return  # launch.py says at once what is not there
+    import ray
+    from ray.autoscaler.sdk import request_resources
+
+    train = config.train
+    need = {"CPU": float(train.processes * train.threads)}
+    bundle: dict[str, float] = {"CPU": train.threads}
+    if train.device == "cuda":
+        need["GPU"] = float(train.processes)
+        bundle["GPU"] = 1
+    end = time.monotonic() + 60 * config.cluster.wait_minutes
+
+    def lacking() -> bool:
+        have = ray.cluster_resources()
+        return any(have.get(name, 0) < amount for name, amount in need.items())
+
+    if not lacking():
+        return
+    request_resources(bundles=[bundle] * train.processes)
+    while lacking() and time.monotonic() < end:
+        time.sleep(2)
 
 
 def _check_answers(address: str) -> None:

@@ -156,6 +156,9 @@ class ClusterSection:
     """Address of a running Ray cluster; empty starts one on this machine for the run."""
     cpus: int = 0
     """CPUs of the local Ray; 0 takes what the machine has."""
+    wait_minutes: int = 0
+    """Minutes to wait for a cluster that grows by itself to have what training needs; 0 refuses at
+    once."""
 
 
 @dataclass(frozen=True)

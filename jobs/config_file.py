@@ -222,7 +222,7 @@ _AT_LEAST_ONE = (
 _NOT_NEGATIVE = (
     "run.seed model.n_highway model.cell_clip model.proj_clip optim.clip_norm optim.weight_decay "
     "optim.warmup_steps train.max_restarts train.hold_steps train.cache_mb eval.every_steps "
-    "eval.patience checkpoint.keep_every_steps cluster.cpus corpus.min_words "
+    "eval.patience checkpoint.keep_every_steps cluster.cpus cluster.wait_minutes corpus.min_words "
     "corpus.min_sentence_words corpus.decontaminate_ngram corpus.gopher_quality.min_words "
     "corpus.gopher_quality.min_stop_words corpus.c4.min_line_words corpus.c4.min_sentences"
 ).split()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.bundle import is_whole
+from elmwright.jobs.bundle import SUMS, is_whole
 from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
@@ -22,7 +22,7 @@ from elmwright.jobs.console import Console, console_for_run
 from elmwright.jobs.layout import RunFolder, locked, open_run_folder
 from elmwright.jobs.planning import finished_corpus
 from elmwright.pipeline.errors import Interrupted, UserError
-from elmwright.pipeline.files import join, read_json, write_json
+from elmwright.pipeline.files import join, place, read_json, write_json
 from elmwright.pipeline.manifest import Manifest
 
 STAGES = ("corpus", "train", "export", "publish")
@@ -136,6 +136,8 @@ def _do(
 
         with console.progress("export", 1, "bundle") as advance:
             checks = export(config, folder)
+            if folder.remote:
+                _share_bundle(folder)
             advance(1)
         console.say(f"Bundle written and checked: {checks}")
         _stop_here(stop)
@@ -150,6 +152,13 @@ def _do(
             f"Registered {version['name']} version {version['version']}, "
             f"alias {version['alias']!r}."
         )
+
+
+def _share_bundle(folder: RunFolder) -> None:
+    """Lay a copy of the bundle into a run that lives in a store, its list of digests last."""
+    there = join(folder.root, "bundle")
+    for path in sorted(folder.bundle.iterdir(), key=lambda path: (path.name == SUMS, path.name)):
+        place(path, join(there, path.name))
 
 
 def _guard_corpus(folder: RunFolder) -> None:

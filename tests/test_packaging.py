@@ -47,7 +47,7 @@ def tree() -> set[str]:
     for package, folder in ROOMS.items():
         for path in (ROOT / folder).rglob("*"):
             relative = path.relative_to(ROOT / folder)
-            if path.suffix in (".py", ".toml") and relative.parts[0] != "api":
+            if path.suffix in (".py", ".toml", ".sbatch") and relative.parts[0] != "api":
                 expected.add(f"{package}/{relative}")
     return expected
 

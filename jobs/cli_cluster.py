@@ -1,0 +1,253 @@
+"""The commands for runs that are elsewhere: submit, jobs, status, logs, cancel, resume, doctor."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from elmwright.pipeline.errors import Failed, UserError
+
+STAGES = ("corpus", "train", "export", "publish")
+STARTING_MINUTES = 10
+"""How long the machines of a job that brings its own Ray may take to come together."""
+RUN_HELP = "a run's name, or its folder (run.dir)"
+TARGET_HELP = (
+    "local, slurm, k8s, the address of a Ray dashboard (http://HEAD:8265), or a name from "
+    "~/.config/elmwright/targets.toml"
+)
+
+
+def add_cluster_commands(
+    commands: Any,
+    add: Callable[..., argparse.ArgumentParser],
+    with_config: Callable[[argparse.ArgumentParser], None],
+    with_json: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    """Register the commands with the parser of `elmwright`."""
+    sub = add("submit", _submit, "send a run to a cluster, or into the background of this machine")
+    with_config(sub)
+    sub.add_argument("--to", required=True, metavar="TARGET", help=TARGET_HELP)
+    sub.add_argument("--until", choices=STAGES, default=STAGES[-1], help="last stage to do")
+    sub.add_argument("--name", metavar="RUN", help="name of the run, instead of run.name")
+    sub.add_argument(
+        "--dry-run", action="store_true", help="print what would be sent, send nothing"
+    )
+    _with_follow(sub)
+    with_json(sub)
+
+    sub = add("jobs", _jobs, "list the runs in the run book and what has become of them")
+    with_json(sub)
+
+    sub = add("status", _status, "how far a submitted run is")
+    sub.add_argument("run", metavar="RUN", help=RUN_HELP)
+    with_json(sub)
+
+    sub = add("logs", _logs, "what a submitted run has said")
+    sub.add_argument("run", metavar="RUN", help=RUN_HELP)
+    sub.add_argument("-f", "--follow", action="store_true", help="go on as it goes on")
+
+    sub = add("cancel", _cancel, "let a submitted run checkpoint and stop")
+    sub.add_argument("run", metavar="RUN", help=RUN_HELP)
+    sub.add_argument("--no-wait", action="store_true", help="do not wait until it has stopped")
+
+    sub = add("resume", _resume, "submit a run again; it goes on from its newest checkpoint")
+    sub.add_argument("run", metavar="RUN", help=RUN_HELP)
+    sub.add_argument("--to", metavar="TARGET", help="another target than before")
+    _with_follow(sub)
+
+    sub = add("doctor", _doctor, "check a target: version, token, resources, storage, environment")
+    sub.add_argument("target", metavar="TARGET", help=TARGET_HELP)
+    sub.add_argument("--config", metavar="CONFIG", help="check also what this config needs")
+    with_json(sub)
+
+    # What a job runs (entry.py); no help text, so it is not listed.
+    hidden = commands.add_parser("job")
+    hidden.add_argument("submission")
+    hidden.set_defaults(command=_job)
+
+
+def _with_follow(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--follow", action="store_true", help="print its log until it ends")
+    sub.add_argument(
+        "--wait",
+        type=int,
+        nargs="?",
+        const=30,
+        default=None,
+        metavar="MINUTES",
+        help="let the job wait so long (30) for a cluster that grows by itself",
+    )
+
+
+def _submit(options: argparse.Namespace) -> int:
+    from elmwright.jobs.config_file import load_config
+    from elmwright.jobs.ray_jobs import is_this_machine
+    from elmwright.jobs.submit import open_place, prepare, submit
+    from elmwright.jobs.targets import find_target
+    from elmwright.pipeline.files import is_url
+
+    target = find_target(options.to)
+    overrides = list(options.overrides)
+    if options.name is not None:
+        overrides.append(f"run.name={json.dumps(options.name)}")
+    if options.wait is not None:
+        overrides.append(f"cluster.wait_minutes={options.wait}")
+    if target.kind != "local":
+        overrides.append('cluster.address="auto"')
+    elif load_config(options.config, overrides).cluster.address:
+        overrides.append('cluster.address=""')
+    if target.kind in ("slurm", "k8s") and not options.wait:
+        # Their Ray is started with the job: workers come when the driver is already there.
+        overrides.insert(0, f"cluster.wait_minutes={STARTING_MINUTES}")
+    submission = prepare(load_config(options.config, overrides), target, options.until)
+    if options.dry_run:
+        if options.json:
+            print(submission.to_json())
+        else:
+            print(open_place(target).describe(submission))
+        return 0
+    if target.kind == "ray" and not is_url(submission.dir) and not is_this_machine(target.address):
+        print(f"note: run.dir {submission.dir} must be on storage that every machine of "
+              f"{target.address} mounts; the job looks first", file=sys.stderr)  # fmt: skip
+    return _sent(submit(submission), options)
+
+
+def _sent(job: Any, options: argparse.Namespace) -> int:
+    from elmwright.jobs.submit import follow
+
+    sent = job.submission
+    if getattr(options, "json", False):
+        print(json.dumps({"run": sent.run, "id": sent.id, "dir": sent.dir, "handle": job.handle}))
+    else:
+        print(f"submitted {sent.id} to {sent.target} (elmwright {sent.version})")
+        print(f"  watch   elmwright status {sent.run}\n  follow  elmwright logs -f {sent.run}\n"
+              f"  stop    elmwright cancel {sent.run}", flush=True)  # fmt: skip
+    if not options.follow:
+        return 0
+    state = follow(sent.run, job, through=False)
+    print(f"{sent.run} is {state.word}" + (f": {state.why}" if state.why else ""))
+    if state.exit_code is not None and 0 <= state.exit_code < 128:
+        return state.exit_code
+    return 75 if state.word == "interrupted" else 1
+
+
+def _jobs(options: argparse.Namespace) -> None:
+    from elmwright.jobs import runbook
+    from elmwright.jobs.submit import state_of
+
+    rows = []
+    silent: dict[Any, str] = {}  # a cluster that does not answer is asked once
+    for job in runbook.all_runs():
+        sent = job.submission
+        word, why = "unknown", silent.get(sent.target, "")
+        if not why:
+            try:
+                state = state_of(job)
+                word, why = state.word, state.why
+            except (UserError, Failed) as error:
+                silent[sent.target] = why = str(error)
+        rows.append({"run": sent.run, "state": word, "why": why, "target": str(sent.target),
+                     "submitted": sent.time, "id": sent.id, "dir": sent.dir})  # fmt: skip
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return
+    if not rows:
+        print("the run book is empty; 'elmwright submit CONFIG --to TARGET' sends a run")
+    for row in rows:
+        why = f"  ({row['why']})" if row["why"] and row["state"] != "running" else ""
+        print(f"{row['run']:<24} {row['state']:<12} {row['target']:<28} {row['submitted']}  "
+              f"{row['dir']}{why}")  # fmt: skip
+
+
+def _status(options: argparse.Namespace) -> None:
+    from elmwright.jobs.runbook import find_run
+    from elmwright.jobs.status import as_data, as_lines, read_progress
+    from elmwright.jobs.submission import State
+    from elmwright.jobs.submit import state_of
+
+    job = find_run(options.run)[-1]
+    progress = read_progress(job.submission)
+    try:
+        state = state_of(job)
+    except UserError as error:
+        if progress is None:
+            raise
+        # The files still tell how far it came.
+        state = State("interrupted" if progress.stage != "done" else "finished", str(error))
+    if options.json:
+        print(json.dumps(as_data(job.submission, state, progress), indent=1))
+        return
+    for line in as_lines(job.submission, state, progress):
+        print(line)
+    if state.word == "interrupted":
+        print(f"'elmwright resume {options.run}' goes on from the newest checkpoint")
+
+
+def _logs(options: argparse.Namespace) -> None:
+    from elmwright.jobs.runbook import find_run
+    from elmwright.jobs.submit import follow, read_log
+
+    job = find_run(options.run)[-1]
+    if options.follow:
+        state = follow(job.submission.run, job, through=True)
+        print(f"-- {job.submission.run} is {state.word}" + (f": {state.why}" if state.why else ""))
+    else:
+        sys.stdout.write(read_log(job))
+
+
+def _cancel(options: argparse.Namespace) -> None:
+    from elmwright.jobs.runbook import find_run
+    from elmwright.jobs.status import read_progress
+    from elmwright.jobs.submit import cancel
+
+    job = find_run(options.run)[-1]
+    run = job.submission.run
+    state = cancel(job, wait=not options.no_wait)
+    if options.no_wait:
+        print(f"{run} was asked to checkpoint and stop")
+        return
+    progress = read_progress(job.submission)
+    at = ""
+    if progress is not None and progress.checkpoint_step >= 0:
+        at = f", with a checkpoint at step {progress.checkpoint_step:,}"
+    print(f"{run} is {state.word}{at}")
+    if state.word == "interrupted":
+        print(f"  go on   elmwright resume {run}")
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from elmwright.jobs.runbook import find_run
+    from elmwright.jobs.submit import about_resuming, again, state_of, submit
+    from elmwright.jobs.targets import find_target
+
+    job = find_run(options.run)[-1]
+    state = state_of(job)
+    if state.word == "finished":
+        raise UserError(f"run {job.submission.run!r} is finished; there is nothing to resume")
+    if options.to:
+        job = replace(job, submission=replace(job.submission, target=find_target(options.to)))
+    submission = again(job, wait_minutes=options.wait)
+    print(about_resuming(job), flush=True)
+    return _sent(submit(submission), options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from elmwright.jobs.doctor import examine
+    from elmwright.jobs.targets import find_target
+
+    findings = examine(find_target(options.target), options.config)
+    if options.json:
+        print(json.dumps([{"ok": good, "about": text} for good, text in findings], indent=1))
+    else:
+        for good, text in findings:
+            print(f"{'ok' if good else 'missing'}: {text}")
+    return 0 if all(good for good, _ in findings) else 2
+
+
+def _job(options: argparse.Namespace) -> int:
+    from elmwright.jobs.entry import run_submission
+
+    return run_submission(options.submission)

@@ -1,0 +1,216 @@
+"""`elmwright doctor TARGET`: is everything there that a run will need?
+
+Versions, the token, the size of the cluster and, on every one of its machines, the dependencies,
+the storage of `run.dir` and the names in the environment. The last three cannot be seen from
+outside, so a small job asks: it ships the package as any submission does, and trains nothing.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.config import RunConfig
+from elmwright.jobs.config_file import load_config
+from elmwright.jobs.entry import missing_dependencies
+from elmwright.jobs.ray_jobs import RayCluster, check_size, find_token
+from elmwright.jobs.submission import Job, Submission, folder_of, new_submission
+from elmwright.jobs.targets import Target
+from elmwright.jobs.wheel import content_version, package_files
+from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.files import exists, is_url, join, remove, write_bytes
+
+Finding = tuple[bool, str]
+PROBE_SECONDS = 180.0
+MARK = "elmwright-doctor: "
+
+
+def examine(target: Target, config_name: str | None = None) -> list[Finding]:
+    """Everything found out about a target: whether it is good, and what it is."""
+    overrides = [] if target.kind == "local" else ['cluster.address="auto"']
+    config = load_config(config_name, overrides) if config_name else None
+    found: list[Finding] = []
+    try:
+        if target.kind == "ray":
+            _ray(RayCluster(target), config, found)
+        elif target.kind == "slurm":
+            _slurm(target, found)
+        elif target.kind == "k8s":
+            _kubernetes(target, config, found)
+        else:
+            found.append((True, f"this machine has {len(os.sched_getaffinity(0))} CPUs"))
+            found += _machines([look_here("", target.secrets)], "", target.secrets)
+    except (UserError, Failed) as problem:
+        found.append((False, str(problem)))
+    return found
+
+
+def _ray(cluster: RayCluster, config: RunConfig | None, found: list[Finding]) -> None:
+    found.append((True, f"{cluster.address} runs Ray {cluster.check_version()}"))
+    token = find_token(cluster.target)[1]
+    found.append(
+        (True, f"it takes the token in {token}" if cluster.has_token else "no token asked")
+    )
+    nodes = cluster.nodes()
+    cpus, gpus = (sum(n["resources_total"].get(k, 0) for n in nodes) for k in ("CPU", "GPU"))
+    found.append((True, f"machines: {len(nodes)}, CPUs: {cpus:.0f}, GPUs: {gpus:.0f}"))
+    if config is not None:
+        check_size(config.train, nodes, cluster.address)
+        found.append((True, "enough for train.processes × train.threads"))
+    folder = folder_of(config) if config else ""
+    found += _machines(_look_by_job(cluster, folder), folder, cluster.target.secrets)
+
+
+def _look_by_job(cluster: RayCluster, folder: str) -> list[dict[str, Any]]:
+    """Let a small job look at every machine of a cluster."""
+    version = content_version(package_files())
+    submission = new_submission(
+        load_config("demo"), cluster.target, until="corpus", version=version
+    )
+    name = f"doctor-{uuid.uuid4().hex[:12]}"
+    submission = dataclasses.replace(submission, id=name, run=name, dir=folder)
+    job = Job(submission, cluster.submit(submission, "elmwright.jobs.doctor"))
+    end = time.monotonic() + PROBE_SECONDS
+    while not (state := cluster.state(job)).ended:
+        if time.monotonic() > end:
+            cluster.stop(job)
+            raise Failed(f"a small job did not end within {PROBE_SECONDS:.0f} s: {state.why}")
+        time.sleep(0.5)
+    lines = cluster.log(job, 0)[0].splitlines()
+    answers = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
+    if not answers:
+        last = " ".join([line for line in lines if line.strip()][-1:])
+        raise Failed(f"a small job could not run there ({state.why}; it said: {last[:300]})")
+    return list(json.loads(answers[-1]))
+
+
+def look_around(submission: Submission) -> list[dict[str, Any]]:
+    """What the small job does: look at every machine of the cluster it runs on."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    probe = ""
+    made = False
+    try:
+        if submission.dir:
+            made = not is_url(submission.dir) and not os.path.isdir(submission.dir)
+            probe = join(submission.dir, f".probe-{uuid.uuid4().hex}")
+            write_bytes(probe, b"")
+        look = ray.remote(num_cpus=0)(look_here)
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        answers = [
+            look.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+            ).remote(probe, submission.target.secrets)
+            for node in nodes
+        ]
+        return list(ray.get(answers, timeout=PROBE_SECONDS))
+    finally:
+        if probe:
+            remove(probe)
+        if made:
+            with suppress(OSError):
+                os.rmdir(submission.dir)
+        ray.shutdown()
+
+
+def look_here(probe: str, secrets: tuple[str, ...]) -> dict[str, Any]:
+    """What one machine has. Of secrets only whether they are set."""
+    sees: bool | str = True
+    if probe:
+        try:
+            sees = exists(probe)
+        except (UserError, OSError) as error:
+            sees = str(error)
+    return {
+        "host": platform.node(),
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "missing": missing_dependencies(),
+        "unset": [name for name in secrets if not os.environ.get(name)],
+        "sees": sees,
+    }
+
+
+def _machines(
+    answers: list[dict[str, Any]], folder: str, secrets: tuple[str, ...]
+) -> list[Finding]:
+    """What the machines answered, as findings."""
+    found: list[Finding] = []
+    for answer in answers:
+        host = answer["host"]
+        found.append((True, f"{host}: Python {answer['python']}"))
+        lacks = "; ".join(answer["missing"])
+        found.append((not lacks, f"{host}: {lacks or 'all dependencies'}"))
+        if folder:
+            seen = answer["sees"] is True
+            why = "" if seen or answer["sees"] is False else f" ({answer['sees']})"
+            advice = "" if seen else "; use storage that every machine has, or an s3:// URL"
+            text = "is visible" if seen else "is not visible"
+            found.append((seen, f"{host}: run.dir {folder} {text}{why}{advice}"))
+        if secrets:
+            unset = ", ".join(answer["unset"])
+            found.append(
+                (not unset, f"{host}: {unset or 'every secret'} is {'not ' * bool(unset)}set")
+            )
+    return found
+
+
+def _slurm(target: Target, found: list[Finding]) -> None:
+    from elmwright.jobs.slurm import run_slurm
+
+    found.append((True, run_slurm("sinfo", "--version").strip()))
+    partition = ["--partition", target.partition] if target.partition else []
+    rows = run_slurm("sinfo", "--noheader", "--format=%P: %D machines with %c CPUs, %T", *partition)
+    lines = [line for line in rows.splitlines() if line.strip()]
+    if not lines:
+        raise UserError(f"Slurm has no partition {target.partition!r}; sinfo lists what there is")
+    found += [(True, f"partition {line}") for line in lines]
+    python = os.path.expanduser(target.python or sys.executable)
+    done = subprocess.run([python, "-c", "import ray, torch"], capture_output=True, check=False)
+    good = done.returncode == 0
+    text = (
+        "has Ray and torch" if good else "lacks Ray or torch; name another as python of the target"
+    )
+    found.append((good, f"{python} {text}"))
+    if target.env_file:
+        there = Path(target.env_file).expanduser().is_file()
+        found.append((there, f"env_file {target.env_file} is {'there' if there else 'missing'}"))
+
+
+def _kubernetes(target: Target, config: RunConfig | None, found: list[Finding]) -> None:
+    from elmwright.jobs.kubernetes import Kubernetes
+
+    if shutil.which("kubectl") is None:
+        raise UserError("kubectl is not on this machine's PATH; install it")
+    place = Kubernetes(target)
+    place.kubectl("get", "crd", "rayjobs.ray.io", "-o", "name")
+    found.append((True, "KubeRay is installed"))
+    may = place.kubectl("auth", "can-i", "create", "rayjobs.ray.io").strip()
+    found.append((may == "yes", f"may create RayJobs in namespace {target.namespace}: {may}"))
+    if target.address:
+        _ray(RayCluster(target), config, found)
+
+
+def main(path: str) -> int:
+    """The small job: `python -m elmwright.jobs.doctor SUBMISSION.json`."""
+    submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
+    missing = missing_dependencies()
+    if any(line.startswith("ray ") for line in missing):
+        answers = [look_here("", submission.target.secrets)]
+    else:
+        answers = look_around(submission)
+    print(MARK + json.dumps(answers), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,133 @@
+"""The run book: where each of this user's runs went, one small file a run.
+
+It lies in `~/.local/state/elmwright/runs`. Losing it loses nothing: every job lays its submission
+down below `run.dir` too, and each command takes `run.dir` in place of the run's name.
+"""
+
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.submission import Job, Submission
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import exists, is_url, join, list_folder, read_bytes, read_json
+from elmwright.pipeline.storage import write_atomic
+
+KEPT = 50
+"""Attempts remembered of one run."""
+
+
+def state_home() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(home) / "elmwright"
+
+
+def remember(job: Job) -> None:
+    """Note down an attempt, as the run's newest."""
+    name = job.submission.run
+    attempts = [_to_data(one) for one in attempts_of(name)] + [_to_data(job)]
+    path = _page(name)
+    write_atomic(path, json.dumps({"attempts": attempts[-KEPT:]}, indent=1).encode())
+    path.chmod(0o600)
+
+
+def attempts_of(name: str) -> list[Job]:
+    """All remembered attempts of a run, oldest first."""
+    page = read_json(_page(name)) if _is_name(name) else None
+    return [_from_data(one) for one in page["attempts"]] if page else []
+
+
+def all_runs() -> list[Job]:
+    """The newest attempt of every run, newest first."""
+    pages = (state_home() / "runs").glob("*.json")
+    newest = [jobs[-1] for page in pages if (jobs := attempts_of(page.stem))]
+    return sorted(newest, key=lambda job: job.submission.time, reverse=True)
+
+
+def find_run(text: str) -> list[Job]:
+    """The attempts of the run that the user means, by its name or its folder, oldest first."""
+    found = attempts_of(text)
+    if found:
+        return found
+    folder = text.rstrip("/") if is_url(text) else os.path.abspath(os.path.expanduser(text))
+    left = submissions_in(folder)
+    if left:
+        # Attempts sent from here may still wait for their turn to lay themselves down.
+        known = {job.submission.id for job in left}
+        mine = attempts_of(left[-1].submission.run)
+        new = [j for j in mine if j.submission.dir == folder and j.submission.id not in known]
+        return left + new
+    if is_url(text) or exists(folder):
+        raise UserError(
+            f"nothing was submitted for {folder}: there is no {folder}/submissions; "
+            "'elmwright submit' sends a run, 'elmwright checkpoints' shows what a local one has"
+        )
+    names = ", ".join(job.submission.run for job in all_runs()[:8])
+    raise UserError(
+        f"there is no run {text!r} in the run book ({names or 'it is empty'}) and no folder of "
+        "that name; give the run.dir of a run that was submitted elsewhere"
+    )
+
+
+def submissions_in(folder: str) -> list[Job]:
+    """The attempts that laid themselves down below a run's folder, oldest first."""
+    found = []
+    for file in list_folder(join(folder, "submissions")):
+        if file.path.endswith("/job.json"):
+            found.append(_from_data(json.loads(read_bytes(file.path))))
+    return sorted(found, key=lambda job: (job.submission.time, job.submission.id))
+
+
+def lay_down(job: Job) -> None:
+    """Leave the submission below run.dir, for other machines to find."""
+    from elmwright.pipeline.files import write_bytes
+
+    data = json.dumps(_to_data(job), indent=1, ensure_ascii=False).encode()
+    write_bytes(join(place_of(job.submission), "job.json"), data)
+
+
+def lay_down_outcome(submission: Submission, code: int) -> None:
+    """Leave the exit code of a job below run.dir."""
+    from elmwright.pipeline.files import write_bytes
+
+    write_bytes(join(place_of(submission), "outcome.json"), json.dumps({"exit": code}).encode())
+
+
+def outcome_of(submission: Submission) -> int | None:
+    """The exit code that a job left below run.dir, if it came that far and we can see it."""
+    path = join(place_of(submission), "outcome.json")
+    try:
+        return int(json.loads(read_bytes(path))["exit"]) if exists(path) else None
+    except (OSError, ValueError, UserError):
+        return None
+
+
+def place_of(submission: Submission) -> str:
+    """Where an attempt keeps its own files, below run.dir."""
+    return join(submission.dir, "submissions", submission.id)
+
+
+def work_folder(submission: Submission) -> Path:
+    """A folder on a disk for an attempt's code and output: below run.dir unless that is a URL."""
+    if is_url(submission.dir):
+        return state_home() / "submissions" / submission.id
+    return Path(place_of(submission))
+
+
+def _is_name(text: str) -> bool:
+    return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text))
+
+
+def _page(name: str) -> Path:
+    return state_home() / "runs" / f"{name}.json"
+
+
+def _to_data(job: Job) -> dict[str, Any]:
+    return {"submission": dataclasses.asdict(job.submission), "handle": job.handle}
+
+
+def _from_data(data: dict[str, Any]) -> Job:
+    return Job(Submission.from_data(data["submission"]), data["handle"])

@@ -1,0 +1,187 @@
+"""What a run has come to, read from the files below `run.dir`, on a disk or in an object store.
+
+This is the only place of the cluster commands that looks into a run's folder. It never needs Ray,
+the cluster or a lock; a run that is going on is read as far as it has come.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.journal import Record, read_journal
+from elmwright.jobs.submission import State, Submission
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import exists, is_url, join, list_folder, read_bytes
+
+STAGES = ("corpus", "train", "export", "publish")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    stage: str = ""
+    """The stage it is at; "done" behind the last one asked for; empty if nothing is there."""
+    step: int = 0
+    """Optimiser steps made, as far as the journal tells."""
+    max_steps: int = 0
+    """Steps asked for."""
+    perplexity: dict[str, float] | None = None
+    """Newest held-out perplexity, by set."""
+    tokens_per_s: float = 0.0
+    """Newest measured speed."""
+    restarts: int = 0
+    """How often training was started again."""
+    checkpoint_step: int = -1
+    """Step of the newest checkpoint; -1 if there is none."""
+    checkpoint: str = ""
+    """Where it lies."""
+    tracking: str = ""
+    """Where the curves are."""
+
+
+def read_progress(submission: Submission) -> Progress | None:
+    """How far a run has come; None where its folder cannot be seen from here."""
+    root, config = submission.dir, submission.config
+    try:
+        if not is_url(root) and not Path(root).is_dir():
+            return None
+        newest = _newest_checkpoint(root)
+        records = _journal(root)
+        result = _json(join(root, "train", "result.json"))
+        attempts = _json(join(root, "train", "attempt.json")).get("attempt", 1)
+        stage = _stage(submission, result)
+    except (OSError, UserError):
+        return None
+    evaluations = [record["values"] for record in records if record["kind"] == "eval"]
+    speeds = [
+        record["values"]["train/tokens_per_s"]
+        for record in records
+        if record["kind"] == "metrics" and "train/tokens_per_s" in record["values"]
+    ]
+    scores: dict[str, float] = {}
+    if result.get("evaluation"):
+        scores = {split: score["perplexity"] for split, score in result["evaluation"].items()}
+    elif evaluations:
+        scores = {
+            key.split("/")[-2]: value
+            for key, value in evaluations[-1].items()
+            if key.endswith("/perplexity")
+        }
+    return Progress(
+        stage=stage,
+        step=max([record["step"] for record in records] + [newest[0], 0]),
+        max_steps=config["train"]["max_steps"],
+        perplexity=scores or None,
+        tokens_per_s=speeds[-1] if speeds else 0.0,
+        restarts=max(0, attempts - 1),
+        checkpoint_step=newest[0],
+        checkpoint=newest[1],
+        tracking=config["tracking"]["uri"] or f"sqlite:///{join(root, 'mlflow', 'mlflow.db')}",
+    )
+
+
+def has_checkpoint(submission: Submission) -> bool | None:
+    """Whether there is anything to resume from; None where that cannot be seen from here."""
+    progress = read_progress(submission)
+    return None if progress is None else progress.checkpoint_step >= 0
+
+
+def _stage(submission: Submission, result: dict[str, Any]) -> str:
+    """The first stage asked for that is not done."""
+    root, config = submission.dir, submission.config
+    corpus = config["corpus"]["dir"] or join(root, "corpus")
+    done: dict[str, Callable[[], bool]] = {
+        "corpus": lambda: exists(join(corpus, "MANIFEST.json")),
+        "train": lambda: (
+            int(result.get("step", -1)) >= int(config["train"]["max_steps"])
+            or bool(result.get("stopped_early"))
+        ),
+        "export": lambda: exists(join(root, "bundle", "SHA256SUMS")),
+        "publish": lambda: exists(join(root, "published.json")),
+    }
+    for stage in STAGES[: STAGES.index(submission.until) + 1]:
+        if not done[stage]():
+            return stage
+    return "done"
+
+
+def _newest_checkpoint(root: str) -> tuple[int, str]:
+    found = (-1, "")
+    for file in list_folder(join(root, "train", "checkpoints")):
+        match = re.search(r"/(step-(\d+))/MANIFEST\.json$", file.path)
+        if match and int(match[2]) > found[0]:
+            found = int(match[2]), file.path.removesuffix("/MANIFEST.json")
+    return found
+
+
+def _journal(root: str) -> list[Record]:
+    """The run's journal: one file on a disk, numbered segments in a store."""
+    name = "journal" if is_url(root) else "journal.jsonl"
+    return [record for record, _ in read_journal(join(root, "train", name), 0)]
+
+
+def _json(path: str) -> dict[str, Any]:
+    if not exists(path):
+        return {}
+    try:
+        content = json.loads(read_bytes(path))
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def as_data(submission: Submission, state: State, progress: Progress | None) -> dict[str, Any]:
+    """All of it as JSON."""
+    return {
+        "run": submission.run,
+        "id": submission.id,
+        "target": str(submission.target),
+        "dir": submission.dir,
+        "until": submission.until,
+        "version": submission.version,
+        "git": submission.git,
+        "config_sha256": submission.config_sha256,
+        "submitted": submission.time,
+        "state": state.word,
+        "why": state.why,
+        "exit_code": state.exit_code,
+        "progress": asdict(progress) if progress else None,
+    }
+
+
+def as_lines(submission: Submission, state: State, progress: Progress | None) -> list[str]:
+    """All of it for a reader."""
+    rows = [
+        ("run", f"{submission.run}  ({submission.id})"),
+        ("state", state.word + (f": {state.why}" if state.why else "")),
+        ("target", str(submission.target)),
+        ("folder", submission.dir),
+        (
+            "code",
+            submission.version + (f", git {_short(submission.git)}" if submission.git else ""),
+        ),
+    ]
+    if progress is None:
+        rows.append(("stage", "its folder cannot be seen from this machine; see its log"))
+        return [f"{name:<12} {text}" for name, text in rows]
+    until = "" if progress.stage == "done" else f" (until {submission.until})"
+    rows.append(("stage", progress.stage + until))
+    rows.append(("step", f"{progress.step:,} of {progress.max_steps:,}"))
+    if progress.perplexity:
+        scores = ", ".join(f"{split} {value:.2f}" for split, value in progress.perplexity.items())
+        rows.append(("perplexity", f"{scores} (held-out)"))
+    if progress.tokens_per_s:
+        rows.append(("speed", f"{progress.tokens_per_s:,.0f} tokens/s"))
+    rows.append(("restarts", str(progress.restarts)))
+    newest = f"step {progress.checkpoint_step:,}  {progress.checkpoint}"
+    rows.append(("checkpoint", newest if progress.checkpoint_step >= 0 else "none yet"))
+    rows.append(("curves", progress.tracking))
+    return [f"{name:<12} {text}" for name, text in rows]
+
+
+def _short(git: str) -> str:
+    return git[:12] + git[40:]

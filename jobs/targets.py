@@ -1,0 +1,166 @@
+"""Where a run can be sent, and the names users give to such places.
+
+    # ~/.config/elmwright/targets.toml
+    [lab]
+    kind = "ray"
+    address = "http://head.lab:8265"
+
+    [night]
+    kind = "slurm"
+    partition = "gpu"
+    time = "24:00:00"
+
+`--to` takes a name from this file, the address of a Ray cluster's dashboard, or one of `local`,
+`slurm` and `k8s` with every option at its default (or as a table of that name in the file says).
+"""
+
+import dataclasses
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elmwright.pipeline.errors import UserError
+
+KINDS = ("local", "ray", "slurm", "k8s")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place that runs jobs. An option means something for the kinds its text names."""
+
+    kind: str
+    """local, ray, slurm or k8s."""
+    name: str = ""
+    """What it is called in the user's file."""
+    address: str = ""
+    """ray, k8s: address of the Ray dashboard, http://HEAD:8265."""
+    token_file: str = ""
+    """ray, k8s: file with the cluster's token; else RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH and
+    ~/.ray/auth_token are tried."""
+    python: str = ""
+    """ray, slurm: the Python of the cluster's environment, where it is not the first on its
+    PATH."""
+    env: tuple[str, ...] = ()
+    """Names of further variables of your environment that go with the job; never secrets."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables that must exist where the job runs; it looks for them first."""
+    env_file: str = ""
+    """slurm: a file of export lines on the cluster, read by the job; the place for secrets."""
+    partition: str = ""
+    """slurm: as sbatch takes it."""
+    account: str = ""
+    """slurm: as sbatch takes it."""
+    time: str = "24:00:00"
+    """slurm: time limit of one attempt."""
+    warning: int = 120
+    """slurm: seconds before the time limit at which the job is told to checkpoint."""
+    nodes: int = 0
+    """slurm: machines; 0 takes as few as train.processes needs. k8s: worker pods, likewise."""
+    cpus: int = 0
+    """slurm: CPUs of each machine; 0 takes what the run needs. k8s: CPUs of a worker pod."""
+    gpus: int = 0
+    """slurm: GPUs of each machine. k8s: GPUs of a worker pod."""
+    lines: tuple[str, ...] = ()
+    """slurm: further lines for the script, such as "module load python"."""
+    image: str = "elmwright:latest"
+    """k8s: image with Ray and the dependencies."""
+    namespace: str = "default"
+    """k8s: namespace."""
+    memory: str = "8Gi"
+    """k8s: memory of a worker pod."""
+    volume: str = ""
+    """k8s: claim of a volume that every pod mounts at /data; not needed with an s3:// run.dir."""
+    secret: str = ""
+    """k8s: Secret whose keys become environment variables of every pod."""
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> "Target":
+        """From parsed JSON; keys of a newer elmwright are left alone."""
+        known = {one.name for one in dataclasses.fields(cls)}
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in data.items()
+            if key in known
+        }
+        return cls(**values)
+
+    def __str__(self) -> str:
+        return self.name or self.address or self.kind
+
+
+def targets_file() -> Path:
+    home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(home) / "elmwright" / "targets.toml"
+
+
+def find_target(text: str) -> Target:
+    """What the user means by `--to TEXT`."""
+    named = named_targets()
+    if text in named:
+        return named[text]
+    if text in ("local", "slurm", "k8s"):
+        return Target(text)
+    if re.match(r"https?://[^/]", text):
+        if "@" in text:
+            raise UserError(
+                f"{text.partition('@')[2]}: an address has no user or password; a token comes from "
+                "RAY_AUTH_TOKEN or a file"
+            )
+        return Target("ray", address=text.rstrip("/"))
+    if text.startswith("ray://") or re.fullmatch(r"[\w.-]+:\d+", text):
+        host = text.removeprefix("ray://").partition(":")[0]
+        raise UserError(
+            f"{text!r} is not the address of a Ray dashboard; jobs are submitted there, usually at "
+            f"http://{host}:8265"
+        )
+    close = difflib.get_close_matches(text, [*named, *KINDS], n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    known = (
+        f"{', '.join(sorted(named))} in {targets_file()}" if named else f"none in {targets_file()}"
+    )
+    raise UserError(
+        f"there is no target {text!r}{hint or ''}; say local, slurm, k8s, http://HEAD:8265, or a "
+        f"name ({known})"
+    )
+
+
+def named_targets() -> dict[str, Target]:
+    """The targets in the user's file."""
+    path = targets_file()
+    if not path.is_file():
+        return {}
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    return {name: _target(path, name, table) for name, table in tables.items()}
+
+
+def _target(path: Path, name: str, table: Any) -> Target:
+    if not isinstance(table, dict) or table.get("kind") not in KINDS:
+        raise UserError(f"{path}: [{name}] needs kind = one of {', '.join(map(repr, KINDS))}")
+    fields = {one.name: one for one in dataclasses.fields(Target) if one.name != "name"}
+    for key, value in table.items():
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(fields)}"
+            raise UserError(f"{path}: {name}.{key}: unknown key; {hint}")
+        default = fields[key].default
+        wants_list = isinstance(default, tuple)
+        good = (
+            isinstance(value, list) and all(isinstance(item, str) for item in value)
+            if wants_list
+            else type(value) is (str if key == "kind" else type(default))
+        )
+        if not good:
+            kind = "a list of strings" if wants_list else f"a {type(default).__name__}"
+            raise UserError(f"{path}: {name}.{key}: expected {kind}, got {value!r}")
+    target = Target.from_data({**table, "name": name})
+    if target.kind == "ray" and not re.match(r"https?://[^/@]+$", target.address.rstrip("/")):
+        raise UserError(f"{path}: {name}.address: write it as http://HEAD:8265")
+    return dataclasses.replace(target, address=target.address.rstrip("/"))

@@ -1,0 +1,147 @@
+"""Real clusters for the tests: a Ray of their own, with its own home, ports and folder.
+
+Nothing here is machine-wide: processes are found by the folder in their command line, which only
+ours have, and killed by number.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class RayHead:
+    """A running Ray head."""
+
+    address: str
+    """Of its dashboard."""
+    home: Path
+    """HOME of its processes."""
+    folder: Path
+    """Its sessions and logs."""
+
+
+def clean_environment(home: Path, **more: str) -> dict[str, str]:
+    """The environment of a cluster's node: nothing of ours on the path, a home of its own."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "RAY_", "AWS_", "MLFLOW_", "XDG_"))
+    }
+    return kept | {"HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}", **more}
+
+
+@contextmanager
+def ray_head(home: Path, *, cpus: int = 2, **environment: str) -> Iterator[RayHead]:
+    """A Ray head with a dashboard, started as an administrator would."""
+    folder = Path(tempfile.mkdtemp(prefix="elmray-", dir="/tmp"))
+    process = None
+    try:
+        for _ in range(4):
+            process, address = start_head(home, folder, cpus, environment)
+            if process.poll() is None:
+                break
+        else:
+            raise AssertionError((home / "ray.log").read_text()[-3000:])
+        yield RayHead(address, home, folder)
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+        kill_with(str(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_head(
+    home: Path, folder: Path, cpus: int, environment: dict[str, str]
+) -> tuple["subprocess.Popen[bytes]", str]:
+    """Start a head and wait for it. On a busy machine Ray gives up on itself after half a minute;
+    the process has ended then."""
+    ports = free_port(), free_port()
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
+        f"--port={ports[0]}", f"--dashboard-port={ports[1]}", f"--num-cpus={cpus}",
+        f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}",
+        f"--temp-dir={folder}", "--object-store-memory=150000000", "--disable-usage-stats",
+    ]  # fmt: skip
+    with open(home / "ray.log", "wb") as log:
+        process = subprocess.Popen(
+            command, cwd=home, env=clean_environment(home, **environment), stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    while "will now block" not in (home / "ray.log").read_text() and process.poll() is None:
+        time.sleep(0.2)
+    if process.poll() is not None:
+        kill_with(str(folder))
+    else:
+        wait_for_http(f"http://127.0.0.1:{ports[1]}/api/version", process, home / "ray.log")
+    return process, f"http://127.0.0.1:{ports[1]}"
+
+
+@contextmanager
+def mlflow_server(home: Path, host: str = "127.0.0.1") -> Iterator[str]:
+    """An MLflow server with a database of its own."""
+    port = free_port()
+    command = [
+        str(BIN / "mlflow"), "server", "--host", host, "--port", str(port), "--allowed-hosts", "*",
+        "--backend-store-uri", f"sqlite:///{home / 'mlflow.db'}",
+        "--artifacts-destination", str(home / "artifacts"), "--workers", "1",
+    ]  # fmt: skip
+    with open(home / "mlflow.log", "wb") as log:
+        process = subprocess.Popen(
+            command, cwd=home, env=clean_environment(home), stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        wait_for_http(f"http://{host}:{port}/health", process, home / "mlflow.log")
+        yield f"http://{host}:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_for_http(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Until a server answers anything but a refusal to connect."""
+    end = time.monotonic() + 400
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()  # noqa: S310
+        except urllib.error.HTTPError:
+            return  # it wants a token: it is up
+        except OSError:
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < end, log.read_text()[-2000:]
+            time.sleep(0.3)
+        else:
+            return
+
+
+def kill_with(text: str) -> None:
+    """Kill every process that has this text, which only ours have, in its command line."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if text.encode() in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
+        except OSError:
+            continue

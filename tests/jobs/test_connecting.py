@@ -1,0 +1,54 @@
+"""Why a cluster does not take us, in a sentence; and waiting for one that grows."""
+
+import sys
+import types
+
+import pytest
+
+from elmwright.jobs.cluster import _wait_for_room, _why_not
+from elmwright.jobs.config_file import load_config
+
+
+def test_other_versions_are_named() -> None:
+    error = RuntimeError(
+        "Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python: 3.9.1\n"
+        "This process on node 10.0.0.1 was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n"
+    )
+    sentence = _why_not("10.0.0.9:6379", error)
+    assert "there Ray 2.9.0 and Python 3.9.1, then here Ray 2.60.0 and Python 3.11.7" in sentence
+    assert "\n" not in sentence
+
+
+def test_a_refused_token_names_every_place_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
+    sentence = _why_not("auto", RuntimeError("Authentication failed: invalid token"))
+    assert "10.0.0.9:6379 does not take our token" in sentence
+    assert "RAY_AUTH_TOKEN_PATH" in sentence
+
+
+def test_anything_else_keeps_its_first_line() -> None:
+    sentence = _why_not("h:1", ConnectionError("refused\nmore"))
+    assert "cannot connect to the Ray cluster at h:1 (refused)" in sentence
+
+
+def test_a_cluster_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for once, with what training needs; then until it is there."""
+    have = [{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 4.0, "GPU": 2.0}]
+    asked = []
+    fake = types.SimpleNamespace(
+        cluster_resources=lambda: have.pop(0) if len(have) > 1 else have[0]
+    )
+
+    def request_resources(bundles: list[dict[str, float]]) -> None:
+        asked.append(bundles)
+
+    sdk = types.SimpleNamespace(request_resources=request_resources)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setitem(sys.modules, "ray.autoscaler.sdk", sdk)
+    monkeypatch.setattr("elmwright.jobs.cluster.time.sleep", lambda _: None)
+    config = load_config("demo", ["cluster.wait_minutes=1", "train.processes=2",
+                                  'train.device="cuda"', "train.threads=2"])  # fmt: skip
+    _wait_for_room(config)
+    assert asked == [[{"CPU": 2, "GPU": 1}] * 2]
+    assert len(have) == 1
+    _wait_for_room(load_config("demo"))

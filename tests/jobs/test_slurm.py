@@ -1,0 +1,141 @@
+"""The batch script and the words of Slurm; the real thing is in test_slurm_cluster.py."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elmwright.jobs.config_file import load_config
+from elmwright.jobs.runbook import remember
+from elmwright.jobs.slurm import Slurm, render, state_of_slurm
+from elmwright.jobs.submission import Job, Submission
+from elmwright.jobs.submit import cancel, prepare, state_of, submit
+from elmwright.jobs.targets import Target
+from elmwright.pipeline.errors import UserError
+from tests.jobs.tiny import write_config, write_text
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def submission(folder: Path, target: Target, **changes: Any) -> Submission:
+    file = write_config(
+        folder, folder / "text.txt", tracking_uri="http://mlflow:5000", **changes
+    )  # fmt: skip
+    return prepare(load_config(str(file), ["cluster.address=auto"]), target, "publish")
+
+
+def test_the_script_asks_for_what_the_run_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store:9000/$(touch x)")
+    target = Target(
+        "slurm", nodes=2, gpus=1, partition="gpu", time="02:00:00", warning=300,
+        python="~/my env/bin/python", lines=("module load cuda",), env_file="/etc/secrets.env",
+    )  # fmt: skip
+    script = render(submission(tmp_path, target, train_processes=4, train_threads=3))
+    lines = script.splitlines()
+    for line in (
+        "#SBATCH --nodes=2", "#SBATCH --cpus-per-task=6", "#SBATCH --gpus-per-node=1",
+        "#SBATCH --partition=gpu", "#SBATCH --time=02:00:00", "#SBATCH --signal=B:USR1@300",
+        "module load cuda", "python=~/'my env/bin/python'", ". /etc/secrets.env",
+        "export AWS_ENDPOINT_URL='http://store:9000/$(touch x)'",
+    ):  # fmt: skip
+        assert line in lines
+    assert "symmetric-run" not in "".join(line for line in lines if not line.startswith("#"))
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize(
+    "target", [Target("slurm"), Target("slurm", gpus=4, env_file="~/s.env", account="lab")]
+)
+def test_shellcheck_has_nothing_to_say(tmp_path: Path, target: Target) -> None:
+    script = tmp_path / "job.sbatch"
+    script.write_text(render(submission(tmp_path, target)))
+    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    script.write_text(script.read_text() + "\nrm -rf $scratch\n")
+    assert subprocess.run(["shellcheck", str(script)], capture_output=True, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    ("shown", "word", "code"),
+    [
+        ({"JobState": "PENDING", "Reason": "BeginTime"}, "pending", None),
+        ({"JobState": "RUNNING"}, "running", None),
+        ({"JobState": "COMPLETED"}, "finished", 0),
+        ({"JobState": "FAILED", "ExitCode": "75:0"}, "interrupted", 75),
+        ({"JobState": "FAILED", "ExitCode": "2:0"}, "failed", 2),
+        ({"JobState": "FAILED", "ExitCode": "0:9"}, "interrupted", -9),
+        ({"JobState": "TIMEOUT", "ExitCode": "0:0"}, "interrupted", 75),
+        ({"JobState": "NODE_FAIL"}, "interrupted", 75),
+    ],
+)
+def test_slurms_words_become_ours(shown: dict[str, str], word: str, code: int | None) -> None:
+    state = state_of_slurm(shown)
+    assert (state.word, state.exit_code) == (word, code)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Slurm's commands, played by a script that notes how it was called."""
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    for name, answer in (
+        ("sbatch", "echo 17"), ("squeue", "true"), ("scancel", "true"),
+        ("scontrol", f'cat "{tmp_path}/shown"'), ("sinfo", 'printf "n1 2\\nn2 8\\n"'),
+    ):  # fmt: skip
+        (bin_ / name).write_text(
+            f'#!/bin/sh\necho "{name} $*" >>"{tmp_path}/calls"\nenv >>"{tmp_path}/environment"\n'
+            f"{answer}\n"
+        )
+        (bin_ / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_a_job_is_sent_without_the_submitters_environment_and_stopped_gently(fake: Path) -> None:
+    write_text(fake / "text.txt", 3)
+    job = submit(submission(fake, Target("slurm")))
+    assert job.handle == {"job": "17"}
+    script = fake / "run" / "submissions" / job.submission.id / "job.sbatch"
+    assert f"sbatch --parsable --export=NONE {script}" in (fake / "calls").read_text()
+    assert (script.parent / "code" / "elmwright" / "jobs" / "entry.py").is_file()
+    (fake / "shown").write_text("JobId=17 JobName=x JobState=RUNNING NodeList=n1 StartTime=now")
+    assert state_of(job).word == "running"
+    cancel(job, wait=False)
+    assert "scancel --batch --signal=TERM 17" in (fake / "calls").read_text()
+    (fake / "shown").write_text("JobId=17 JobState=PENDING Reason=Priority")
+    cancel(job, wait=False)
+    assert (fake / "calls").read_text().splitlines()[-1] == "scancel 17"
+
+
+def test_too_few_machines_for_the_run_are_refused(fake: Path) -> None:
+    target = Target("slurm", nodes=2, cpus=1)
+    with pytest.raises(UserError, match=r"needs 4 CPUs, but .* 2 machines with 1 each"):
+        Slurm(target).check(submission(fake, target, train_processes=4))
+
+
+def test_what_slurm_does_not_have_is_refused_with_what_there_is(fake: Path) -> None:
+    target = Target("slurm", nodes=2)
+    Slurm(target).check(submission(fake, target, train_processes=4))
+    with pytest.raises(
+        UserError, match=r"2 machines with 4 CPUs each, but the cluster has 1 with 2, 1 with 8"
+    ):
+        Slurm(target).check(submission(fake, target, train_processes=4, train_threads=2))
+
+
+def test_without_slurm_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sent = submission(tmp_path, Target("slurm"))
+    with pytest.raises(UserError, match=r"squeue is not on this machine's PATH; submit from"):
+        submit(sent)
+    remember(Job(sent, {"job": "1"}))
+    with pytest.raises(UserError, match="is not on this machine's PATH"):
+        state_of(Job(sent, {"job": "1"}))

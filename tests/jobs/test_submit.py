@@ -1,0 +1,312 @@
+"""Submitting to the background of this machine, the run book, and what never travels."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elmwright.jobs import entry, runbook
+from elmwright.jobs import submit as submit_module
+from elmwright.jobs.background import Background, is_alive, process_mark
+from elmwright.jobs.config_file import load_config
+from elmwright.jobs.ray_jobs import Unreachable
+from elmwright.jobs.submission import Job, State, Submission, passed_on, state_of_exit
+from elmwright.jobs.submit import prepare, state_of, submit
+from elmwright.jobs.targets import Target
+from elmwright.pipeline.errors import UserError
+from tests.jobs.tiny import elmwright, write_config, write_text
+
+PLANTED = "planted-secret-42d1"
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def submission(folder: Path, target: Target | None = None, **changes: Any) -> Submission:
+    config = load_config(str(write_config(folder, folder / "text.txt", **changes)))
+    return prepare(config, target or Target("local"), "corpus")
+
+
+def test_a_run_in_the_background_fails_is_explained_and_leaves_its_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole way of a job, without Ray: its text is missing, which the run says at once."""
+    monkeypatch.setenv("LAB_SECRET_TOKEN", PLANTED)
+    config = write_config(tmp_path, tmp_path / "missing.txt")
+    done = elmwright("submit", config, "--to", "local", "--follow")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "in corpus.sources does not exist" in done.stdout
+    assert "tiny is failed: a mistake in what was asked" in done.stdout
+    status = json.loads(elmwright("status", "tiny", "--json").stdout)
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+    assert status["progress"]["stage"] == "corpus"
+    by_folder = elmwright("status", tmp_path / "run")
+    assert "missing" in elmwright("logs", tmp_path / "run").stdout
+    assert status["id"] in by_folder.stdout
+    cancelled = elmwright("cancel", "tiny")
+    assert cancelled.returncode == 2
+    assert "there is nothing to cancel: it is failed" in cancelled.stderr
+    assert "tiny " in elmwright("jobs").stdout
+    resumed = elmwright("resume", "tiny", "--follow")
+    assert resumed.returncode == 2
+    assert "no checkpoint yet, so training starts from the beginning" in resumed.stdout
+    assert len(runbook.attempts_of("tiny")) == 2
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or PLANTED.encode() not in path.read_bytes(), path
+
+
+def test_a_dry_run_tells_all_and_touches_nothing(tmp_path: Path) -> None:
+    config = write_config(tmp_path, write_text(tmp_path / "text.txt", 3))
+    before = sorted(tmp_path.rglob("*"))
+    done = elmwright("submit", config, "--to", "local", "--dry-run")
+    assert done.returncode == 0
+    assert "elmwright.jobs.entry" in done.stdout
+    done = elmwright("submit", config, "--to", "slurm", "--dry-run", "--set",
+                     "tracking.uri=http://x:5000")  # fmt: skip
+    assert "#SBATCH --job-name=elmwright-tiny" in done.stdout
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a b", "söder", "-x", "a" * 101, "a/b"])
+def test_an_odd_name_is_refused(tmp_path: Path, name: str) -> None:
+    config = write_config(tmp_path, tmp_path / "text.txt")
+    done = elmwright("submit", config, "--to", "local", f"--name={name}")
+    assert done.returncode == 2
+    assert "run.name" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_run_that_is_going_on_is_not_sent_again(
+    tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    first = submission(tmp_path)
+    runbook.remember(Job(first, process_mark(sleeper.pid)))
+    assert state_of(runbook.find_run("tiny")[-1]).word == "running"
+    with pytest.raises(UserError, match=rf"'tiny' is going on already on local \(job {first.id}\)"):
+        submit(submission(tmp_path))
+
+
+def test_a_process_that_was_killed_leaves_an_interrupted_run(
+    tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    job = Job(submission(tmp_path), process_mark(sleeper.pid))
+    os.kill(sleeper.pid, signal.SIGKILL)
+    sleeper.wait()
+    assert Background().state(job) == State("interrupted", "its process is gone")
+
+
+def test_a_number_that_belongs_to_another_process_by_now_is_never_signalled(
+    tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    mark = process_mark(sleeper.pid) | {"started": 1}
+    assert not is_alive(mark)
+    Background().stop(Job(submission(tmp_path), mark))
+    time.sleep(0.2)
+    assert sleeper.poll() is None
+
+
+def test_what_a_job_left_counts_when_its_cluster_has_forgotten_it(tmp_path: Path) -> None:
+    job = Job(submission(tmp_path), {"pid": 1, "started": 1, "host": "elsewhere"})
+    assert state_of(job).word == "running"
+    runbook.lay_down_outcome(job.submission, 75)
+    assert state_of(job) == state_of_exit(75)
+
+
+def test_the_run_book_keeps_every_attempt_in_order(tmp_path: Path) -> None:
+    jobs = [Job(submission(tmp_path), {"job": number}) for number in range(3)]
+    for job in jobs:
+        runbook.remember(job)
+    assert runbook.attempts_of("tiny") == jobs
+    assert runbook.all_runs() == [jobs[-1]]
+    page = tmp_path / "state" / "elmwright" / "runs" / "tiny.json"
+    assert page.stat().st_mode & 0o077 == 0
+
+
+def test_a_run_nobody_knows(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no run 'nothing' in the run book \(it is empty\)"):
+        runbook.find_run("nothing")
+    with pytest.raises(UserError, match=r"nothing was submitted for"):
+        runbook.find_run(str(tmp_path))
+
+
+def test_settings_travel_and_secrets_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store:9000")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
+    monkeypatch.setenv("MY_FLAG", "on")
+    found = passed_on(("MY_FLAG",))
+    assert found["AWS_ENDPOINT_URL"] == "http://store:9000"
+    assert found["MY_FLAG"] == "on"
+    assert PLANTED not in found.values()
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DB_PASSWORD", "my_api_key"):
+        with pytest.raises(UserError, match=r"never sent"):
+            passed_on((name,))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://me:{PLANTED}@store:9000")
+    with pytest.raises(UserError, match=r"AWS_ENDPOINT_URL holds a password") as caught:
+        passed_on()
+    assert PLANTED not in str(caught.value)
+
+
+def test_a_password_in_the_tracking_uri_stays_at_home(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tracking.uri holds a password") as caught:
+        submission(tmp_path, tracking_uri=f"http://me:{PLANTED}@mlflow:5000")
+    assert PLANTED not in str(caught.value)
+
+
+def test_a_job_names_the_secrets_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target("local", secrets=("LAB_PASSWORD", "LAB_TOKEN"))
+    sent = submission(tmp_path, target)
+    config = load_config(str(tmp_path / "tiny.toml"))
+    monkeypatch.setenv("LAB_TOKEN", PLANTED)
+    with pytest.raises(UserError, match=r"^LAB_PASSWORD is not set in the job's environment") as e:
+        entry.check_names(sent, config)
+    assert PLANTED not in str(e.value)
+    monkeypatch.setenv("LAB_PASSWORD", PLANTED)
+    entry.check_names(sent, config)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD", raising=False)
+    with pytest.raises(UserError, match=r"^MLFLOW_TRACKING_PASSWORD is not set"):
+        entry.check_names(sent, config)
+
+
+def test_a_job_with_an_object_store_wants_its_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = submission(tmp_path, corpus_dir="s3://bucket/corpus")
+    config = load_config(str(tmp_path / "tiny.toml"))
+    for name in (*entry.S3_OTHER_WAYS, "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
+    with pytest.raises(UserError, match=r"^AWS_SECRET_ACCESS_KEY is not set"):
+        entry.check_names(sent, config)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
+    entry.check_names(sent, config)
+
+
+def test_a_job_looks_for_its_dependencies_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "requirements", lambda: ["numpy>=99", "no-such-thing>=1", "rich"])
+    with pytest.raises(UserError, match=r"numpy is .*, needed is >=99; no-such-thing is missing"):
+        entry.check_dependencies()
+
+
+def test_relative_paths_need_the_folder_they_are_relative_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sent = submission(tmp_path, run_dir="here")
+    assert sent.dir == str(tmp_path / "here")
+    config = load_config(str(tmp_path / "tiny.toml"))
+    entry.enter_folder(sent, config)
+    gone = Submission.from_data({**json.loads(sent.to_json()), "cwd": "/no/such/folder"})
+    with pytest.raises(UserError, match=r"'here' is relative to /no/such/folder, which is not"):
+        entry.enter_folder(gone, config)
+
+
+class Scripted:
+    """A target whose jobs say and become what a test wrote down."""
+
+    grace = 1.0
+
+    def __init__(self, script: dict[str, list[tuple[str, State]]]) -> None:
+        self.script = script
+        self.said: dict[str, str] = {}
+
+    def state(self, job: Job) -> State:
+        moments = self.script[job.submission.id]
+        text, state = moments.pop(0) if len(moments) > 1 else moments[0]
+        said = self.said.get(job.submission.id, "")
+        if not said.endswith(text):
+            self.said[job.submission.id] = said + text
+        return state
+
+    def log(self, job: Job, start: int) -> tuple[str, int]:
+        said = self.said.get(job.submission.id, "")
+        return said[start:], len(said)
+
+
+def test_following_goes_on_with_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = Job(submission(tmp_path)), Job(submission(tmp_path))
+    second = dataclasses.replace(
+        second, submission=dataclasses.replace(second.submission, time="2999-01-01 00:00:00")
+    )
+    place = Scripted({
+        first.submission.id: [
+            ("one ", State("running")), ("two ", State("running")),
+            ("three\n", state_of_exit(75)),
+        ],
+        second.submission.id: [("four ", State("pending")), ("five\n", state_of_exit(0))],
+    })  # fmt: skip
+    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
+    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
+    runbook.remember(first)
+    threading.Timer(0.3, runbook.remember, [second]).start()
+    state = submit_module.follow("tiny", first, through=True)
+    assert state.word == "finished"
+    said = capsys.readouterr().out
+    assert said.startswith("one two three\n")
+    assert "waiting for 'elmwright resume tiny'" in said
+    assert said.endswith(f"-- {second.submission.id}\nfour five\n")
+
+
+def test_a_cluster_that_is_silent_for_a_moment_does_not_end_the_following(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(submission(tmp_path))
+    misses = [True, True, False]
+
+    class Shaky(Scripted):
+        def state(self, job: Job) -> State:
+            if misses and misses.pop(0):
+                raise Unreachable("gone for a moment")
+            return super().state(job)
+
+    place = Shaky({job.submission.id: [("all\n", state_of_exit(0))]})
+    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
+    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
+    assert submit_module.follow("tiny", job, through=False).word == "finished"
+    assert capsys.readouterr().out == "all\n"
+
+
+def test_a_job_that_does_not_stop_in_time_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(submission(tmp_path))
+    calls: list[str] = []
+
+    class Deaf(Scripted):
+        grace = 0.05
+
+        def stop(self, job: Job) -> None:
+            calls.append("stop")
+
+        def kill(self, job: Job) -> None:
+            calls.append("kill")
+            self.script[job.submission.id] = [("", state_of_exit(-9))]
+
+    place = Deaf({job.submission.id: [("", State("running"))]})
+    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
+    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
+    assert submit_module.cancel(job).word == "interrupted"
+    assert calls == ["stop", "kill"]

@@ -1,0 +1,66 @@
+"""What `--to` understands, and what it says when it does not."""
+
+from pathlib import Path
+
+import pytest
+
+from elmwright.jobs.targets import Target, find_target, named_targets
+from elmwright.pipeline.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def config_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "elmwright").mkdir()
+    return tmp_path / "elmwright" / "targets.toml"
+
+
+def test_an_address_is_a_ray_cluster() -> None:
+    assert find_target("http://head:8265/") == Target("ray", address="http://head:8265")
+    assert find_target("local").kind == "local"
+
+
+def test_a_name_stands_for_what_the_users_file_says(config_home: Path) -> None:
+    config_home.write_text(
+        '[lab]\nkind = "ray"\naddress = "https://head.lab:8265"\nsecrets = ["TOKEN_OF_LAB"]\n'
+        '[night]\nkind = "slurm"\npartition = "gpu"\nnodes = 2\nlines = ["module load python"]\n'
+    )
+    assert find_target("lab").address == "https://head.lab:8265"
+    assert str(find_target("lab")) == "lab"
+    assert find_target("night").lines == ("module load python",)
+    assert set(named_targets()) == {"lab", "night"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("labb", r"no target 'labb'; did you mean 'lab'\?"),
+        ("ray://head:10001", "http://head:8265"),
+        ("head:6379", "http://head:8265"),
+        ("http://me:pass@head:8265", "no user or password"),
+    ],
+)
+def test_what_is_no_target_gets_a_hint(config_home: Path, text: str, words: str) -> None:
+    config_home.write_text('[lab]\nkind = "local"\n')
+    with pytest.raises(UserError, match=words) as caught:
+        find_target(text)
+    assert "pass@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[lab]\n", "needs kind"),
+        ('[lab]\nkind = "ray"\n', "lab.address: write it as"),
+        ('[lab]\nkind = "slurm"\npartitoin = "x"\n', "did you mean partition"),
+        ('[lab]\nkind = "slurm"\nnodes = "2"\n', "lab.nodes: expected a int"),
+        ('[lab]\nkind = "slurm"\nlines = "module"\n', "a list of strings"),
+        ("[lab\n", "cannot be read"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named_with_its_key(
+    config_home: Path, text: str, words: str
+) -> None:
+    config_home.write_text(text)
+    with pytest.raises(UserError, match=words):
+        find_target("lab")
