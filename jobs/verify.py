@@ -24,22 +24,22 @@ def verify_path(name: str, key: str = "") -> list[str]:
 
         resolve(name, require_signature=key)
         return [f"bundle {name}" + (f", signed with the key of {key}" if key else "")]
-    if is_url(name):
+    if not is_url(name):
+        path = Path(name)
+        if not path.exists():
+            raise UserError(f"there is no {path}")
+        if path.suffix == ".tar":
+            return [_shard(path)]
+        if (path / SUMS).is_file():
+            verify_bundle(path)
+            return [f"bundle {path}"]
+    name = name.rstrip("/")
+    if exists(join(name, "state.json")) or name.rpartition("/")[2].startswith("step-"):
+        verify_checkpoint(name)
+        return [f"checkpoint {name}"]
+    if exists(join(name, MANIFEST)):
         return [_corpus(name)]
-    path = Path(name)
-    if not path.exists():
-        raise UserError(f"there is no {path}")
-    if path.suffix == ".tar":
-        return [_shard(path)]
-    if (path / SUMS).is_file():
-        verify_bundle(path)
-        return [f"bundle {path}"]
-    if (path / "state.json").is_file() or path.name.startswith("step-"):
-        verify_checkpoint(path)
-        return [f"checkpoint {path}"]
-    if (path / MANIFEST).is_file():
-        return [_corpus(path)]
-    return _run(path)
+    return _run(name)
 
 
 def _corpus(path: str | Path) -> str:
@@ -68,7 +68,7 @@ def _shard(path: Path) -> str:
     raise UserError(f"{path} is not in the manifest of its corpus")
 
 
-def _run(path: Path) -> list[str]:
+def _run(path: str) -> list[str]:
     folder = RunFolder.at(path)
     checked = []
     if exists(join(folder.corpus, MANIFEST)):

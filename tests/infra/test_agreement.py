@@ -22,9 +22,6 @@ from elmwright.jobs import cli, ports
 from elmwright.jobs.config_file import explain, load_config
 from tests.infra.validators import INFRA, ROOT, documents, manifests, pod_templates
 
-COMING = ["submit", "jobs", "status", "logs", "cancel", "resume", "doctor"]
-"""Commands that infra/ may name before they exist; once they do, they are parsed like the rest."""
-
 FILES = sorted(
     path
     for path in INFRA.rglob("*")
@@ -267,10 +264,10 @@ def test_every_command_line_is_understood_by_the_real_parser() -> None:
                     "slurm/elmwright.sbatch"}  # fmt: skip
 
 
-def test_every_subcommand_that_is_named_exists_or_is_coming() -> None:
+def test_every_subcommand_that_is_named_exists() -> None:
     named = set(re.findall(r"(?:`|^|/bin/|exec head )elmwright ([a-z]+)", ALL, re.M))
     assert len(named) > 3
-    assert named <= {*known(), *COMING}
+    assert named <= known().keys()
 
 
 def test_options_of_ray_and_mlflow_exist() -> None:
