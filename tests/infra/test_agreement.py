@@ -362,7 +362,7 @@ def noticed() -> bool:
         test_versions_are_the_pinned_ones,
         test_a_stopped_job_has_the_time_it_was_promised,
         test_options_of_ray_and_mlflow_exist,
-        test_every_subcommand_that_is_named_exists_or_is_coming,
+        test_every_subcommand_that_is_named_exists,
         test_every_command_line_is_understood_by_the_real_parser,
         *(partial(test_a_port_is_the_packages, *pair) for pair in PORTS),
     ):
