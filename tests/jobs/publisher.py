@@ -12,9 +12,20 @@ import sys
 from pathlib import Path
 
 import mlflow
+import mlflow.artifacts
+import mlflow.models
 import mlflow.pyfunc
-import torch  # noqa: F401 - as above
+import mlflow.store.artifact.local_artifact_repo
+import mlflow.store.artifact.mlflow_artifacts_repo
+import mlflow.store.model_registry.rest_store
+import mlflow.store.model_registry.sqlalchemy_store
+import mlflow.store.tracking.rest_store
+import mlflow.store.tracking.sqlalchemy_store
 
+import elmwright.jobs.mlflow_registry
+import elmwright.jobs.serving
+import elmwright.jobs.shelf
+import elmwright.model.bilm_format  # noqa: F401 - all of these only to have them imported
 from elmwright.jobs.registry import open_registry, publish_bundle
 
 

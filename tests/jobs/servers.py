@@ -115,7 +115,7 @@ def mlflow_server(
     log = folder / "mlflow.log"
     with running(command, log, env=settings, cwd=folder) as process:
         url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: answers(f"{url}/health") or process.poll() is not None, 180)
+        wait_for(lambda: answers(f"{url}/health") or process.poll() is not None, 600)
         assert process.poll() is None, log.read_text()[-3000:]
         yield url
 
