@@ -23,23 +23,25 @@ SHAPE = ModelConfig(
 VOCAB = ["<S>", "</S>", "<UNK>", "The", "the", ".", *NOUNS, *VERBS, *ADJECTIVES]
 
 
-def write_random_model(folder: Path, vocab: list[str] = VOCAB, seed: int = 1) -> Path:
+def write_random_model(
+    folder: Path, vocab: list[str] = VOCAB, seed: int = 1, shape: ModelConfig = SHAPE
+) -> Path:
     """A folder that loads as a bundle, with `options.json` and `weights.hdf5` for the reference.
 
     Its softmax is far from uniform, so that an error in the targets shows.
     """
     folder.mkdir(parents=True)
-    bilm = BiLM(SHAPE, seed)
+    bilm = BiLM(shape, seed)
     with torch.no_grad():
         for parameter in bilm.lstm.parameters():
             parameter.mul_(3)
-    softmax = Softmax.create(len(vocab), SHAPE.projection_dim, seed)
+    softmax = Softmax.create(len(vocab), shape.projection_dim, seed)
     softmax.weight.mul_(6)
     softmax.bias.normal_(generator=torch.Generator().manual_seed(seed))
     save_file(model_tensors(bilm), folder / "model.safetensors")
     save_file(softmax.state(), folder / "softmax.safetensors")
     (folder / "vocab.txt").write_text("\n".join(vocab) + "\n", encoding="utf-8")
-    write_config(folder / "config.json", SHAPE, {"eval_lanes": 2})
-    write_options(folder / "options.json", SHAPE)
-    write_weights(folder / "weights.hdf5", SHAPE, model_tensors(bilm))
+    write_config(folder / "config.json", shape, {"eval_lanes": 2})
+    write_options(folder / "options.json", shape)
+    write_weights(folder / "weights.hdf5", shape, model_tensors(bilm))
     return folder
