@@ -4,7 +4,8 @@ The text is cut after line ends into pieces of 256 KB. Each becomes a part file 
 atomically; when all are there they are joined, in order, and the output takes its name. So one
 mechanism serves two purposes: several Ray workers make parts at the same time, and a command that
 was killed finds its parts and goes on, if model, text and options are still the same. The price is
-room on the disk for the vectors twice.
+room on the disk for the vectors twice. (However it was made, a file holds the same vectors up to
+rounding, about 1e-6: word types are encoded with those they are met with.)
 
 A part is nothing but float32 numbers, sentence after sentence: which words they belong to is in the
 text, which the join reads again.

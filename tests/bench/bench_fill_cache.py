@@ -1,6 +1,6 @@
 """Would a table of token-layer vectors, made beforehand, still pay off?
 
-    python tests/bench/bench_fill_cache.py [rounds]
+    python tests/bench/bench_fill_cache.py [rounds [sentences …]]
 
 The old tools encoded every *occurrence* of a word, so a table of its vocabulary spared them the
 character CNN altogether. `Elmo.embed` encodes a word type once a process. What a table can still
@@ -62,14 +62,15 @@ def cpu_seconds(*arguments: object) -> float:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    text = real_sentences(2000)
+    rounds, *counts = [int(argument) for argument in sys.argv[1:]] or [3]
+    counts = counts or [10, 100, 400, 2000]
+    text = real_sentences(max(counts))
     folder = write_folder(text)
     make_table(folder)
-    for count in (0, 10, 100, 400, 2000):
+    for count in counts:
         pairs = [
             (cpu_seconds("embed", folder, count, 0), cpu_seconds("embed", folder, count, 1))
-            for _ in range(rounds if count < 2000 else 1)
+            for _ in range(rounds)
         ]
         without, with_table = (median(column) for column in zip(*pairs, strict=True))
         words = sum(map(len, text[:count]))
