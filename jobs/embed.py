@@ -103,9 +103,9 @@ def choose_layers(vectors: Vectors, recipe: Recipe) -> Vectors:
     if recipe.layers == "top":
         return vectors[-1:]
     if recipe.layers == "mean":
-        return vectors.mean(axis=0, keepdims=True)
+        return np.asarray(vectors.mean(axis=0, keepdims=True), np.float32)
     if recipe.layers == "mix":
-        return np.tensordot(np.array([recipe.mix], np.float32), vectors, 1).astype(np.float32)
+        return np.asarray(np.tensordot(np.array([recipe.mix], np.float32), vectors, 1), np.float32)
     return vectors
 
 

@@ -158,12 +158,12 @@ def _embedded(
 
 def _layer(vectors: npt.NDArray[np.float32], layer: str) -> npt.NDArray[np.float32]:
     if layer == "mean":
-        return vectors.mean(axis=0)
+        return np.asarray(vectors.mean(axis=0), np.float32)
     if layer == "top":
-        return vectors[-1]
+        return np.asarray(vectors[-1])
     if not (layer.isdecimal() and int(layer) < len(vectors)):
         raise UserError(f"--layer {layer} is none of top, mean, 0 … {len(vectors) - 1}")
-    return vectors[int(layer)]
+    return np.asarray(vectors[int(layer)])
 
 
 def _unit(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -82,7 +82,7 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         elif self.layers == "mean":
             vectors = vectors.mean(axis=0, keepdims=True)
         over_words = vectors.mean(axis=1) if self.pooling == "mean" else vectors.max(axis=1)
-        return over_words.ravel()
+        return np.asarray(over_words.ravel(), np.float32)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "elmo_")

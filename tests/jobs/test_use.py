@@ -1,12 +1,13 @@
 """What people do with a model: open it, score text, look for neighbours, feed scikit-learn."""
 
+import io
 import json
 import re
-import subprocess
+import shlex
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -293,25 +294,41 @@ def snippets() -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
 
 
-def test_every_snippet_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+def shell(code: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a shell does with such a snippet, in this process: `echo … |`, `>`, and our command."""
+    ran = []
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line)
+        if words[0] == "echo":
+            given = io.TextIOWrapper(io.BytesIO(words[1].encode() + b"\n"))
+            monkeypatch.setattr(sys, "stdin", given)
+            words = words[words.index("|") + 1 :]
+        out = open(words[-1], "w") if words[-2] == ">" else io.StringIO()  # noqa: SIM115
+        command, *arguments = words[:-2] if words[-2] == ">" else words
+        assert command == ".venv/bin/elmwright"
+        with out, redirect_stdout(out):
+            assert main(arguments) == 0, line
+        ran.append(arguments[0])
+    return ran
+
+
+def test_every_snippet_of_the_readme_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_random_model(tmp_path / "runs" / "demo" / "bundle")
     (tmp_path / "text.txt").write_text("\n".join(LINES[:5]) + "\nshe saw the play\n" * 3)
-    found = snippets()
-    assert {kind for kind, _ in found} == {"sh", "python"}
-    shell = "\n".join(code for kind, code in found if kind == "sh")
-    for name in ("embed", "score", "neighbours"):
-        assert f"elmwright {name}" in shell
-    script = f'elmwright() {{ "{sys.executable}" -m elmwright.jobs.cli "$@"; }}\n'
-    script += shell.replace(".venv/bin/elmwright", "elmwright")
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    with h5py.File(tmp_path / "fox.hdf5") as file:
-        assert file["0"].shape == (3, 4, 16)
-    code = "\n".join(code for kind, code in found if kind == "python")
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    ran: list[str] = []
+    for kind, code in snippets():
+        if kind == "sh":
+            ran += shell(code, monkeypatch)
+        else:
+            assert kind == "python"
+            exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - our own README
+    assert set(ran) == {"embed", "score", "neighbours"}
+    assert names["layers"].shape == (3, 4, 16)  # type: ignore[attr-defined]
+    assert names["scores"].shape == (2, 2, 5)  # type: ignore[attr-defined]
+    assert names["mixed"].shape == (1, 6, 16)  # type: ignore[attr-defined]
+    assert (tmp_path / "scores.tsv").read_text().count("\n") == 1 + 10
+    assert "<mark>play</mark>" in (tmp_path / "play.html").read_text()
