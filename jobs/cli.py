@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elmwright import __version__
+from elmwright.jobs import cli_use
 from elmwright.jobs.cli_cluster import add_cluster_commands
 from elmwright.jobs.cli_publish import add_commands
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
@@ -145,21 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--split", help="only this held-out set")
     with_json(sub)
 
-    sub = add("embed", _embed, "write the layer representations of every word of a text")
-    with_model(sub)
-    sub.add_argument("input", metavar="INPUT", help="one tokenised sentence a line, or - for stdin")
-    sub.add_argument("-o", "--output", required=True, metavar="OUT.hdf5", help="file to write")
-    sub.add_argument(
-        "--layers", choices=("all", "top", "mean"), default="all", help="which layers (all)"
-    )
-    sub.add_argument("--batch-size", type=int, default=32, help="sentences at a time (32)")
-    sub.add_argument(
-        "--carry-state",
-        action="store_true",
-        help="line n continues the LSTM states of line n minus batch size; off: every sentence "
-        "starts afresh",
-    )
-    sub.add_argument("--force", action="store_true", help="replace OUT.hdf5 if it exists")
+    cli_use.add_commands(add, MODEL_HELP)
 
     sub = add("verify", _verify, "check a corpus, shard, checkpoint, bundle or run byte by byte")
     sub.add_argument("path", metavar="PATH")
@@ -228,20 +215,6 @@ def _eval(options: argparse.Namespace) -> None:
             f"{result['bits_per_character']:.3f} bits a character, {result['tokens']:,} tokens, "
             f"{result['unk_share']:.2%} <UNK> targets"
         )
-
-
-def _embed(options: argparse.Namespace) -> None:
-    from elmwright.jobs.embed import embed_file
-
-    embed_file(
-        options.model,
-        options.input,
-        Path(options.output),
-        layers=options.layers,
-        batch_size=options.batch_size,
-        carry_state=options.carry_state,
-        force=options.force,
-    )
 
 
 def _verify(options: argparse.Namespace) -> None:

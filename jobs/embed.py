@@ -1,18 +1,112 @@
-"""`elmwright embed`: the layer representations of a text, as bilm-tf dumps them.
+"""`elmwright embed`: the layer representations of a text, of any size, in a file.
 
-One HDF5 dataset a sentence, key = line number from 0, shape (layers, words, 2 × projection_dim).
-Sentences are read, embedded and written a batch at a time: the size of the input does not matter.
+The text is cut after line ends into pieces of 256 KB. Each becomes a part file beside the output,
+atomically; when all are there they are joined, in order, and the output takes its name. So one
+mechanism serves two purposes: several Ray workers make parts at the same time, and a command that
+was killed finds its parts and goes on, if model, text and options are still the same. The price is
+room on the disk for the vectors twice. (However it was made, a file holds the same vectors up to
+rounding, about 1e-6: word types are encoded with those they are met with.)
+
+A part is nothing but float32 numbers, sentence after sentence: which words they belong to is in the
+text, which the join reads again.
+
+With `carry_state` a sentence depends on those before it: the text is one piece then, made by one
+process, and begun anew if it was killed.
 """
 
+import fcntl
+import hashlib
+import json
 import os
-import sys
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
+import numpy as np
+
+from elmwright.jobs.embed_output import Vectors, output_format, vectors_file
 from elmwright.jobs.models import resolve
-from elmwright.pipeline.errors import UserError
+from elmwright.jobs.sentences import Piece, batches, is_stream, pieces, read_sentences, text_file
+from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.progress import Advance, Progress, silent
+from elmwright.pipeline.storage import atomic_file, explained, sync_to_disk, write_atomic
+
+PART_BYTES = 1 << 18
+"""Text of a part, about 45,000 words: what a kill costs each worker at most."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How vectors are made from sentences."""
+
+    layers: str = "all"
+    """`all`, `top`, `mean`, or `mix`."""
+    mix: tuple[float, ...] = ()
+    """With `mix`: the weight of each layer, γ included."""
+    batch_size: int = 32
+    """Sentences run at a time."""
+    carry_state: bool = False
+    """Whether line n goes on with the states of line n − batch_size."""
+    device: str = "cpu"
+    """Where to compute."""
+
+
+class Embedder:
+    """A model that makes parts: one in this process, or one in each Ray worker."""
+
+    def __init__(self, folder: str, recipe: Recipe, threads: int = 0) -> None:
+        import torch
+
+        from elmwright.jobs.pretrained import Elmo
+
+        if threads:
+            torch.set_num_threads(threads)
+        self.recipe = recipe
+        self.elmo = Elmo.from_pretrained(
+            folder, device=recipe.device, carry_state=recipe.carry_state
+        )
+        self.elmo.eval()
+        n_layers = self.elmo.bilm.config.n_layers + 1
+        if recipe.layers == "mix" and len(recipe.mix) != n_layers:
+            raise UserError(f"--mix has {len(recipe.mix)} numbers, the model {n_layers} layers")
+        self.n_layers = n_layers if recipe.layers == "all" else 1
+
+    def digest(self) -> str:
+        """The sha256 of the weights, wherever they were read from."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.elmo.bilm.state_dict().items()):
+            digest.update(f"{name}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def embed_piece(
+        self, text: Path, piece: Piece, part: Path, advance: Advance = lambda _n, _detail="": None
+    ) -> int:
+        """Write the part file of a piece; the bytes of text it had."""
+        size, start, words = self.recipe.batch_size, time.monotonic(), 0
+        exactly = size if self.recipe.carry_state else None
+        with atomic_file(part) as file:
+            for batch, read in batches(read_sentences(text, piece), exactly):
+                for vectors in self.elmo.embed(batch, batch_size=size):
+                    file.write(np.ascontiguousarray(choose_layers(vectors, self.recipe)).data)
+                words += sum(map(len, batch))
+                advance(read, f"{words / (time.monotonic() - start):,.0f} words/s")
+        return piece.end - piece.start
+
+
+def choose_layers(vectors: Vectors, recipe: Recipe) -> Vectors:
+    """(layers + 1, words, width) → the layers asked for."""
+    if recipe.layers == "top":
+        return vectors[-1:]
+    if recipe.layers == "mean":
+        return np.asarray(vectors.mean(axis=0, keepdims=True), np.float32)
+    if recipe.layers == "mix":
+        return np.asarray(np.tensordot(np.array([recipe.mix], np.float32), vectors, 1), np.float32)
+    return vectors
 
 
 def embed_file(
@@ -20,71 +114,167 @@ def embed_file(
     source: str,
     output: Path,
     *,
-    layers: str,
-    batch_size: int,
-    carry_state: bool,
-    force: bool,
-) -> None:
-    """Embed every line of `source` into the HDF5 file `output`."""
-    if output.exists() and not force:
-        raise UserError(f"{output} exists already; choose another name or add --force")
+    layers: str = "all",
+    mix: Sequence[float] | None = None,
+    gamma: float = 1.0,
+    batch_size: int = 32,
+    carry_state: bool = False,
+    force: bool = False,
+    kind: str | None = None,
+    workers: int = 1,
+    device: str = "cpu",
+    progress: Progress = silent,
+) -> str:
+    """Embed every line of `source` into `output`; a sentence about what was written."""
+    kind = output_format(output, kind)
+    check_output(output, force)
+    if batch_size < 1 or workers < 1:
+        raise UserError("--batch-size and --workers must be at least 1")
+    if carry_state and workers > 1:
+        raise UserError("--carry-state reads line after line, so it cannot use --workers")
+    if mix is not None:
+        layers, mix = "mix", tuple(gamma * share for share in mix)
+    folder = str(resolve(model))
+    from elmwright.jobs.pretrained import choose_device
+
+    recipe = Recipe(layers, tuple(mix or ()), batch_size, carry_state, choose_device(device))
+    embedder = Embedder(folder, recipe)
+    with _work_folder(output) as work, text_file(source, work) as text:
+        whole = None if carry_state else PART_BYTES
+        parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, whole))}
+        _keep_or_clear(work, None if is_stream(source) else _key(embedder, text))
+        with progress("embed", text.stat().st_size, "bytes") as advance:
+            left = {}
+            for part, piece in parts.items():
+                if part.exists():
+                    advance(piece.end - piece.start)
+                else:
+                    left[part] = piece
+            if workers == 1:
+                for part, piece in left.items():
+                    embedder.embed_piece(text, piece, part, advance)
+            elif left:
+                _embed_on_ray(folder, recipe, text, left, workers, advance)
+        shape = embedder.n_layers, embedder.elmo.width
+        lines, words = _join(text, parts, shape, work / "joined", kind)
+        with explained(output):
+            sync_to_disk(work / "joined")
+            os.replace(work / "joined", output)
+        shutil.rmtree(work)
+    return f"wrote {output}: {lines:,} sentences, {words:,} words"
+
+
+def check_output(output: Path, force: bool) -> None:
+    """Refuse an output that is there already, or cannot be."""
     if output.is_dir():
         raise UserError(f"{output} is a folder; name a file to write")
-    if batch_size < 1:
-        raise UserError("--batch-size must be at least 1")
+    if output.exists() and not force:
+        raise UserError(f"{output} exists already; choose another name or add --force")
     if not output.absolute().parent.is_dir():
         raise UserError(f"there is no folder {output.absolute().parent} to write {output.name} in")
-    folder = resolve(model)
-    import h5py
-
-    from elmwright.model.elmo import Elmo
-
-    elmo = Elmo.from_pretrained(folder, carry_state=carry_state)
-    elmo.eval()
-    beside = output.with_name(f".{output.name}.{os.getpid()}")
-    lines = words = 0
-    try:
-        with _open(source) as text, h5py.File(beside, "w") as file:
-            for batch in _batches(text, batch_size):
-                vectors = elmo.embed(batch, batch_size=batch_size)
-                for vector in vectors:
-                    words += vector.shape[1]
-                    if layers == "top":
-                        vector = vector[-1:]  # noqa: PLW2901
-                    elif layers == "mean":
-                        vector = vector.mean(axis=0, keepdims=True)  # noqa: PLW2901
-                    file.create_dataset(str(lines), data=vector, track_times=False)
-                    lines += 1
-        if lines == 0:
-            raise UserError(f"{source} is empty; give one tokenised sentence a line")
-        os.replace(beside, output)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{source} is not UTF-8 ({error.reason}); convert it first") from error
-    finally:
-        beside.unlink(missing_ok=True)
-    print(f"wrote {output}: {lines:,} sentences, {words:,} words")
 
 
 @contextmanager
-def _open(source: str) -> Iterator[TextIO]:
-    if source == "-":
-        sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-        yield sys.stdin
+def _work_folder(output: Path) -> Iterator[Path]:
+    """The folder of parts, for this process alone; it stays if there are parts to go on from."""
+    work = output.absolute().with_name(f".{output.name}.parts")
+    with explained(work):
+        work.mkdir(exist_ok=True)
+        lock = open(work / "lock", "w")  # noqa: SIM115 - closed below
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another command is writing {output}; wait for it") from error
+        try:
+            yield work
+        finally:
+            if work.is_dir() and not any(work.glob("part-*")):
+                shutil.rmtree(work)
+
+
+def _key(embedder: Embedder, text: Path) -> dict[str, Any]:
+    """All that parts depend on."""
+    status = text.stat()
+    recipe = json.loads(json.dumps(asdict(embedder.recipe)))
+    return {
+        "model": embedder.digest(), "text": str(text.absolute()), "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns, "recipe": recipe, "part_bytes": PART_BYTES,
+    }  # fmt: skip
+
+
+def _keep_or_clear(work: Path, key: dict[str, Any] | None) -> None:
+    """Parts of the same text, model and options stay; all others go."""
+    note = work / "key.json"
+    if key is not None and note.is_file() and json.loads(note.read_bytes()) == key:
         return
+    for part in work.glob("part-*"):
+        part.unlink()
+    if key is not None:
+        write_atomic(note, json.dumps(key, indent=1).encode())
+
+
+def _join(
+    text: Path, parts: dict[Path, Piece], shape: tuple[int, int], joined: Path, kind: str
+) -> tuple[int, int]:
+    """Parts → one file; its sentences and words."""
+    line = words = 0
+    n_layers, width = shape
+    with explained(joined), vectors_file(joined, kind) as add:
+        for part, piece in parts.items():
+            with open(part, "rb") as file:
+                for sentence, _ in read_sentences(text, piece):
+                    data = file.read(4 * n_layers * len(sentence) * width)
+                    if len(data) != 4 * n_layers * len(sentence) * width:
+                        raise Failed(f"{part} is too short for its text; remove {part.parent}")
+                    vectors = np.frombuffer(data, np.float32)
+                    add(line, sentence, vectors.reshape(n_layers, len(sentence), width))
+                    line += 1
+                    words += len(sentence)
+                if file.read(1):
+                    raise Failed(f"{part} is too long for its text; remove {part.parent}")
+    return line, words
+
+
+def _embed_on_ray(
+    folder: str, recipe: Recipe, text: Path, left: dict[Path, Piece], workers: int, advance: Advance
+) -> None:
+    """Parts made by several processes of this machine, each with the model in its memory."""
+    import logging
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+    from ray.util import ActorPool
+
+    gpus = 1 if recipe.device.startswith("cuda") else 0
+    if gpus:
+        import torch
+
+        workers = min(workers, torch.cuda.device_count())
+    workers = min(workers, len(left))
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    ray.init(
+        address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False,
+        logging_level=logging.WARNING, object_store_memory=128 * 2**20,
+    )  # fmt: skip
     try:
-        file = open(source, encoding="utf-8")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UserError(f"{source} cannot be read: {error.strerror}") from error
-    with file:
-        yield file
-
-
-def _batches(text: TextIO, size: int) -> Iterator[list[list[str]]]:
-    batch: list[list[str]] = []
-    for line in text:
-        batch.append(line.split())
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+        actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=2, max_task_retries=2)(Embedder)
+        pool = ActorPool([actor.remote(folder, recipe, threads) for _ in range(workers)])
+        done = pool.map_unordered(
+            lambda maker, item: maker.embed_piece.remote(text.absolute(), item[1], item[0]),
+            list(left.items()),
+        )
+        for size in done:
+            advance(size)
+    except RayTaskError as error:
+        if isinstance(error.cause, UserError):
+            raise error.cause from error
+        raise
+    except RayActorError as error:
+        raise Failed(
+            "the workers died again and again, perhaps for lack of memory; the same command goes "
+            "on with what is done, best with fewer --workers"
+        ) from error
+    finally:
+        ray.shutdown()

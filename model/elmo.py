@@ -106,7 +106,7 @@ class Elmo(nn.Module):
         self.trainable_bilm = trainable_bilm
         self.carry_state = carry_state
         self._states: States | None = None
-        self._cache = _TypeCache()
+        self._cache = TypeCache()
 
     @classmethod
     def from_pretrained(
@@ -275,7 +275,7 @@ def _types_of_ids(ids: Tensor, max_chars: int) -> tuple[Tensor, list[npt.NDArray
     return torch.cat([marks, distinct]), rows
 
 
-class _TypeCache:
+class TypeCache:
     """Encoded word types, kept from batch to batch for as long as the encoder is the same."""
 
     def __init__(self) -> None:
@@ -315,4 +315,4 @@ def batch_to_ids(sentences: Sequence[Sentence], max_chars: int = 50) -> Tensor:
     return ids
 
 
-__all__ = ["Elmo", "ElmoOutput", "ScalarMix", "batch_to_ids"]
+__all__ = ["Elmo", "ElmoOutput", "ScalarMix", "TypeCache", "batch_to_ids"]

@@ -1,0 +1,154 @@
+"""The commands for those who have a model and want something of it: embed, score, neighbours.
+
+As in `cli.py`, nothing heavy is imported before a command runs.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from elmwright.pipeline.errors import UserError
+
+Add = Callable[
+    [str, Callable[[argparse.Namespace], int | None], str],
+    argparse.ArgumentParser,
+]
+
+
+def add_commands(add: Add, model_help: str) -> None:
+    """Give the command line its subcommands for using a model."""
+
+    def start(
+        name: str, function: Callable[[argparse.Namespace], None], text: str
+    ) -> argparse.ArgumentParser:
+        sub = add(name, function, text)
+        sub.add_argument("model", metavar="MODEL", help=model_help)
+        sub.add_argument(
+            "--device", default="cpu", choices=("cpu", "cuda", "auto"), help="where to compute"
+        )
+        return sub
+
+    sub = start("embed", _embed, "write the layer representations of every word of a text")
+    sub.add_argument("input", metavar="INPUT", help="one tokenised sentence a line, or - for stdin")
+    sub.add_argument(
+        "-o", "--output", required=True, metavar="OUT", help="file to write: .hdf5, .parquet, .npz"
+    )
+    sub.add_argument(
+        "--format", choices=("hdf5", "parquet", "npz"), help="where OUT ends in something else"
+    )
+    which = sub.add_mutually_exclusive_group()
+    which.add_argument(
+        "--layers", choices=("all", "top", "mean"), default="all", help="which layers (all)"
+    )
+    which.add_argument(
+        "--mix", metavar="W0,W1,…", help="one vector a word: the layers times these weights, added"
+    )
+    sub.add_argument("--gamma", type=float, default=1.0, help="with --mix: scales the sum (1)")
+    sub.add_argument("--batch-size", type=int, default=32, help="sentences at a time (32)")
+    sub.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="processes, started with Ray (1)"
+    )
+    sub.add_argument(
+        "--carry-state",
+        action="store_true",
+        help="line n continues the LSTM states of line n minus batch size; off: every sentence "
+        "starts afresh",
+    )
+    sub.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+    sub = start("score", _score, "log-probability of every sentence (and word), both directions")
+    sub.add_argument("input", metavar="TEXT", help="one tokenised sentence a line, or - for stdin")
+    sub.add_argument(
+        "-o", "--output", metavar="OUT", help="file to write, .tsv or .jsonl (default: TSV, stdout)"
+    )
+    sub.add_argument("--words", action="store_true", help="of every word, too")
+    sub.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+    sub = start("neighbours", _neighbours, "where a text uses a word as this sentence does")
+    sub.add_argument("--word", required=True, help="a word of the sentence")
+    sub.add_argument(
+        "--in", required=True, dest="sentence", metavar="SENTENCE", help="the tokenised sentence"
+    )
+    sub.add_argument(
+        "--corpus", required=True, metavar="TEXT", help="one tokenised sentence a line"
+    )
+    sub.add_argument("-k", type=int, default=10, help="how many neighbours (10)")
+    sub.add_argument("--layer", default="top", help="top, mean, or the number of a layer (top)")
+    sub.add_argument("--any-word", action="store_true", help="compare with every word, not its own")
+    sub.add_argument("--html", metavar="OUT", help="write a page as well")
+    sub.add_argument("--force", action="store_true", help="replace that page if it exists")
+    sub.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _embed(options: argparse.Namespace) -> None:
+    from elmwright.jobs.console import Console
+    from elmwright.jobs.embed import embed_file
+
+    sentence = embed_file(
+        options.model,
+        options.input,
+        Path(options.output),
+        layers=options.layers,
+        mix=None if options.mix is None else _numbers(options.mix),
+        gamma=options.gamma,
+        kind=options.format,
+        batch_size=options.batch_size,
+        carry_state=options.carry_state,
+        force=options.force,
+        workers=options.workers,
+        device=options.device,
+        progress=Console(sys.stderr).progress,
+    )
+    print(sentence)
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"--mix {text} is not a list of numbers such as 0.2,0.3,0.5") from error
+
+
+def _score(options: argparse.Namespace) -> None:
+    from elmwright.jobs.score import score_file
+
+    output = None if options.output is None else Path(options.output)
+    sentence = score_file(
+        options.model,
+        options.input,
+        output,
+        words=options.words,
+        device=options.device,
+        force=options.force,
+    )
+    print(sentence, file=sys.stderr)
+
+
+def _neighbours(options: argparse.Namespace) -> None:
+    from elmwright.jobs.neighbours import as_table, find_neighbours, write_page
+
+    page = None if options.html is None else Path(options.html)
+    if page is not None:
+        from elmwright.jobs.embed import check_output
+
+        check_output(page, options.force)
+    found = find_neighbours(
+        options.model,
+        options.word,
+        options.sentence,
+        options.corpus,
+        count=options.k,
+        layer=options.layer,
+        any_word=options.any_word,
+        device=options.device,
+    )
+    if page is not None:
+        write_page(found, page)
+    if options.json:
+        print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
+    else:
+        print(as_table(found, bold=sys.stdout.isatty()))
+        if page is not None:
+            print(f"\nwrote {page}")

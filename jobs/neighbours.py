@@ -1,0 +1,216 @@
+"""`elmwright neighbours`: where a text uses a word as a given sentence does.
+
+The paper's demonstration that ELMo tells the senses of a word apart: the occurrence of a word in
+its sentence is compared, by the cosine of its vectors in one layer, with every occurrence of the
+same word in a text (with `any_word`, of every word). The text is read as a stream and only the k
+nearest are kept, so its size does not matter; sentences without the word are not even embedded.
+
+The sentence itself is left out where the text has it, and of equal sentences the first is shown.
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elmwright.jobs.pretrained import Elmo
+from elmwright.jobs.sentences import batches, pieces, read_sentences, text_file
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.page import note, number, page, shown, table
+from elmwright.pipeline.storage import write_atomic
+
+CONTEXT = 12
+"""Words shown on either side."""
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """A word in a sentence."""
+
+    similarity: float
+    """Cosine with the word in the sentence given, −1 to 1."""
+    line: int
+    """Line of the text, from 0."""
+    position: int
+    """Which word of the line, from 0."""
+    words: tuple[str, ...]
+    """The sentence."""
+
+    def parts(self) -> tuple[str, str, str]:
+        """What stands before the word (shortened), the word, and what stands after it."""
+        at = self.position
+        before, after = self.words[max(0, at - CONTEXT) : at], self.words[at + 1 :][:CONTEXT]
+        cut = "… " if at > CONTEXT else "", " …" if len(self.words) > at + 1 + CONTEXT else ""
+        return cut[0] + " ".join(before), self.words[at], " ".join(after) + cut[1]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The nearest occurrences, and what they were compared with."""
+
+    query: Occurrence
+    """The word in the sentence given."""
+    neighbours: list[Occurrence]
+    """Nearest first."""
+    compared: int
+    """Occurrences that were looked at."""
+    layer: str
+    """The layer compared."""
+    source: str
+    """The text."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "word": self.query.words[self.query.position],
+            "sentence": self.query.words,
+            "position": self.query.position,
+            "layer": self.layer,
+            "compared": self.compared,
+            "neighbours": [asdict(occurrence) for occurrence in self.neighbours],
+        }
+
+
+def find_neighbours(
+    model: str,
+    word: str,
+    sentence: str,
+    source: str,
+    *,
+    count: int = 10,
+    layer: str = "top",
+    any_word: bool = False,
+    device: str = "cpu",
+) -> Found:
+    """The `count` occurrences in the text at `source` that are nearest to `word` in `sentence`."""
+    words = sentence.split()
+    if word not in words:
+        raise UserError(
+            f"{word!r} is not a word of the sentence (its words: {' '.join(words)[:200]!r}); words "
+            "are separated by spaces, and capitals count"
+        )
+    if count < 1:
+        raise UserError("-k must be at least 1")
+    elmo = Elmo.from_pretrained(model, device=device)
+    elmo.eval()
+    position = words.index(word)
+    own = _unit(_layer(elmo.embed([words])[0], layer)[position])
+    nearest: list[tuple[float, int, int, tuple[str, ...]]] = []  # a heap, the worst on top
+    compared = 0
+    with TemporaryDirectory() as folder, text_file(source, Path(folder)) as text:
+        for line, given, vectors in _embedded(elmo, text, None if any_word else word):
+            if given == words:
+                continue
+            cosines = _unit(_layer(vectors, layer)) @ own
+            for at, similarity in enumerate(cosines.tolist()):
+                if any_word or given[at] == word:
+                    compared += 1
+                    _offer(nearest, (similarity, -line, -at, tuple(given)), count)
+    if compared == 0:
+        what = "words" if any_word else f"other sentence with the word {word!r}"
+        raise UserError(f"{source} has no {what}; give a larger text, or try --any-word")
+    return Found(
+        Occurrence(1.0, -1, position, tuple(words)),
+        [Occurrence(s, -line, -at, given) for s, line, at, given in sorted(nearest, reverse=True)],
+        compared,
+        layer,
+        source,
+    )
+
+
+def _offer(
+    nearest: list[tuple[float, int, int, tuple[str, ...]]],
+    candidate: tuple[float, int, int, tuple[str, ...]],
+    count: int,
+) -> None:
+    """Keep it if it is among the `count` best and the same sentence is not there already."""
+    if len(nearest) == count and candidate <= nearest[0]:
+        return
+    if any(kept[2:] == candidate[2:] for kept in nearest):
+        return
+    if len(nearest) == count:
+        heapq.heapreplace(nearest, candidate)
+    else:
+        heapq.heappush(nearest, candidate)
+
+
+def _embedded(
+    elmo: Elmo, text: Path, word: str | None
+) -> Iterator[tuple[int, list[str], npt.NDArray[np.float32]]]:
+    """Line number, words and vectors of each sentence that has the word (or any)."""
+    (whole,) = pieces(text, None)
+    numbers: list[int] = []
+
+    def wanted() -> Iterator[tuple[list[str], int]]:
+        for line, (words, size) in enumerate(read_sentences(text, whole)):
+            if words if word is None else word in words:
+                numbers.append(line)
+                yield words, size
+
+    for batch, _ in batches(wanted()):
+        for given, vectors in zip(batch, elmo.embed(batch), strict=True):
+            yield numbers.pop(0), given, vectors
+
+
+def _layer(vectors: npt.NDArray[np.float32], layer: str) -> npt.NDArray[np.float32]:
+    if layer == "mean":
+        return np.asarray(vectors.mean(axis=0), np.float32)
+    if layer == "top":
+        return np.asarray(vectors[-1])
+    if not (layer.isdecimal() and int(layer) < len(vectors)):
+        raise UserError(f"--layer {layer} is none of top, mean, 0 … {len(vectors) - 1}")
+    return np.asarray(vectors[int(layer)])
+
+
+def _unit(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    length = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors / np.maximum(length, 1e-12), np.float32)
+
+
+def as_table(found: Found, bold: bool = False) -> str:
+    """For a terminal: the word is bold, or in brackets where there is no bold."""
+    marks = ("\033[1m", "\033[0m") if bold else ("[", "]")
+
+    def sentence(occurrence: Occurrence) -> str:
+        before, word, after = map(_printable, occurrence.parts())
+        return " ".join(filter(None, (before, f"{marks[0]}{word}{marks[1]}", after)))
+
+    rows = [f"{o.similarity:10.4f} {o.line + 1:>8}  {sentence(o)}" for o in found.neighbours]
+    return "\n".join(
+        [
+            f"nearest of {found.compared:,} occurrences, layer {found.layer}, to",
+            f"{'':21}{sentence(found.query)}",
+            f"{'cosine':>10} {'line':>8}",
+            *rows,
+        ]
+    )
+
+
+def _printable(text: str) -> str:
+    """The text is foreign: what could steer a terminal is shown as �."""
+    return "".join(char if char.isprintable() else "�" for char in text)
+
+
+def write_page(found: Found, path: Path) -> None:
+    """The same as a page: one file, nothing loaded, everything of the text escaped."""
+
+    def sentence(occurrence: Occurrence) -> str:
+        before, word, after = (shown(part, 400) for part in occurrence.parts())
+        return f"{before} <mark>{word}</mark> {after}"
+
+    word = shown(found.query.words[found.query.position])
+    header = (
+        f'<p class="kicker">Contextual neighbours</p><h1>{word}</h1><p>{sentence(found.query)}</p>'
+    )
+    rows = [(sentence(o), f"{o.similarity:.4f}", number(o.line + 1)) for o in found.neighbours]
+    body = note(
+        f"The {len(rows)} nearest of {number(found.compared)} occurrences in "
+        f"{shown(found.source)}, by the cosine of layer {shown(found.layer)}. A model that tells "
+        "senses apart puts the sense of the sentence above first."
+    ) + table("sentence|cosine|line", rows, texts=1)
+    text = page(f"{word} · neighbours", header, [("Nearest", body)], "Made by elmwright neighbours")
+    write_atomic(path, text.encode("utf-8"))

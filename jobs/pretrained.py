@@ -1,0 +1,40 @@
+"""`elmwright.Elmo`: the ELMo layer, opened by any name of a model.
+
+The layer itself (`model/elmo.py`) reads folders and knows no registry. Here a MODEL (a bundle, a
+checkpoint, `models:/name@alias`, a bilm folder) becomes a verified folder first, so that a notebook
+needs one line for any of them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elmwright.jobs.models import resolve
+from elmwright.model import elmo
+from elmwright.pipeline.errors import UserError
+
+
+class Elmo(elmo.Elmo):
+    """`elmwright.model.elmo.Elmo` whose `from_pretrained` takes any MODEL."""
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: Path | str, *, device: torch.device | str = "cpu", **options: Any
+    ) -> "Elmo":
+        """`folder` is any MODEL, `device` also "auto"; `options` are those of the layer, and
+        `tracking_uri`, where a `models:/` URI is looked up (default: MLFLOW_TRACKING_URI)."""
+        found = resolve(str(folder), options.pop("tracking_uri", ""))
+        opened = super().from_pretrained(found, device=choose_device(str(device)), **options)
+        assert isinstance(opened, cls)  # noqa: S101 - for the type checker
+        return opened
+
+
+def choose_device(name: str) -> str:
+    """`auto` is a GPU where there is one; a GPU that was asked for and is not there is an error."""
+    there = torch.cuda.is_available()
+    if name == "auto":
+        return "cuda" if there else "cpu"
+    if name.startswith("cuda") and not there:
+        raise UserError("there is no GPU that torch can use here; take --device cpu (or auto)")
+    return name

@@ -1,0 +1,141 @@
+"""Text given to a model, one tokenised sentence a line: read in byte ranges, in bounded memory.
+
+A line is what ends in a newline; its words are what white space separates. An empty line is a
+sentence of no words, so that line numbers always agree with the file's. What comes through a pipe
+is copied to a file first: only a file can be cut into ranges, and read twice.
+
+A sentence is in memory as a whole, because the backward model begins at its end. So a line of more
+than a megabyte, which is no sentence but a file without line ends, is refused.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO
+
+from elmwright.pipeline.errors import UserError
+
+MAX_LINE_BYTES = 1 << 20
+"""About 180,000 words."""
+WORDS_AT_ONCE = 8192
+"""Words of sentences that are read ahead, to be run beside others of their length. With the
+original model their vectors take 100 MB."""
+LINES_AT_ONCE = 1024
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Whole lines of a file."""
+
+    start: int
+    """Offset of the first byte."""
+    end: int
+    """Offset after the last line's newline, or the file's size."""
+
+
+def pieces(path: Path, size: int | None) -> list[Piece]:
+    """Cut a file after line ends into pieces of about `size` bytes; in one piece without it."""
+    with _opened(path) as file:
+        whole = os.fstat(file.fileno()).st_size
+        if whole == 0:
+            raise UserError(f"{path} is empty; give one tokenised sentence a line")
+        cuts = [0]
+        while size is not None and cuts[-1] + size < whole:
+            file.seek(cuts[-1] + size - 1)
+            file.readline(MAX_LINE_BYTES + size)
+            cuts.append(file.tell())
+        if cuts[-1] != whole:
+            cuts.append(whole)
+    return [Piece(start, end) for start, end in pairwise(cuts)]
+
+
+def read_sentences(path: Path, piece: Piece) -> Iterator[tuple[list[str], int]]:
+    """Each line of a piece as its words, and the bytes it took."""
+    with _opened(path) as file:
+        file.seek(piece.start)
+        at = piece.start
+        while at < piece.end:
+            line = file.readline(MAX_LINE_BYTES + 1)
+            if not line:
+                raise UserError(f"{path} became shorter while it was read; run the command again")
+            if len(line) > MAX_LINE_BYTES:
+                raise UserError(
+                    f"{path}: the line at byte {at:,} has more than {MAX_LINE_BYTES:,} bytes; "
+                    "give one tokenised sentence a line"
+                )
+            text = line.removeprefix(BOM) if at == 0 else line
+            at += len(line)
+            try:
+                words = text.decode("utf-8").split()
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path} is not UTF-8 ({error.reason} in the line that ends at byte {at:,}); "
+                    "convert it first"
+                ) from error
+            yield words, len(line)
+
+
+def batches(
+    sentences: Iterator[tuple[list[str], int]], exactly: int | None = None
+) -> Iterator[tuple[list[list[str]], int]]:
+    """Sentences to be embedded together, and the bytes they took.
+
+    Either `exactly` so many at a time, or as many as are worth sorting by length.
+    """
+    batch: list[list[str]] = []
+    read = words = 0
+    for sentence, size in sentences:
+        if batch and exactly is None and words + len(sentence) > WORDS_AT_ONCE:
+            yield batch, read
+            batch, read, words = [], 0, 0
+        batch.append(sentence)
+        read += size
+        words += len(sentence)
+        if len(batch) == (exactly or LINES_AT_ONCE):
+            yield batch, read
+            batch, read, words = [], 0, 0
+    if batch:
+        yield batch, read
+
+
+@contextmanager
+def text_file(source: str, folder: Path) -> Iterator[Path]:
+    """The file behind `source`. Standard input (`-`) is copied into `folder` for as long; so is a
+    named pipe."""
+    if not is_stream(source):
+        yield Path(source)
+        return
+    copy = folder / f".stdin.{os.getpid()}"
+    try:
+        with open(copy, "wb") as file:
+            if source == "-":
+                shutil.copyfileobj(sys.stdin.buffer, file)
+            else:
+                with _opened(Path(source)) as pipe:
+                    shutil.copyfileobj(pipe, file)
+        if copy.stat().st_size == 0:
+            raise UserError(f"{source} is empty; give one tokenised sentence a line")
+        yield copy
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+def is_stream(source: str) -> bool:
+    """Whether it can be read only once."""
+    return source == "-" or Path(source).is_fifo() or Path(source).is_char_device()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        yield file
