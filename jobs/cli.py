@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--split", help="only this held-out set")
     with_json(sub)
 
-    cli_use.add_commands(add, MODEL_HELP)
+    cli_use.add_commands(add, with_model)
 
     sub = add("verify", _verify, "check a corpus, shard, checkpoint, bundle or run byte by byte")
     sub.add_argument("path", metavar="PATH")

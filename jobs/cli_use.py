@@ -17,14 +17,14 @@ Add = Callable[
 ]
 
 
-def add_commands(add: Add, model_help: str) -> None:
+def add_commands(add: Add, with_model: Callable[[argparse.ArgumentParser], None]) -> None:
     """Give the command line its subcommands for using a model."""
 
     def start(
         name: str, function: Callable[[argparse.Namespace], None], text: str
     ) -> argparse.ArgumentParser:
         sub = add(name, function, text)
-        sub.add_argument("model", metavar="MODEL", help=model_help)
+        with_model(sub)
         sub.add_argument(
             "--device", default="cpu", choices=("cpu", "cuda", "auto"), help="where to compute"
         )
