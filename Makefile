@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench chaos wheel clean
+.PHONY: help setup run test check bench chaos wikitext2 wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ bench: $(READY)  ## measurements, printed as ratios
 
 chaos: $(READY)  ## kill runs at random moments and compare what comes out
 	$(BIN)/python -m pytest -m heavy tests/jobs/test_chaos.py --timeout=3600
+
+wikitext2: $(READY)  ## train the recipe wikitext2 and hold it to its perplexity (half an hour)
+	@$(BIN)/python tests/bench/bench_wikitext2.py
 
 wheel: $(READY)  ## build wheel and sdist into dist/
 	$(BIN)/python -m build
