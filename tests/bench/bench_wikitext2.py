@@ -39,7 +39,9 @@ def main(folder: Path) -> None:
     meter.start()
     began = time.monotonic()
     command = [sys.executable, "-m", "elmwright.jobs.cli", "train", "wikitext2"]
-    subprocess.run(command, cwd=folder, check=True)
+    code = subprocess.run(command, cwd=folder, check=False).returncode
+    if code:
+        sys.exit(code)
     minutes = (time.monotonic() - began) / 60
     report(folder / "runs" / "wikitext2", minutes, meter.seconds())
 
