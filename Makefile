@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench chaos publish-test infra-test cluster-up cluster-down cluster-test slurm-test wheel clean
+.PHONY: help setup run test check bench chaos publish-test infra-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +44,7 @@ bench: $(READY)  ## measurements, printed as ratios
 	@for b in tests/bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 chaos: $(READY)  ## kill runs at random moments and compare what comes out
-	$(BIN)/python -m pytest -m heavy tests/jobs/test_chaos.py --timeout=3600
+	$(BIN)/python -m pytest -m heavy tests/jobs/test_chaos.py tests/jobs/test_faults.py tests/jobs/test_tracking_faults.py --timeout=3600
 
 publish-test: $(READY)  ## publish to PostgreSQL and S3, and be killed while doing it
 	$(BIN)/python -m pytest -m heavy tests/jobs/test_publish_servers.py tests/jobs/test_registry.py
@@ -70,6 +70,9 @@ cluster-test: $(READY)  ## runs on a real Ray cluster: cancelled, killed, resume
 
 slurm-test: $(READY)  ## the same on a real Slurm, where its daemons are installed
 	$(BIN)/python -m pytest -m heavy tests/jobs/test_slurm_cluster.py --timeout=3600
+
+wikitext2: $(READY)  ## train the recipe wikitext2 and hold it to its perplexity (half an hour)
+	@$(BIN)/python tests/bench/bench_wikitext2.py
 
 wheel: $(READY)  ## build wheel and sdist into dist/
 	$(BIN)/python -m build

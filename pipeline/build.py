@@ -207,6 +207,8 @@ class Build:
     ) -> str | None:
         """The n-grams that documents of train must not hold."""
         given = [file for split, found in inputs.items() if split != "train" for file in found]
+        if self.corpus.heldout_overlap == "keep":
+            given = []
         n = self.corpus.decontaminate_ngram
         if not (evaluation or given) or n < 1:
             return None
@@ -432,8 +434,8 @@ def _anonymous(chunk: Chunk) -> Chunk:
 
 
 _AFTER_CLEANING = (
-    "sources dir heldout decontaminate documents text_field encoding dedup dedup_lines "
-    "save_documents keep_work chunk_mb"
+    "sources dir heldout heldout_overlap decontaminate documents text_field encoding dedup "
+    "dedup_lines save_documents keep_work chunk_mb"
 ).split()
 
 

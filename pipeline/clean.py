@@ -31,6 +31,7 @@ _PLAIN = bytes.maketrans(_BREAKS + b"\t", b"\n" * len(_BREAKS) + b" ")
 _ODD_LATIN = re.compile(rb"\xc2[\x80-\xa0\xad]")
 _ODD_GENERAL = re.compile(rb"\xe2(?:\x80[\x80-\x8b\x8e\x8f\xa8-\xaf]|\x81[\x9f-\xaf])")
 _ODD_REST = {b"\xef\xbb\xbf": b"", b"\xe3\x80\x80": b" ", b"\xe1\x9a\x80": b" "}
+_CONTROLS = dict.fromkeys({*range(32), 127} - {ord("\n")}, " ")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANKS = re.compile(rb" {2,}")
 
@@ -58,7 +59,7 @@ def repaired(text: str, config: CorpusConfig) -> tuple[str, list[str]]:
         before, text = text, fix_mojibake(text)
         if text != before:
             changes.append("mojibake")
-    text = normalise(text)
+    text = normalise(text) if config.normalise else tidied(text)
     if config.quotes == "straight":
         text = straighten(text)
     for kind in config.mask:
@@ -86,6 +87,14 @@ def normalise(text: str) -> str:
         data = _BLANKS.sub(b" ", data)
     data = data.replace(b" \n", b"\n").replace(b"\n ", b"\n").strip(b" \n")
     return unicodedata.normalize("NFC", data.decode())
+
+
+def tidied(text: str) -> str:
+    """The least that later rules rely on: lines whose words one space separates, no control
+    characters and no half surrogates. No word is changed."""
+    text = _SURROGATE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
+    lines = text.translate(_CONTROLS).split("\n")
+    return "\n".join(" ".join(line.split()) for line in lines).strip("\n")
 
 
 def _plain_latin(match: re.Match[bytes]) -> bytes:

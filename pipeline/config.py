@@ -161,10 +161,14 @@ class CorpusConfig:
     heldout: dict[str, tuple[str, ...] | float] = field(default_factory=lambda: {"heldout": 0.01})
     """Held-out sets by name: a share of the documents, split off by content hash
     ({valid = 0.01, test = 0.01}), or files of their own ({valid = ["valid.txt"]}), which are never
-    filtered; what train shares with those is removed from train."""
+    filtered; what train shares with those is removed from train (see heldout_overlap)."""
+    heldout_overlap: Literal["drop", "keep"] = "drop"
+    """What to do with text of train that a held-out set given as files holds too: drop it from
+    train, or keep it, where a benchmark's own protocol is to be followed."""
     decontaminate: tuple[str, ...] = ()
     """Evaluation files: documents that share an n-gram with them are removed and listed in
-    decontaminated.jsonl. Held-out sets given as files are always treated so."""
+    decontaminated.jsonl. Held-out sets given as files are treated so too, unless heldout_overlap
+    is "keep"."""
     decontaminate_ngram: int = 13
     """Words of such an n-gram; capitals and punctuation do not matter."""
     documents: Literal["blank-line", "line", "file"] = "blank-line"
@@ -178,6 +182,10 @@ class CorpusConfig:
     quarantine.jsonl and going on."""
     max_document_mb: int = 32
     """Larger documents are put aside as broken, in megabytes: nothing is held in memory twice."""
+    normalise: bool = True
+    """Bring text into one normal form: Unicode NFC, nothing invisible, every kind of blank a space.
+    Without it only control characters and white space are put in order, as for a benchmark whose
+    words must stay what they are."""
     quotes: Literal["keep", "straight"] = "keep"
     """Keep typographic quotes and dashes, or write them as ' " and -."""
     mojibake: bool = True

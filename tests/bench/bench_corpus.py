@@ -12,8 +12,6 @@ a near-copy of itself, so that there is something to find; the one thing that ma
 number of copies is the union of pairs, whose bytes for each pair are printed.
 """
 
-import contextlib
-import ctypes
 import json
 import lzma
 import os
@@ -22,13 +20,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from meter import Meter, keep_orphans
+
 LIMIT, WORKER_MB, DRIVER_MB = 15.0, 1500, 1000
-TICKS = os.sysconf("SC_CLK_TCK")
 WORD = re.compile(r"\w+|[^\w\s]")
 SHARED = Path(os.environ.get("ELMWRIGHT_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 
@@ -121,45 +119,10 @@ def build(texts: list[str]) -> tuple[float, dict]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class Meter(threading.Thread):
-    """Adds up the CPU time of all processes below this one, also of those that have ended.
-
-    Not from `getrusage`: Ray's daemon does not wait for its workers, so their time is lost there.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.used: dict[tuple[int, str], float] = {}
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        while not self.done.wait(0.1):
-            self.look()
-
-    def look(self) -> None:
-        stats = {}
-        for entry in os.listdir("/proc"):
-            if entry.isdigit():
-                with contextlib.suppress(OSError):
-                    text = Path("/proc", entry, "stat").read_text()
-                    stats[int(entry)] = text.rpartition(")")[2].split()
-        below = {os.getpid()}
-        while more := {pid for pid, f in stats.items() if int(f[1]) in below} - below:
-            below |= more
-        for pid in below - {os.getpid()}:
-            fields = stats[pid]
-            self.used[pid, fields[19]] = (int(fields[11]) + int(fields[12])) / TICKS
-
-    def seconds(self) -> float:
-        self.done.set()
-        self.join()
-        return sum(self.used.values())
-
-
 def main() -> None:
     arguments = sys.argv[1:]
     megabytes = float(arguments.pop(0)) if arguments and not Path(arguments[0]).exists() else 60.0
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans stay below this process
+    keep_orphans()
     texts = list(documents(arguments))
     ok = True
     for share in (0.5, 1.0, 2.0):

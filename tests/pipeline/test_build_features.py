@@ -180,6 +180,21 @@ def test_near_copies_of_given_held_out_files_stay_out_of_train(tmp_path):
     assert manifest.splits["train"].documents <= 101
 
 
+@pytest.mark.parametrize("dedup", ["none", "near"])
+def test_what_a_given_held_out_file_shares_with_train_is_kept_on_demand(tmp_path, dedup):
+    draw = random.Random(8)
+    documents = [random_document(draw, 40) for _ in range(30)]
+    config = CorpusConfig(
+        sources=(str(write_documents(tmp_path / "in.jsonl", documents)),),
+        heldout={"valid": (str(write_documents(tmp_path / "valid.jsonl", documents[:10])),)},
+        dedup=dedup,
+    )
+    assert make(tmp_path / "dropped", config).splits["train"].documents == 20
+    kept = make(tmp_path / "kept", replace(config, heldout_overlap="keep"))
+    assert kept.splits["train"].documents == 30
+    assert kept.splits["valid"].documents == 10
+
+
 def test_near_copies_are_dropped_and_the_longest_stays(tmp_path):
     draw = random.Random(5)
     base = random_document(draw, 300)

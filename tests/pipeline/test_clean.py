@@ -174,3 +174,15 @@ def test_hostile_text_costs_linear_time(unit):
     text, _ = clean.repaired(unit * 100_000, config)
     clean.without_boilerplate(text)
     assert time.process_time() - begin < 5
+
+
+def test_without_the_normal_form_words_stay_what_they_are():
+    config = CorpusConfig(normalise=False, mojibake=False)
+    text = "e\u0301 \ufeff Ã© \u200b a\u00adb\n 10 @,@ 000 \u201cx\u201d"
+    assert clean.repaired(text, config)[0] == text.replace("\n ", "\n")
+    assert clean.normalise(text) != text
+
+
+def test_without_the_normal_form_lines_and_blanks_are_still_in_order():
+    tidy = clean.tidied("\r\n a\tb\x00c \u00a0 d\r e \x85f\x1cg\ud800 \n\n h\n")
+    assert tidy == "a b c d\ne f g\ufffd\n\nh"
