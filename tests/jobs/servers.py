@@ -107,6 +107,7 @@ def mlflow_server(folder: Path, database: str = "", artifacts: str = "") -> Iter
     # It starts uvicorn from PATH.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     settings = {**os.environ, "PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    settings["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # eight more processes, for nothing
     log = folder / "mlflow.log"
     with running(command, log, env=settings, cwd=folder) as process:
         url = f"http://127.0.0.1:{port}"
