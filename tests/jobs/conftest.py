@@ -1,6 +1,5 @@
 """What is slow to make and never changed, made once for all tests of this room."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.export import export_run
 from elmwright.jobs.train import train
 from elmwright.pipeline.build import build_corpus
+from elmwright.pipeline.files import write_json
 from elmwright.pipeline.progress import silent
 from tests.jobs.tiny import write_config, write_text
 
@@ -54,8 +54,8 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config, run = prepare(home, corpus, eval_max_tokens=200)
     begin_attempt(run.attempt)
     train(config, run, 1, Ranks())
-    run.config.write_text(json.dumps(to_dict(config)))
-    return run.root
+    write_json(run.config, to_dict(config))
+    return Path(run.root)
 
 
 @pytest.fixture(scope="session")
