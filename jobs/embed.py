@@ -53,6 +53,8 @@ class Recipe:
     """Whether line n goes on with the states of line n − batch_size."""
     device: str = "cpu"
     """Where to compute."""
+    table: str = ""
+    """A file of `elmwright fill-cache`."""
 
 
 class Embedder:
@@ -70,6 +72,10 @@ class Embedder:
             folder, device=recipe.device, carry_state=recipe.carry_state
         )
         self.elmo.eval()
+        if recipe.table:
+            from elmwright.jobs.fill_cache import use_table
+
+            use_table(self.elmo, Path(recipe.table))
         n_layers = self.elmo.bilm.config.n_layers + 1
         if recipe.layers == "mix" and len(recipe.mix) != n_layers:
             raise UserError(f"--mix has {len(recipe.mix)} numbers, the model {n_layers} layers")
@@ -123,6 +129,7 @@ def embed_file(
     kind: str | None = None,
     workers: int = 1,
     device: str = "cpu",
+    table: str = "",
     progress: Progress = silent,
 ) -> str:
     """Embed every line of `source` into `output`; a sentence about what was written."""
@@ -137,7 +144,8 @@ def embed_file(
     folder = str(resolve(model))
     from elmwright.jobs.pretrained import choose_device
 
-    recipe = Recipe(layers, tuple(mix or ()), batch_size, carry_state, choose_device(device))
+    table = str(Path(table).absolute()) if table else ""
+    recipe = Recipe(layers, tuple(mix or ()), batch_size, carry_state, choose_device(device), table)
     embedder = Embedder(folder, recipe)
     with _work_folder(output) as work, text_file(source, work) as text:
         whole = None if carry_state else PART_BYTES
