@@ -2,9 +2,9 @@
 
 The token layer (character CNN, highway, projection) sees a word without its context, so its output
 can be kept. `Elmo.embed` does that by itself within a process; a table spares each new process the
-first time, too. By `tests/bench/bench_fill_cache.py`, a process that embeds 50 to 400 sentences with
-the small model takes 1.1 to 1.3 times the CPU time without a table, if every word is in it; for
-longer texts it is less, and nothing for a process that lives on.
+first time, too. By `tests/bench/bench_fill_cache.py`, a process that embeds 50 to 400 sentences
+with the small model takes 1.1 to 1.3 times the CPU time without a table, if every word is in it;
+for longer texts it is less, and nothing for a process that lives on.
 
 The table is a safetensors file that carries the digest of its encoder; another model refuses it. It
 is kept small: adding a word that it lacks copies it.
