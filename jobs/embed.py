@@ -262,10 +262,14 @@ def _embed_on_ray(
         workers = min(workers, torch.cuda.device_count())
     workers = min(workers, len(left))
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
-    ray.init(
-        address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False,
-        logging_level=logging.WARNING, object_store_memory=128 * 2**20,
-    )  # fmt: skip
+    try:
+        ray.init(
+            address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False,
+            logging_level=logging.WARNING, object_store_memory=128 * 2**20,
+        )  # fmt: skip
+    except Exception as error:  # Ray raises no narrower one when its own start times out
+        reason = str(error).splitlines()[0]
+        raise Failed(f"Ray did not start ({reason}); --workers 1 does without it") from error
     try:
         actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=2, max_task_retries=2)(Embedder)
         pool = ActorPool([actor.remote(folder, recipe, threads) for _ in range(workers)])
