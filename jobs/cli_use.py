@@ -56,7 +56,14 @@ def add_commands(add: Add, with_model: Callable[[argparse.ArgumentParser], None]
         help="line n continues the LSTM states of line n minus batch size; off: every sentence "
         "starts afresh",
     )
+    sub.add_argument("--cache", default="", metavar="TABLE", help="a file of fill-cache")
     sub.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+    sub = add("fill-cache", _fill_cache, "encode a vocabulary beforehand, for many short embeds")
+    sub.add_argument("model", metavar="MODEL", help=model_help)
+    sub.add_argument("-o", "--output", required=True, metavar="TABLE", help="file to write")
+    sub.add_argument("--words", metavar="FILE", help="one word a line (the model's vocabulary)")
+    sub.add_argument("--force", action="store_true", help="replace TABLE if it exists")
 
     sub = start("score", _score, "log-probability of every sentence (and word), both directions")
     sub.add_argument("input", metavar="TEXT", help="one tokenised sentence a line, or - for stdin")
@@ -99,9 +106,16 @@ def _embed(options: argparse.Namespace) -> None:
         force=options.force,
         workers=options.workers,
         device=options.device,
+        table=options.cache,
         progress=Console(sys.stderr).progress,
     )
     print(sentence)
+
+
+def _fill_cache(options: argparse.Namespace) -> None:
+    from elmwright.jobs.fill_cache import write_table
+
+    print(write_table(options.model, Path(options.output), options.words, force=options.force))
 
 
 def _numbers(text: str) -> list[float]:

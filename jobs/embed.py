@@ -53,6 +53,8 @@ class Recipe:
     """Whether line n goes on with the states of line n − batch_size."""
     device: str = "cpu"
     """Where to compute."""
+    table: str = ""
+    """A file of `elmwright fill-cache`."""
 
 
 class Embedder:
@@ -70,6 +72,10 @@ class Embedder:
             folder, device=recipe.device, carry_state=recipe.carry_state
         )
         self.elmo.eval()
+        if recipe.table:
+            from elmwright.jobs.fill_cache import use_table
+
+            use_table(self.elmo, Path(recipe.table))
         n_layers = self.elmo.bilm.config.n_layers + 1
         if recipe.layers == "mix" and len(recipe.mix) != n_layers:
             raise UserError(f"--mix has {len(recipe.mix)} numbers, the model {n_layers} layers")
@@ -123,6 +129,7 @@ def embed_file(
     kind: str | None = None,
     workers: int = 1,
     device: str = "cpu",
+    table: str = "",
     progress: Progress = silent,
 ) -> str:
     """Embed every line of `source` into `output`; a sentence about what was written."""
@@ -137,7 +144,8 @@ def embed_file(
     folder = str(resolve(model))
     from elmwright.jobs.pretrained import choose_device
 
-    recipe = Recipe(layers, tuple(mix or ()), batch_size, carry_state, choose_device(device))
+    table = str(Path(table).absolute()) if table else ""
+    recipe = Recipe(layers, tuple(mix or ()), batch_size, carry_state, choose_device(device), table)
     embedder = Embedder(folder, recipe)
     with _work_folder(output) as work, text_file(source, work) as text:
         whole = None if carry_state else PART_BYTES
@@ -254,10 +262,14 @@ def _embed_on_ray(
         workers = min(workers, torch.cuda.device_count())
     workers = min(workers, len(left))
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
-    ray.init(
-        address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False,
-        logging_level=logging.WARNING, object_store_memory=128 * 2**20,
-    )  # fmt: skip
+    try:
+        ray.init(
+            address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False,
+            logging_level=logging.WARNING, object_store_memory=128 * 2**20,
+        )  # fmt: skip
+    except Exception as error:  # Ray raises no narrower one when its own start times out
+        reason = str(error).splitlines()[0]
+        raise Failed(f"Ray did not start ({reason}); --workers 1 does without it") from error
     try:
         actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=2, max_task_retries=2)(Embedder)
         pool = ActorPool([actor.remote(folder, recipe, threads) for _ in range(workers)])

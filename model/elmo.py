@@ -147,6 +147,11 @@ class Elmo(nn.Module):
         """Forget what was carried over (only of interest with `carry_state`)."""
         self._states = None
 
+    def fill_cache(self, words: Sequence[str], vectors: Tensor) -> None:
+        """Take over encoded word types (`<S>` and `</S>` first), so that `embed` need not encode
+        them. They must be of this encoder; as always, they go when its weights change."""
+        self._cache.fill(self.bilm, words, vectors.to(self._device))
+
     @torch.no_grad()
     def embed(
         self,
@@ -283,13 +288,21 @@ class TypeCache:
         self.vectors: Tensor | None = None
         self.encoder: object = None
 
+    def fill(self, bilm: BiLM, words: Sequence[str], vectors: Tensor) -> None:
+        """Begin with types that are encoded already."""
+        if tuple(words[:2]) != (BEGIN_SENTENCE, END_SENTENCE) or len(set(words)) != len(words):
+            raise ValueError("the first two words must be <S> and </S>, and none may be repeated")
+        if vectors.shape != (len(words), bilm.config.projection_dim):
+            raise ValueError(f"vectors {tuple(vectors.shape)} do not fit {len(words)} words")
+        self.place = {word: number for number, word in enumerate(words)}
+        self.vectors, self.encoder = vectors, _identity(bilm)
+
     def encode(
         self, bilm: BiLM, words: list[str], device: torch.device
     ) -> tuple[Tensor, npt.NDArray[np.int64]]:
         """A table of encoded types and the place of each word in it; `<S>` and `</S>` are 0, 1."""
         width = bilm.config.projection_dim
-        # In-place updates (an optimiser, load_state_dict) raise a parameter's version.
-        encoder = [(id(p), p.data_ptr(), p._version) for p in bilm.encoder.parameters()]
+        encoder = _identity(bilm)
         new = [word for word in words if word not in self.place]
         full = 4 * width * (len(self.place) + len(new)) > CACHE_BYTES
         if encoder != self.encoder or full:
@@ -303,6 +316,12 @@ class TypeCache:
             self.place[word] = len(self.place)
         self.vectors = encoded[0] if len(encoded) == 1 else torch.cat(encoded)
         return self.vectors, np.array([self.place[word] for word in words], dtype=np.int64)
+
+
+def _identity(bilm: BiLM) -> list[tuple[int, int, int]]:
+    """Changes with the encoder: in-place updates (an optimiser, load_state_dict) raise a
+    parameter's version."""
+    return [(id(p), p.data_ptr(), p._version) for p in bilm.encoder.parameters()]
 
 
 def batch_to_ids(sentences: Sequence[Sentence], max_chars: int = 50) -> Tensor:

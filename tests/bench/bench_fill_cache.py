@@ -1,4 +1,4 @@
-"""Would a table of token-layer vectors, made beforehand, still pay off?
+"""What a table of token-layer vectors (`elmwright fill-cache`) still spares.
 
     python tests/bench/bench_fill_cache.py [rounds [sentences …]]
 
@@ -21,36 +21,25 @@ from bench_embed import real_sentences, write_folder
 
 
 def make_table(folder: Path) -> None:
-    import torch
-    from safetensors.torch import save_file
+    from elmwright.jobs.fill_cache import write_table
 
-    from elmwright.model.elmo import TypeCache
-    from elmwright.model.folder import load_folder
-
-    bilm = load_folder(folder).bilm
     text = json.loads((folder / "sentences.json").read_text())
-    words = list(dict.fromkeys(["<S>", "</S>", *(word for line in text for word in line)]))
-    with torch.no_grad():
-        vectors, _ = TypeCache().encode(bilm, words, torch.device("cpu"))
-    save_file({"vectors": vectors}, folder / "table.safetensors")
-    (folder / "words.json").write_text(json.dumps(words))
+    words = dict.fromkeys(word for line in text for word in line)
+    (folder / "words.txt").write_text("\n".join(words), encoding="utf-8")
+    write_table(str(folder), folder / "table.safetensors", str(folder / "words.txt"))
 
 
 def embed(folder: Path, count: int, with_table: bool) -> None:
     """What a short-lived process does."""
     import torch
-    from safetensors.torch import load_file
 
-    from elmwright.model.elmo import Elmo
+    from elmwright.jobs.fill_cache import use_table
+    from elmwright.jobs.pretrained import Elmo
 
     torch.set_num_threads(1)
     elmo = Elmo.from_pretrained(folder)
     if with_table:
-        elmo._cache.vectors = load_file(folder / "table.safetensors")["vectors"]
-        words = json.loads((folder / "words.json").read_text())
-        elmo._cache.place = {word: number for number, word in enumerate(words)}
-        encoder = elmo.bilm.encoder.parameters()
-        elmo._cache.encoder = [(id(p), p.data_ptr(), p._version) for p in encoder]
+        use_table(elmo, folder / "table.safetensors")
     elmo.embed(json.loads((folder / "sentences.json").read_text())[:count])
 
 

@@ -18,6 +18,8 @@ from pyarrow import parquet
 from elmwright.jobs import embed, sentences
 from elmwright.jobs.cli import main
 from elmwright.jobs.embed import embed_file
+from elmwright.jobs.fill_cache import write_table
+from elmwright.model.encoder import TokenEncoder
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.errors import UserError
 from tests.jobs.random_model import SHAPE, write_random_model
@@ -187,16 +189,19 @@ def test_parts_of_another_text_or_model_are_not_taken(
         np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
-def test_workers_make_the_same_file(model: Path, tmp_path: Path) -> None:
-    """One real Ray; parts of the normal size, so the text has to be long enough for three."""
-    text = write_text(tmp_path / "text.txt", 3500)
-    assert len(embed.pieces(text, embed.PART_BYTES)) >= 3
+def test_workers_make_the_same_file(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed, "PART_BYTES", 3000)
+    text = write_text(tmp_path / "text.txt", 60)
+    assert len(embed.pieces(text, 3000)) > 3
     for name, workers in (("one.npz", 1), ("two.npz", 2)):
         embed_file(str(model), str(text), tmp_path / name, layers="top", workers=workers)
-    with np.load(tmp_path / "one.npz") as one, np.load(tmp_path / "two.npz") as two:
-        assert one.files == two.files
-        for line in one.files[::97]:
-            np.testing.assert_allclose(one[line], two[line], atol=1e-5)
+    for one, two in zip(read(tmp_path / "one.npz"), read(tmp_path / "two.npz"), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+    text.write_bytes(b"fine\n" * 2000 + b"\xff\n")
+    with pytest.raises(UserError, match=r"^\S+ is not UTF-8 \(.*\); convert it first$"):
+        embed_file(str(model), str(text), tmp_path / "x.npz", workers=2)
 
 
 def test_a_text_through_a_pipe(model: Path, tmp_path: Path, expected: list[np.ndarray]) -> None:
@@ -302,3 +307,44 @@ def test_two_commands_for_one_output(model: Path, text: Path) -> None:
     ):
         embed_file(str(model), str(text), out)
     assert os.listdir(text.parent) == ["text.txt"]
+
+
+def test_a_table_of_token_vectors_spares_their_encoding_and_changes_nothing(
+    model: Path, text: Path, expected: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, out = text.with_name("table.safetensors"), text.with_name("out.npz")
+    assert main(["fill-cache", str(model), "-o", str(table)]) == 0
+    encoded: list[int] = []
+    encode = TokenEncoder.forward
+
+    def noted(self: TokenEncoder, chars: torch.Tensor) -> torch.Tensor:
+        encoded.append(len(chars))
+        return encode(self, chars)
+
+    monkeypatch.setattr(TokenEncoder, "forward", noted)
+    assert main(["embed", str(model), str(text), "-o", str(out), "--cache", str(table)]) == 0
+    assert sum(encoded) == 3, "only café, naïve and 東京 are not in the vocabulary"
+    for got, wanted in zip(read(out), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+def test_tables_that_are_refused(model: Path, text: Path, tmp_path: Path) -> None:
+    table, out = tmp_path / "table.safetensors", tmp_path / "out.npz"
+    other = write_random_model(tmp_path / "other", seed=2)
+    (tmp_path / "words.txt").write_text("bird\nbird\n\nhouse\n", encoding="utf-8")
+    assert "4 words, <S> and </S> among them" in write_table(
+        str(other), table, str(tmp_path / "words.txt")
+    )
+    with pytest.raises(UserError, match="was made for another model"):
+        embed_file(str(model), str(text), out, table=str(table))
+    with pytest.raises(UserError, match="exists already"):
+        write_table(str(other), table)
+    with pytest.raises(UserError, match="there is no word list"):
+        write_table(str(other), tmp_path / "x", str(tmp_path / "none.txt"))
+    table.write_bytes(table.read_bytes()[:100])
+    with pytest.raises(UserError, match="cannot be read as a table"):
+        embed_file(str(model), str(text), out, table=str(table))
+    with pytest.raises(UserError, match="is not a table"):
+        embed_file(str(model), str(text), out, table=str(model / "model.safetensors"))
+    with pytest.raises(UserError, match="cannot be read as a table"):
+        embed_file(str(model), str(text), out, table=str(tmp_path / "none"))

@@ -326,7 +326,7 @@ def test_every_snippet_of_the_readme_runs_as_it_stands(
         else:
             assert kind == "python"
             exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - our own README
-    assert set(ran) == {"embed", "score", "neighbours"}
+    assert set(ran) == {"embed", "fill-cache", "score", "neighbours"}
     assert names["layers"].shape == (3, 4, 16)  # type: ignore[attr-defined]
     assert names["scores"].shape == (2, 2, 5)  # type: ignore[attr-defined]
     assert names["mixed"].shape == (1, 6, 16)  # type: ignore[attr-defined]
