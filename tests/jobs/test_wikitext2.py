@@ -29,7 +29,7 @@ VALID = f"{HEADING}{SENTENCE} never seen \n{HEADING}"
 
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[None]:
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
