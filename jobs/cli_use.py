@@ -60,7 +60,7 @@ def add_commands(add: Add, with_model: Callable[[argparse.ArgumentParser], None]
     sub.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
     sub = add("fill-cache", _fill_cache, "encode a vocabulary beforehand, for many short embeds")
-    sub.add_argument("model", metavar="MODEL", help=model_help)
+    with_model(sub)
     sub.add_argument("-o", "--output", required=True, metavar="TABLE", help="file to write")
     sub.add_argument("--words", metavar="FILE", help="one word a line (the model's vocabulary)")
     sub.add_argument("--force", action="store_true", help="replace TABLE if it exists")

@@ -109,12 +109,16 @@ class Bar(Protocol):
 
 class _RichBar:
     def __init__(self, bars: "RichProgress", task: int) -> None:
-        self._bars, self._task = bars, task
+        self._bars, self._task, self._begun = bars, task, False
 
     def advance(self, n: int, detail: str = "", /) -> None:
         self._bars.update(self._task, advance=n, detail=detail)  # type: ignore[arg-type]
 
     def set(self, done: int, detail: str = "") -> None:
+        if done and not self._begun:
+            # What an earlier command did says nothing of how fast this one is.
+            self._bars.reset(self._task, completed=done, detail=detail)  # type: ignore[arg-type]
+            self._begun = True
         self._bars.update(self._task, completed=done, detail=detail)  # type: ignore[arg-type]
 
 
@@ -122,14 +126,20 @@ class _PlainBar:
     def __init__(self, console: Console, name: str, total: int, unit: str, seconds: float) -> None:
         self._console, self._name, self._total, self._unit = console, name, total, unit
         self._seconds = seconds
-        self._done = 0
+        self._done = self._first = 0
+        self._began = time.monotonic()
         self._detail = ""
         self._start = self._last = time.monotonic()
 
     def advance(self, n: int, detail: str = "", /) -> None:
-        self.set(self._done + n, detail)
+        self._move(self._done + n, detail)
 
     def set(self, done: int, detail: str = "") -> None:
+        if done and not self._done:
+            self._first, self._began = done, time.monotonic()
+        self._move(done, detail)
+
+    def _move(self, done: int, detail: str) -> None:
         self._done, self._detail = done, detail
         if time.monotonic() - self._last >= self._seconds and done < self._total:
             self._line()
@@ -142,8 +152,10 @@ class _PlainBar:
         seconds = self._last - self._start
         detail = f"  {self._detail}" if self._detail else ""
         left = ""
-        if 0 < self._done < self._total:
-            left = f", about {seconds / self._done * (self._total - self._done):.0f} s left"
+        if self._first < self._done < self._total:
+            # By the speed since the first sign of it: a run that goes on began far from 0.
+            pace = (self._last - self._began) / (self._done - self._first)
+            left = f", about {pace * (self._total - self._done):.0f} s left"
         self._console.say(
             f"  {self._name:<14} {self._done:,}/{self._total:,} {self._unit}, "
             f"{seconds:.0f} s{left}{detail}"
