@@ -29,7 +29,15 @@ from elmwright.jobs.checkpoint import (
     verify_checkpoint,
 )
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import is_url, join, place, read_bytes, remove, remove_folder
+from elmwright.pipeline.files import (
+    is_url,
+    join,
+    place,
+    read_bytes,
+    remove,
+    remove_folder,
+    with_patience,
+)
 from elmwright.pipeline.manifest import canonical
 from elmwright.pipeline.storage import sha256_bytes, sha256_file, sync_to_disk
 
@@ -119,7 +127,7 @@ class CheckpointWriter:
 
     def save(self, snapshot: Snapshot) -> None:
         """Start writing; waits only if the one before is not finished."""
-        self._join()
+        self.settle()
         if isinstance(self._error, StaleAttempt):
             raise self._error
         self._error = None
@@ -130,12 +138,13 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         """Until the newest snapshot is safe; raises what went wrong with it."""
-        self._join()
+        self.settle()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
-    def _join(self) -> None:
+    def settle(self) -> None:
+        """Until nothing is being written, well or badly."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -221,9 +230,12 @@ class CheckpointWriter:
         remove(join(target, MANIFEST))  # damaged, or of a replaced attempt
         for file in sorted(beside.iterdir()):
             if file.name != MANIFEST:
-                place(file, join(target, file.name))
+                self._send(file, target)
         check_attempt(self._attempt_file, self._attempt)
-        place(beside / MANIFEST, join(target, MANIFEST))
+        self._send(beside / MANIFEST, target)
+
+    def _send(self, file: Path, target: str) -> None:
+        with_patience(lambda: place(file, join(target, file.name)))
 
     def _prune(self) -> None:
         for info in self._keep.doomed(list_checkpoints(self._folder)):

@@ -28,7 +28,13 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from elmwright.jobs.block_cache import block_cache
-from elmwright.jobs.checkpoint import CheckpointInfo, check_attempt, folder_name, list_checkpoints
+from elmwright.jobs.checkpoint import (
+    CheckpointInfo,
+    check_attempt,
+    folder_name,
+    list_checkpoints,
+    read_info,
+)
 from elmwright.jobs.checkpoint_writer import CheckpointWriter, Keep, Listener
 from elmwright.jobs.clock import Clock
 from elmwright.jobs.config import OptimSection, RunConfig
@@ -111,7 +117,7 @@ def train(
             stopping = result.stop
             if trouble.after(result, trainer):
                 if writer:
-                    writer.wait()
+                    writer.settle()
                 first = trouble.begin()
                 start_over(trainer, config, folder, ranks, first - 1)
                 trouble.gone_back(trainer)
@@ -412,17 +418,21 @@ def _finish(
 ) -> None:
     """Say which checkpoint is the result and what it was measured at: training is done."""
     early = trainer.step < config.train.max_steps
-    chosen = trainer.best_step if early else trainer.step
-    infos = {info.step: info for info in list_checkpoints(folder.checkpoints)}
-    if early and chosen != trainer.step:
-        restore(trainer, infos[chosen].path, config, folder, ranks)
+    chosen = trainer.step
+    if early and ranks.rank == 0:
+        kept = {info.step for info in list_checkpoints(folder.checkpoints)}
+        chosen = trainer.best_step if trainer.best_step in kept else trainer.step
+    chosen = ranks.from_first(chosen)  # the others look only after rank 0 has written everything
+    checkpoint = join(folder.checkpoints, folder_name(chosen))
+    if chosen != trainer.step:
+        restore(trainer, checkpoint, config, folder, ranks)
     if early or not scores:  # or the checkpoint was final already: an attempt ended right there
         scores = _evaluate(config, folder, manifest, trainer, ranks, None, journal)
     if journal:
         result = {
             "step": chosen,
             "checkpoint": folder_name(chosen),
-            "checkpoint_sha256": infos[chosen].sha256,
+            "checkpoint_sha256": read_info(checkpoint).sha256,
             "stopped_early": config.eval.patience if early else 0,
             "skipped": len(trainer.skipped),
             "evaluation": {split: score.as_dict() for split, score in scores.items()},
