@@ -63,7 +63,7 @@ class Embedder:
     def __init__(self, folder: str, recipe: Recipe, threads: int = 0) -> None:
         import torch
 
-        from elmwright.jobs.pretrained import Elmo
+        from elmwright.model.elmo import Elmo
 
         if threads:
             torch.set_num_threads(threads)

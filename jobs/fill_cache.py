@@ -18,9 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from elmwright.jobs.embed import check_output
-from elmwright.jobs.pretrained import Elmo
 from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE
-from elmwright.model.elmo import TypeCache
+from elmwright.model.elmo import Elmo, TypeCache
 from elmwright.model.folder import VOCAB, read_vocab
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import write_atomic

@@ -12,7 +12,7 @@ predict where such words are common: the column `unknown` counts them, and sente
 compared where it is equal. Sums favour short sentences; divide by `words` + 1 to filter by quality.
 
 `elmwright eval` carries states from sentence to sentence, as training does, so its perplexity is
-a little better than these sums give; the predictions are the same ones.
+not the one these sums give, though the predictions are the same ones.
 """
 
 import io
