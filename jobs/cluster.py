@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.layout import RunFolder
@@ -47,7 +48,7 @@ def ray_cluster(config: RunConfig, folder: RunFolder) -> Iterator[None]:
     try:
         if is_remote(config):
             _check_answers(config.cluster.address)
-            ray.init(address=config.cluster.address, **arguments)
+            _connect(config, arguments)
         else:
             ray.init(
                 address="local",
@@ -97,6 +98,23 @@ def _why_not(address: str, error: Exception) -> str:
         f"cannot connect to the Ray cluster at {where} ({text.splitlines()[0][:300]}); check "
         "cluster.address and that it is running"
     )
+
+
+def _connect(config: RunConfig, arguments: dict[str, Any]) -> None:
+    """Connect, as often as cluster.wait_minutes allows: a cluster may just be coming up."""
+    import ray
+
+    end = time.monotonic() + 60 * config.cluster.wait_minutes
+    while True:
+        try:
+            ray.init(address=config.cluster.address, **arguments)
+        except ConnectionError:
+            if time.monotonic() >= end:
+                raise
+            ray.shutdown()
+            time.sleep(3)
+        else:
+            return
 
 
 def _wait_for_room(config: RunConfig) -> None:

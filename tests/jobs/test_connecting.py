@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from elmwright.jobs.cluster import _wait_for_room, _why_not
+from elmwright.jobs.cluster import _connect, _wait_for_room, _why_not
 from elmwright.jobs.config_file import load_config
 
 
@@ -52,3 +52,25 @@ def test_a_cluster_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> Non
     assert asked == [[{"CPU": 2, "GPU": 1}] * 2]
     assert len(have) == 1
     _wait_for_room(load_config("demo"))
+
+
+def test_a_cluster_that_is_coming_up_is_tried_again_if_it_may_take_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [ConnectionError("not yet"), ConnectionError("not yet"), None]
+    tried = []
+
+    def init(address: str) -> None:
+        tried.append(address)
+        problem = answers.pop(0)
+        if problem is not None:
+            raise problem
+
+    fake = types.SimpleNamespace(init=init, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr("elmwright.jobs.cluster.time.sleep", lambda _: None)
+    server = ["cluster.address=auto", "tracking.uri=http://mlflow:5000"]
+    with pytest.raises(ConnectionError):
+        _connect(load_config("demo", server), {})
+    _connect(load_config("demo", [*server, "cluster.wait_minutes=1"]), {})
+    assert tried == ["auto"] * 3
