@@ -39,6 +39,10 @@ BACK_OFF = (2.0, 10.0, 30.0, 60.0)
 """Seconds before the first, second, … restart."""
 
 
+class NoRoom(UserError):
+    """The cluster is too small: a mistake at the beginning, a misfortune later."""
+
+
 def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
     """Refuse to continue checkpoints of a different training, naming what differs."""
     for info in reversed(list_checkpoints(folder.checkpoints)):
@@ -101,6 +105,11 @@ def launch(
             error = _attempt(config, folder, attempt, watcher, stopped)
             if error is None:
                 break
+            if isinstance(error, NoRoom) and restarts:
+                raise Interrupted(
+                    f"the cluster has lost machines ({error}); training is at {_where(folder)}, and "
+                    "the same command goes on when there is room again"
+                )
             _raise_ending(error, folder, attempt)
             log.error("attempt %d failed", attempt, exc_info=error)
             if stopped():
@@ -208,12 +217,12 @@ def _check_resources(config: RunConfig, have: dict[str, float], use_gpu: bool) -
     train = config.train
     cpus = train.processes * train.threads
     if have.get("CPU", 0) < cpus:
-        raise UserError(
+        raise NoRoom(
             f"train.processes × train.threads needs {cpus} CPUs, the cluster has "
             f"{have.get('CPU', 0):.0f}; lower them or raise cluster.cpus"
         )
     if use_gpu and have.get("GPU", 0) < train.processes:
-        raise UserError(
+        raise NoRoom(
             f'train.device = "cuda" needs {train.processes} GPUs, the cluster has '
             f"{have.get('GPU', 0):.0f}"
         )

@@ -86,6 +86,18 @@ def test_a_users_mistake_is_not_tried_again(
         launch(*run, stopped=lambda: False)
 
 
+def test_a_cluster_that_has_lost_machines_is_no_mistake_of_the_users(
+    run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = launching.NoRoom("needs 2 CPUs, the cluster has 1")
+    monkeypatch.setattr(launching, "_fit", Fits(RuntimeError("a node died"), lost))
+    with pytest.raises(Interrupted, match=r"lost machines .*goes on when there is room"):
+        launch(*run, stopped=lambda: False)
+    monkeypatch.setattr(launching, "_fit", Fits(lost))
+    with pytest.raises(UserError, match="needs 2 CPUs"):
+        launch(*run, stopped=lambda: False)
+
+
 def test_a_stop_leaves_a_note_for_the_workers_and_ends_as_resumable(
     run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
 ) -> None:
