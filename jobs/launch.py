@@ -39,7 +39,7 @@ BACK_OFF = (2.0, 10.0, 30.0, 60.0)
 """Seconds before the first, second, … restart."""
 
 
-class NoRoom(UserError):
+class NoRoom(UserError):  # noqa: N818 - a state of the cluster
     """The cluster is too small: a mistake at the beginning, a misfortune later."""
 
 
@@ -107,8 +107,8 @@ def launch(
                 break
             if isinstance(error, NoRoom) and restarts:
                 raise Interrupted(
-                    f"the cluster has lost machines ({error}); training is at {_where(folder)}, and "
-                    "the same command goes on when there is room again"
+                    f"the cluster has lost machines ({error}); training is at {_where(folder)}, "
+                    "and the same command goes on when there is room again"
                 )
             _raise_ending(error, folder, attempt)
             log.error("attempt %d failed", attempt, exc_info=error)
