@@ -124,6 +124,17 @@ def _read_manifest(path: str | Path) -> dict[str, Any]:
     return dict(manifest)
 
 
+def read_checked(path: str | Path, name: str) -> dict[str, Any] | None:
+    """A JSON file of a checkpoint, if it is exactly what was written."""
+    try:
+        data = read_bytes(join(path, name))
+        if sha256_bytes(data) == _read_manifest(path)["files"][name]["sha256"]:
+            return dict(json.loads(data))
+    except (OSError, UserError, KeyError) as error:
+        log.warning("%s of checkpoint %s cannot be read: %s", name, path, error)
+    return None
+
+
 def verify_checkpoint(path: str | Path) -> None:
     """Compare every file with the manifest; the error names the first that differs."""
     for name, entry in _read_manifest(path)["files"].items():

@@ -156,7 +156,7 @@ class CheckpointWriter:
             info = self._write(snapshot)
             verify_checkpoint(info.path)
             self._listener.written(info)
-            self._prune()
+            self._prune_kindly()
         except StaleAttempt as error:
             self._error = error
         except (OSError, UserError, SafetensorError) as error:
@@ -236,6 +236,13 @@ class CheckpointWriter:
 
     def _send(self, file: Path, target: str) -> None:
         with_patience(lambda: place(file, join(target, file.name)))
+
+    def _prune_kindly(self) -> None:
+        """The newest is safe: an old one that cannot be removed is no reason to fail."""
+        try:
+            self._prune()
+        except (OSError, UserError) as error:
+            log.warning("an old checkpoint could not be removed: %s", error)
 
     def _prune(self) -> None:
         for info in self._keep.doomed(list_checkpoints(self._folder)):

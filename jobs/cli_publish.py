@@ -26,7 +26,7 @@ def add_commands(add: Add, run_stages: Command) -> None:
     sub = add("export", _export, "write the bundle: frozen weights, vocabulary, model card")
     sub.add_argument("config", metavar="RUN", help="a run's folder, or its config")
     _overrides(sub)
-    sub.add_argument("--step", help="which checkpoint: a number, best, or latest (latest)")
+    sub.add_argument("--step", help="a checkpoint: its number, best, latest (training's result)")
     sub.add_argument("-o", "--output", metavar="DIR", help="folder to write (RUN/bundle)")
     sub.add_argument("--without-softmax", action="store_true", help="leave the softmax out")
     sub.add_argument("--sign", metavar="KEY", help="sign it with this private key (PEM)")
@@ -98,7 +98,7 @@ def _export(options: argparse.Namespace) -> int | None:
 
     target, checked = export_run(
         run,
-        options.step or "latest",
+        options.step or "result",
         options.output or "",
         overrides=options.overrides,
         without_softmax=options.without_softmax,

@@ -216,6 +216,7 @@ def _keep_or_clear(work: Path, key: dict[str, Any] | None) -> None:
     note = work / "key.json"
     if key is not None and note.is_file() and json.loads(note.read_bytes()) == key:
         return
+    note.unlink(missing_ok=True)  # first: it must not vouch for what comes next
     for part in work.glob("part-*"):
         part.unlink()
     if key is not None:

@@ -45,7 +45,7 @@ class Score:
     @property
     def perplexity(self) -> float:
         """exp of the mean of both directions."""
-        return math.exp((self.forward_nll + self.backward_nll) / 2)
+        return _exp((self.forward_nll + self.backward_nll) / 2)
 
     @property
     def bits_per_character(self) -> float:
@@ -58,10 +58,15 @@ class Score:
         return {
             "perplexity": self.perplexity,
             "bits_per_character": self.bits_per_character,
-            "forward_perplexity": math.exp(self.forward_nll),
-            "backward_perplexity": math.exp(self.backward_nll),
+            "forward_perplexity": _exp(self.forward_nll),
+            "backward_perplexity": _exp(self.backward_nll),
             **asdict(self),
         }
+
+
+def _exp(value: float) -> float:
+    """Also of a model that has gone astray."""
+    return math.exp(value) if value < 700 else value if math.isnan(value) else math.inf
 
 
 @torch.no_grad()

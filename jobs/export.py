@@ -75,7 +75,7 @@ def export_run(
     folder = RunFolder.of(config)
     info = choose(list_checkpoints(folder.checkpoints), step, config, folder)
     verify_checkpoint(info.path)
-    newest = step == "latest"
+    newest = step in ("result", "latest")
     target = (
         folder.bundle if newest else folder.bundle.with_name(f"bundle-{folder_name(info.step)}")
     )
@@ -112,6 +112,9 @@ def choose(
     """The checkpoint that `--step` means: a number, `latest`, or `best` by held-out perplexity."""
     if not infos:
         raise UserError(f"{folder.root} has no checkpoints; train first")
+    if step == "result":  # what training ended with; of a run that goes on, the newest
+        ended = (read_json(folder.result) or {}).get("checkpoint_sha256")
+        return next((info for info in infos if info.sha256 == ended), infos[-1])
     if step == "latest":
         return infos[-1]
     if step == "best":
@@ -309,7 +312,7 @@ def _describe(
 ) -> None:
     """Write the training curve and the model card."""
     first = next(iter(evaluation), "heldout")
-    tokens = config.train.lanes * config.train.window
+    tokens = config.train.tokens
     records = [record for record, _ in read_journal(folder.journal, 0)]
     facts = training_facts(records, info.step, tokens, first)
     picture = training_svg(facts, first)

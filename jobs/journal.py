@@ -5,8 +5,9 @@ so is the progress display. A step that is computed again after a crash keeps th
 it the timestamp, of the first time: so a replay to MLflow merges instead of doubling.
 
 On a disk it is one file. A store cannot append, so there it is a folder of segments, each named
-after the byte at which it begins (`000000004096.jsonl`), written every few seconds by a thread and
-before every checkpoint. Positions count bytes over all segments, so readers see no difference.
+after the byte at which it begins (`000000004096.jsonl`); the newest grows, written again every few
+seconds by a thread and before every checkpoint, until it is full. Positions count bytes over all
+segments, so readers see no difference.
 
 A journal that cannot be written for the moment (a full disk, a store that does not answer) does not
 stop training: lines wait in memory and are written with the next ones. Before a checkpoint is
@@ -15,6 +16,7 @@ committed they must be on disk (`flush`): what lies behind a checkpoint is never
 Records: {"kind": "metrics" | "eval" | "checkpoint" | "pruned" | "warning", "step": n, "time": ms}.
 """
 
+import errno
 import json
 import logging
 import os
@@ -31,7 +33,9 @@ log = logging.getLogger("elmwright")
 
 Record = dict[str, Any]
 SEGMENT_SECONDS = 5.0
-"""Seconds between segments in a store."""
+"""Seconds between writes to a store."""
+SEGMENT_BYTES = 1 << 20
+"""When a segment in a store is full."""
 
 
 class Journal:
@@ -41,44 +45,47 @@ class Journal:
         """`guard` is called before every write, and raises if this process may not write."""
         self._path, self._guard = str(path), guard
         self._lock = threading.Lock()
+        """For what is held and what waits: never kept while anything is sent."""
+        self._sending = threading.Lock()
         self._waiting: list[bytes] = []
-        self._held: set[tuple[str, int]] = set()
-        self._end = 0
+        self._held: dict[tuple[str, int], str] = {}
+        self._begin = self._end = 0
+        self._segment = b""
+        """What the newest segment holds, from byte `_begin` on."""
         self._closed = threading.Event()
         self._descriptor = -1
         self._thread: threading.Thread | None = None
-        if is_url(path):
-            for record, position in read_journal(path, 0):
-                self._held.add((record["kind"], record["step"]))
-                self._end = position
-            self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
-            self._thread.start()
-        else:
+        if not is_url(path):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             os.ftruncate(self._descriptor, complete_end(Path(path)))
-            self._held = {(r["kind"], r["step"]) for r, _ in read_journal(path, 0)}
+        for record, position in read_journal(path, 0):
+            self._note(record)
+            self._begin = self._end = position
+        if is_url(path):
+            self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
+            self._thread.start()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Append a record, unless the journal already holds one of this kind and step."""
+        """Append a record, unless the journal already holds it: one of this kind and step, or, of
+        a checkpoint, one of the same bytes."""
+        record = {"kind": kind, "step": step, "time": int(time.time() * 1000), **values}
         with self._lock:
-            if (kind, step) in self._held or self._closed.is_set():
+            if self._held.get((kind, step)) == _key(record) or self._closed.is_set():
                 return
-            record = {"kind": kind, "step": step, "time": int(time.time() * 1000), **values}
             self._waiting.append((json.dumps(record) + "\n").encode())
-            self._held.add((kind, step))
-            if self._thread is None:
-                try:
-                    self._send()
-                except (OSError, UserError) as error:
-                    log.warning("the journal waits in memory: %s", error)
+            self._note(record)
+        if self._thread is None:
+            try:
+                self._send()
+            except (OSError, UserError) as error:
+                log.warning("the journal waits in memory: %s", error)
 
     def flush(self) -> None:
         """Put every record where a crash cannot reach it."""
-        with self._lock:
-            self._send()
-            if self._descriptor >= 0:
-                os.fsync(self._descriptor)
+        self._send()
+        if self._descriptor >= 0:
+            os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Nothing is written after this, whoever still tries."""
@@ -88,48 +95,70 @@ class Journal:
             self._closed.set()
         if self._thread is not None:
             self._thread.join()
-        with self._lock:
-            try:
-                self._send()
-            finally:
-                if self._descriptor >= 0:
-                    os.fsync(self._descriptor)
-                    os.close(self._descriptor)
-                    self._descriptor = -1
+        try:
+            self._send()
+        finally:
+            if self._descriptor >= 0:
+                os.fsync(self._descriptor)
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _note(self, record: Record) -> None:
+        """Remember what is held. A checkpoint that was pruned may come again, and be pruned."""
+        other = {"checkpoint": "pruned", "pruned": "checkpoint"}.get(record["kind"], "")
+        self._held.pop((other, record["step"]), None)
+        self._held[record["kind"], record["step"]] = _key(record)
 
     def _work(self) -> None:
         while not self._closed.wait(SEGMENT_SECONDS):
-            with self._lock:
-                try:
-                    self._send()
-                except Exception as error:
-                    # A newer attempt, a store that is away: the next flush or close will say so.
-                    log.warning("the journal waits in memory: %s", error)
+            try:
+                self._send()
+            except Exception as error:
+                # A newer attempt, a store that is away: the next flush or close will say so.
+                log.warning("the journal waits in memory: %s", error)
 
     def _send(self) -> None:
         """Write what waits; it goes on waiting if that fails."""
-        if not self._waiting:
-            return
-        try:
-            self._guard()
-        except RuntimeError:
-            self._waiting.clear()  # a newer attempt has begun: nobody wants these lines
-            raise
-        data = b"".join(self._waiting)
-        if self._thread is not None:
-            write_bytes(join(self._path, f"{self._end:012d}.jsonl"), data)
-            self._end += len(data)
-        else:
-            end = os.fstat(self._descriptor).st_size
+        with self._sending:
+            with self._lock:
+                lines = list(self._waiting)
+            if not lines:
+                return
             try:
-                written = os.write(self._descriptor, data)
-                if written != len(data):
-                    raise OSError(28, os.strerror(28), self._path)
-            except OSError:
-                # Half a line would swallow the next one: take it back.
-                os.ftruncate(self._descriptor, end)
+                self._guard()
+            except RuntimeError:
+                with self._lock:
+                    self._waiting.clear()  # a newer attempt has begun: nobody wants these lines
                 raise
-        self._waiting.clear()
+            data = b"".join(lines)
+            if self._descriptor >= 0:
+                self._append(data)
+            else:
+                self._grow(data)
+            with self._lock:
+                del self._waiting[: len(lines)]
+
+    def _append(self, data: bytes) -> None:
+        end = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+        except OSError:
+            # Half a line would swallow the next one: take it back.
+            os.ftruncate(self._descriptor, end)
+            raise
+
+    def _grow(self, data: bytes) -> None:
+        """Write the newest segment again, longer; two weeks of training stay a few hundred."""
+        write_bytes(join(self._path, f"{self._begin:012d}.jsonl"), self._segment + data)
+        self._segment += data
+        self._end += len(data)
+        if len(self._segment) >= SEGMENT_BYTES:
+            self._begin, self._segment = self._end, b""
+
+
+def _key(record: Record) -> str:
+    return str(record.get("sha256", ""))
 
 
 def complete_end(path: Path) -> int:

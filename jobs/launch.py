@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints
+from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints, read_checked
 from elmwright.jobs.cluster import is_remote
 from elmwright.jobs.config import RESUMABLE, TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.config_file import config_from, to_dict
@@ -26,13 +26,24 @@ from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.stopping import ask_to_stop, take_back
 from elmwright.jobs.watching import Watcher
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
-from elmwright.pipeline.files import file_system, join, read_json, remove, write_json
+from elmwright.pipeline.files import (
+    exists,
+    file_system,
+    join,
+    read_json,
+    remove,
+    with_patience,
+    write_bytes,
+    write_json,
+)
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.storage import explain
 
 log = logging.getLogger("elmwright")
 
 POLL_SECONDS = 0.5
+NO_SIGN = 30.0
+"""Seconds after a wish to stop in which the processes must have shown that they exist."""
 PLAIN_SECONDS = 60.0
 """Seconds between progress lines where there is no terminal."""
 BACK_OFF = (2.0, 10.0, 30.0, 60.0)
@@ -46,8 +57,8 @@ class NoRoom(UserError):  # noqa: N818 - a state of the cluster
 def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
     """Refuse to continue checkpoints of a different training, naming what differs."""
     for info in reversed(list_checkpoints(folder.checkpoints)):
-        saved = read_json(join(info.path, "config.json"))
-        state = read_json(join(info.path, "state.json"))
+        saved = read_checked(info.path, "config.json")
+        state = read_checked(info.path, "state.json")
         if saved and state:  # else it is damaged, and will be skipped
             break
     else:
@@ -97,7 +108,7 @@ def launch(
     """Train to the end; raises Interrupted when asked to stop, UserError or the failure else."""
     take_back(folder.stop_request)
     remove(folder.result)  # of a shorter training, or of a damaged checkpoint
-    restarts = 0
+    restarts, ever_ran, reached = 0, False, _newest(folder)
     with console.bar("train", config.train.max_steps, "steps", PLAIN_SECONDS) as bar:
         watcher = Watcher(config, folder, console, bar)
         while True:
@@ -105,20 +116,23 @@ def launch(
             error = _attempt(config, folder, attempt, watcher, stopped)
             if error is None:
                 break
-            if isinstance(error, NoRoom) and restarts:
+            if isinstance(error, NoRoom) and ever_ran:
                 raise Interrupted(
                     f"the cluster has lost machines ({error}); training is at {_where(folder)}, "
                     "and the same command goes on when there is room again"
                 )
             _raise_ending(error, folder, attempt)
             log.error("attempt %d failed", attempt, exc_info=error)
+            ever_ran = True
             if stopped():
                 break
+            if _newest(folder) > reached:  # it got somewhere: count from there
+                restarts, reached = 0, _newest(folder)
             if restarts >= config.train.max_restarts:
                 raise Failed(
-                    f"training stopped unexpectedly {restarts + 1} times, the last time because of "
-                    f"{_reason(error)}; details are in {folder.log}, checkpoints are safe, and the "
-                    "same command goes on from the newest"
+                    f"training stopped unexpectedly {restarts + 1} times without getting further, "
+                    f"the last time because of {_reason(error)}; details are in {folder.log}, "
+                    "checkpoints are safe, and the same command goes on from the newest"
                 )
             pause = BACK_OFF[min(restarts, len(BACK_OFF) - 1)]
             restarts += 1
@@ -144,7 +158,7 @@ def _attempt(
 ) -> Exception | None:
     """Run the workers once; what went wrong, or None."""
     outcome: list[Exception] = []
-    asked = False
+    asked, since = False, 0.0
 
     def fit() -> None:
         try:
@@ -157,12 +171,27 @@ def _attempt(
     thread.start()
     while thread.is_alive():
         thread.join(POLL_SECONDS)
-        watcher.look()
-        if stopped() and not asked:
-            ask_to_stop(folder.stop_request)
-            asked = True
-    watcher.look()
+        try:
+            watcher.look()
+            if stopped() and not asked:
+                ask_to_stop(folder.stop_request)
+                asked, since = True, time.monotonic()
+            if asked and time.monotonic() - since > NO_SIGN and not exists(_begun(folder, attempt)):
+                return None  # nobody there to read the note: Ray still waits for room
+        except (OSError, UserError) as error:
+            log.warning("cannot reach %s for the moment: %s", folder.train, error)
+    with_patience(watcher.look)
     return outcome[0] if outcome else None
+
+
+def _begun(folder: RunFolder, attempt: int) -> str:
+    """The sign of life that rank 0 gives."""
+    return join(folder.train, f"begun-{attempt}")
+
+
+def _newest(folder: RunFolder) -> int:
+    """Step of the newest checkpoint, -1 where there is none."""
+    return max((info.step for info in list_checkpoints(folder.checkpoints)), default=-1)
 
 
 def _fit(config: RunConfig, folder: RunFolder, attempt: int) -> None:
@@ -173,7 +202,10 @@ def _fit(config: RunConfig, folder: RunFolder, attempt: int) -> None:
 
     use_gpu = config.train.device == "cuda" or (
         config.train.device == "auto"
-        and ray.cluster_resources().get("GPU", 0) >= config.train.processes
+        and (
+            _began_on_gpus(folder)  # or a lost GPU would move the rest to CPUs without a word
+            or ray.cluster_resources().get("GPU", 0) >= config.train.processes
+        )
     )
     _check_resources(config, ray.cluster_resources(), use_gpu)
     trainer = TorchTrainer(
@@ -202,6 +234,12 @@ def _fit(config: RunConfig, folder: RunFolder, attempt: int) -> None:
         ),
     )
     trainer.fit()
+
+
+def _began_on_gpus(folder: RunFolder) -> bool:
+    infos = list_checkpoints(folder.checkpoints)
+    state = read_checked(infos[-1].path, "state.json") if infos else None
+    return bool(state and state.get("device") == "cuda")
 
 
 def _storage(folder: RunFolder) -> dict[str, Any]:
@@ -254,6 +292,9 @@ def worker(job: dict[str, Any]) -> None:
             return False
         return ray.train.get_preemption_info() is not None
 
+    if ranks.rank == 0:
+        write_bytes(_begun(folder, attempt), b"")
+        remove(_begun(folder, attempt - 1))
     try:
         train(config, folder, attempt, ranks, drained)
     except (UserError, Failed, OSError) as error:
@@ -294,7 +335,8 @@ def _reason(error: Exception) -> str:
     failures = getattr(error, "worker_failures", None)
     if failures:
         rank, failure = sorted(failures.items())[0]
-        return f"rank {rank}: {str(failure).strip().splitlines()[-1][:200]}"
+        last = (str(failure).strip() or repr(failure)).splitlines()[-1]
+        return f"rank {rank}: {last[:200]}"
     return str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
 
 

@@ -95,8 +95,7 @@ def _take(path: str, mine: str, who: dict[str, Any]) -> None:
                     "stop it first"
                 )
     write_json(path, {"owner": mine, "count": 0, **who})
-    if found.get("owner"):
-        time.sleep(SETTLE)
+    time.sleep(SETTLE)
     now = read_json(path) or {}
     if now.get("owner") != mine:
         raise UserError(f"{path.rpartition('/')[0]} was taken at the same moment by {holder(now)}")

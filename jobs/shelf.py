@@ -37,6 +37,7 @@ from elmwright.pipeline.files import (
     write_bytes,
     writing,
 )
+from elmwright.pipeline.storage import sha256_bytes
 
 FORMAT = 1
 INDEX = "index.json"
@@ -62,7 +63,8 @@ class Shelf:
             known = _number(self._read(name), key)
             if known is not None:
                 return known
-            folder = key[:32]
+            # Of all files, provenance too: a re-export must not write into a listed version.
+            folder = sha256_bytes((bundle / SUMS).read_bytes())[:32]
             self._store(bundle, join(self.uri, name, folder), key)
 
             def add(index: Index) -> None:

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -119,12 +120,24 @@ class Tracker:
             experiment_id = client.create_experiment(name, artifact_location=local)
         else:
             experiment_id = experiment.experiment_id
+        if not self._state.get("key"):
+            self._state["key"] = uuid.uuid4().hex
+            self._save()
+        # A run that was created by a command killed before it could note its name.
+        found = client.search_runs(
+            [experiment_id], f"tags.`elmwright.key` = '{self._state['key']}'", max_results=1
+        )
         tags = {
+            "elmwright.key": self._state["key"],
             "elmwright.run_dir": self._folder.root,
             "elmwright.config_sha256": config_hash(self._config),
             "elmwright.corpus_fingerprint": self._manifest.fingerprint,
         }
-        run = client.create_run(experiment_id, run_name=self._config.run.name, tags=tags)
+        run = (
+            found[0]
+            if found
+            else client.create_run(experiment_id, run_name=self._config.run.name, tags=tags)
+        )
         self._state |= {"run_id": run.info.run_id, "experiment_id": experiment_id, "cursor": 0}
         self._save()
         self._describe(client)
@@ -144,7 +157,10 @@ class Tracker:
         train = self._manifest.splits["train"]
         settings.append(Param("corpus.tokens", str(train.steps)))
         settings.append(Param("corpus.vocabulary", str(self._manifest.vocab.size)))
-        client.log_batch(self.run_id, params=settings)
+        if not self._state.get("params"):  # they cannot be changed, and the user's may since have
+            client.log_batch(self.run_id, params=settings)
+            self._state["params"] = True
+            self._save()
         client.log_inputs(self.run_id, datasets=[self._dataset()])
         client.log_dict(self.run_id, to_dict(self._config), "config.json")
         client.log_dict(self.run_id, environment(), "environment.json")
@@ -175,6 +191,8 @@ class Tracker:
     def _send(self) -> None:
         """Send all complete records behind the cursor, which moves only over what was taken."""
         pending: list[Any] = []
+        if self._state["cursor"] > journal_end(self._folder.journal):
+            self._state["cursor"] = 0  # a power cut took the end of the journal: say it all again
         position = self._state["cursor"]
         for record, behind in read_journal(self._folder.journal, position):
             if "values" in record:
@@ -208,7 +226,14 @@ class Tracker:
         if record["kind"] == "pruned":
             for model in known:
                 self._client.delete_logged_model(model.model_id)
-        elif not known:
+            return
+        stale = [model for model in known if model.tags.get("sha256") != record["sha256"]]
+        for model in stale:  # written again with other bytes
+            self._client.delete_logged_model(model.model_id)
+        current = [model for model in known if model not in stale]
+        if current:
+            model = current[0]
+        else:
             mlflow.set_tracking_uri(self._uri)
             model = mlflow.create_external_model(
                 name=name,
@@ -222,15 +247,15 @@ class Tracker:
                 },
                 tags={"step": str(record["step"]), "sha256": record["sha256"]},
             )
-            for split, value in record["perplexity"].items():
-                self._client.log_metric(
-                    self.run_id,
-                    f"checkpoint/{split}_perplexity",
-                    value,
-                    timestamp=record["time"],
-                    step=record["step"],
-                    model_id=model.model_id,
-                )
+        for split, value in record["perplexity"].items():
+            self._client.log_metric(
+                self.run_id,
+                f"checkpoint/{split}_perplexity",
+                value,
+                timestamp=record["time"],
+                step=record["step"],
+                model_id=model.model_id,
+            )
 
     def _save(self) -> None:
         write_json(self._state_file, self._state)

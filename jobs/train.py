@@ -346,14 +346,17 @@ class _Trouble:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._bad: list[int] = []
+        self._planned: set[int] = set()
+        """Steps whose updates are left out after going back: they have had their say."""
         self._until = -1
 
     def after(self, result: _StepResult, trainer: Trainer) -> bool:
         """Take note of a step; is it time to go back?"""
+        step = trainer.step - 1
         if result.finite:
             self._bad.clear()
-        else:
-            self._bad.append(trainer.step - 1)
+        elif step not in self._planned:
+            self._bad.append(step)
         return len(self._bad) >= self._limit
 
     def begin(self) -> int:
@@ -373,6 +376,7 @@ class _Trouble:
         first, last = self._bad[0], self._bad[-1]
         offending = range(max(trainer.step, first - self._limit), last + 1)
         trainer.skipped |= set(offending)
+        self._planned |= set(offending)
         log.warning(
             "%d losses or gradients in a row were not finite: back to step %d, without the "
             "updates of steps %d to %d",
@@ -385,11 +389,16 @@ class _Trouble:
 def _writer(
     config: RunConfig, folder: RunFolder, attempt: int, journal: Journal
 ) -> CheckpointWriter:
+    """The checkpoint writer, which tells the journal what became of each."""
+
     def written(info: CheckpointInfo) -> None:
         journal.write(
             "checkpoint", info.step, path=info.path, sha256=info.sha256, perplexity=info.perplexity
         )
 
+    # Those that an earlier attempt committed and was killed before it could say so.
+    for info in list_checkpoints(folder.checkpoints):
+        written(info)
     section = config.checkpoint
     return CheckpointWriter(
         folder.checkpoints,
@@ -422,7 +431,8 @@ def _finish(
     if early and ranks.rank == 0:
         kept = {info.step for info in list_checkpoints(folder.checkpoints)}
         chosen = trainer.best_step if trainer.best_step in kept else trainer.step
-    chosen = ranks.from_first(chosen)  # the others look only after rank 0 has written everything
+    if early:  # the others look only after rank 0 has written everything
+        chosen = ranks.from_first(chosen)
     checkpoint = join(folder.checkpoints, folder_name(chosen))
     if chosen != trainer.step:
         restore(trainer, checkpoint, config, folder, ranks)

@@ -52,6 +52,8 @@ class Trainer:
     """The best mean held-out perplexity of an evaluation in the loop."""
     best_step: int = 0
     """The step of that evaluation."""
+    best_of: int = 0
+    """The tokens it scored: evaluations of others are not compared with it."""
     stale: int = 0
     """Evaluations in the loop since then."""
 
@@ -60,8 +62,9 @@ class Trainer:
         first = next(iter(scores.values()), None)
         if first is None:
             return False
-        if self.best is None or first.perplexity < self.best:
+        if self.best is None or self.best_of != first.tokens or first.perplexity < self.best:
             self.best, self.best_step, self.stale = first.perplexity, self.step, 0
+            self.best_of = first.tokens
             return True
         self.stale += 1
         return False
@@ -117,7 +120,7 @@ def start_over(
     trainer.softmax.load(fresh.softmax.state())
     trainer.optimizer.load_state_dict(fresh.optimizer.state_dict())
     trainer.states, trainer.step, trainer.skipped = fresh.states, 0, set()
-    trainer.best, trainer.best_step, trainer.stale = None, 0, 0
+    trainer.best, trainer.best_step, trainer.best_of, trainer.stale = None, 0, 0, 0
 
 
 def restore(
@@ -137,7 +140,7 @@ def restore(
     state = json.loads((path / "state.json").read_text())
     trainer.step, trainer.skipped = int(state["step"]), set(state["skipped"])
     trainer.best, trainer.best_step = state["best"], int(state["best_step"])
-    trainer.stale = int(state["stale"])
+    trainer.best_of, trainer.stale = int(state["best_of"]), int(state["stale"])
     if is_url(checkpoint):
         import shutil
 
@@ -218,6 +221,7 @@ def snapshot(
             "skipped": sorted(trainer.skipped),
             "best": trainer.best,
             "best_step": trainer.best_step,
+            "best_of": trainer.best_of,
             "stale": trainer.stale,
             "attempt": attempt,
             "processes": ranks.world,

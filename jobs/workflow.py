@@ -22,7 +22,7 @@ from elmwright.jobs.console import Console, console_for_run
 from elmwright.jobs.layout import RunFolder, locked, open_run_folder
 from elmwright.jobs.planning import finished_corpus
 from elmwright.pipeline.errors import Interrupted, UserError
-from elmwright.pipeline.files import join, place, read_json, write_json
+from elmwright.pipeline.files import exists, join, place, read_bytes, read_json, write_json
 from elmwright.pipeline.manifest import Manifest
 
 STAGES = ("corpus", "train", "export", "publish")
@@ -91,7 +91,7 @@ def is_done(stage: str, config: RunConfig, folder: RunFolder) -> bool:
         return bool(result["step"] >= config.train.max_steps or 0 < early == config.eval.patience)
     provenance = read_json(folder.bundle / "provenance.json")
     known = provenance and provenance["checkpoint_sha256"] == result["checkpoint_sha256"]
-    return bool(known and is_whole(folder.bundle))
+    return bool(known and is_whole(folder.bundle) and _is_shared(folder))
 
 
 def final_checkpoint(folder: RunFolder, result: dict[str, Any]) -> CheckpointInfo | None:
@@ -152,6 +152,14 @@ def _do(
             f"Registered {version['name']} version {version['version']}, "
             f"alias {version['alias']!r}."
         )
+
+
+def _is_shared(folder: RunFolder) -> bool:
+    """Whether a run in a store has its bundle there, too."""
+    if not folder.remote:
+        return True
+    there = join(folder.root, "bundle", SUMS)
+    return exists(there) and read_bytes(there) == (folder.bundle / SUMS).read_bytes()
 
 
 def _share_bundle(folder: RunFolder) -> None:
@@ -244,6 +252,9 @@ def _train(config: RunConfig, folder: RunFolder, console: Console, stop: threadi
     try:
         launch(config, folder, console, stop.is_set)
         status = "FINISHED"
+    except Interrupted:
+        status = "KILLED"
+        raise
     finally:
         if stop.is_set():
             status = "KILLED"

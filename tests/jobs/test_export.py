@@ -48,7 +48,7 @@ def test_the_same_checkpoint_gives_the_same_bytes(
     assert set(one) == {*FILES, SUMS, "softmax.safetensors", "training.svg"}
     assert {name for name in one if one[name] != two[name]} <= {"provenance.json", SUMS}
     assert digest(bundle) == digest(again)
-    checkpoint = list_checkpoints(trained / "train" / "checkpoints")[-1].path
+    checkpoint = Path(list_checkpoints(trained / "train" / "checkpoints")[-1].path)
     for name in ("model.safetensors", "softmax.safetensors", "vocab.txt"):
         assert one[name] == (checkpoint / name).read_bytes()
 

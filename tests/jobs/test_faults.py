@@ -22,7 +22,7 @@ from elmwright.jobs.journal import read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.train import train
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import write_json
+from elmwright.pipeline.files import read_json, write_json
 from tests.jobs.test_train import losses, prepare, process, weights
 from tests.jobs.tiny import write_config
 
@@ -105,6 +105,43 @@ def test_a_process_that_stands_still_is_given_up_and_named(corpus: Path, tmp_pat
         assert "; rank 1 is missing, last seen in step 5" in said or (
             number == 2 and "rank 0" in said  # it was the first to leave
         )
+
+
+def score_alone(rank: int, world: int, config_path: str, port: int, model: str) -> None:
+    """Score one set of weights on several processes."""
+    from elmwright.jobs.evaluate import evaluate
+    from elmwright.model.folder import load_folder
+    from elmwright.pipeline.manifest import Manifest
+
+    if world > 1:
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
+        )
+    folder = RunFolder.of(load_config(config_path))
+    loaded = load_folder(model, with_softmax=True)
+    assert loaded.softmax is not None
+    score = evaluate(
+        loaded.bilm, loaded.softmax, folder.corpus, Manifest.load(folder.corpus), "heldout",
+        Ranks(rank, world), lanes=4, window=10,
+    )  # fmt: skip
+    if rank == 0:
+        write_json(f"{folder.root}/score-{world}.json", score.as_dict())
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def test_an_evaluation_is_the_same_for_any_number_of_processes(
+    corpus: Path, tmp_path: Path
+) -> None:
+    config, run = prepare(tmp_path, corpus, train_max_steps=3)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    model = list_checkpoints(run.checkpoints)[-1].path
+    for world in (1, 2):
+        port = 20000 + int(torch.randint(20000, ()))
+        mp.spawn(score_alone, (world, str(tmp_path / "tiny.toml"), port, model), nprocs=world)
+    one, two = (read_json(f"{run.root}/score-{world}.json") or {} for world in (1, 2))
+    assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-6)
+    assert (two["tokens"], two["characters"]) == (one["tokens"], one["characters"])
 
 
 def spawned(world: int, path: Path) -> None:

@@ -83,3 +83,19 @@ def test_a_line_that_a_kill_cut_off_is_dropped_and_written_again(tmp_path: Path)
     journal.write("metrics", 2, values={})
     journal.close()
     assert [record["step"] for record in records(path)] == [1, 2]
+
+
+def test_a_checkpoint_of_other_bytes_or_after_pruning_is_told_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    for _ in range(2):  # also after it was opened anew
+        journal = Journal(path)
+        journal.write("checkpoint", 5, sha256="a")
+        journal.close()
+    journal = Journal(path)
+    journal.write("checkpoint", 5, sha256="b")
+    journal.write("pruned", 5)
+    journal.write("pruned", 5)
+    journal.write("checkpoint", 5, sha256="b")
+    journal.close()
+    told = [(record["kind"], record.get("sha256")) for record in records(path)]
+    assert told == [("checkpoint", "a"), ("checkpoint", "b"), ("pruned", None), ("checkpoint", "b")]

@@ -1,6 +1,7 @@
 """Starting again after a failure, without the cost of starting Ray: `_fit` is stood in for."""
 
 import io
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +85,27 @@ def test_a_users_mistake_is_not_tried_again(
     monkeypatch.setattr(launching, "_fit", Fits(WorkerGroupError()))
     with pytest.raises(UserError, match="no space left on the disk of /full"):
         launch(*run, stopped=lambda: False)
+
+
+def test_a_store_that_is_away_for_a_moment_does_not_end_the_run(
+    run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def away(_watcher: object) -> None:
+        calls.append(1)
+        if len(calls) < 4:
+            raise OSError("the store is away")
+
+    def fit(config: RunConfig, folder: RunFolder, _attempt: int) -> None:
+        while len(calls) < 5:
+            time.sleep(0.01)
+        write_json(folder.result, {"step": config.train.max_steps})
+
+    monkeypatch.setattr(launching.Watcher, "look", away)
+    monkeypatch.setattr(launching, "_fit", fit)
+    launch(*run, stopped=lambda: False)
+    assert len(calls) >= 5
 
 
 def test_a_cluster_that_has_lost_machines_is_no_mistake_of_the_users(

@@ -24,7 +24,7 @@ from elmwright.jobs.lease import leased
 from elmwright.jobs.stopping import ask_to_stop, take_back
 from elmwright.jobs.train import train
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import exists, read_json, remove, write_json
+from elmwright.pipeline.files import exists, list_folder, read_json, remove, write_json
 from tests.jobs.test_train import STEPS, losses, prepare, weights
 from tests.jobs.tiny import write_config
 
@@ -114,6 +114,19 @@ def test_a_journal_in_segments_reads_like_one_file(monkeypatch: pytest.MonkeyPat
     assert [r["values"]["x"] for r, _ in read_journal(place, 0)] == [1, 2, 3, 4]
     assert journal_end(place) == list(read_journal(place, 0))[-1][1]
     again.close()
+    assert len(list_folder(place)) == 2, "one segment an opening, until it is full"
+
+
+def test_a_full_segment_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elmwright.jobs.journal.SEGMENT_BYTES", 200)
+    place = "s3://bucket/journal-long"
+    journal = Journal(place)
+    for step in range(1, 20):
+        journal.write("metrics", step, values={"x": step})
+        journal.flush()
+    journal.close()
+    assert 3 < len(list_folder(place)) < 19
+    assert [record["step"] for record, _ in read_journal(place, 0)] == list(range(1, 20))
 
 
 def test_a_lease_is_held_found_and_taken_over_when_its_holder_is_gone(

@@ -126,6 +126,21 @@ def test_a_damaged_final_checkpoint_is_computed_again(flow: Flow) -> None:
     assert flow.provenance["checkpoint_sha256"] == before.sha256
 
 
+@pytest.mark.parametrize("name", ["config.json", "state.json"])
+def test_damaged_settings_in_the_newest_checkpoint_refuse_nothing(flow: Flow, name: str) -> None:
+    """A flipped bit must not look like a setting that was changed."""
+    flow.run()
+    newest = Path(list_checkpoints(flow.folder.checkpoints)[-1].path, name)
+    before = newest.read_text()
+    lanes = '"lanes": 4' if name == "config.json" else '"corpus_fingerprint": "'
+    newest.write_text(before.replace(lanes, lanes.replace("4", "6").replace('nt": "', 'nt": "0')))
+    assert newest.read_text() != before
+    shutil.rmtree(flow.folder.bundle)
+    flow.run()
+    assert f"{name} does not match its digest" in flow.said
+    assert newest.read_text() == before, "computed again"
+
+
 def test_a_bundle_that_lacks_a_file_is_exported_again_as_the_same_version(flow: Flow) -> None:
     first = flow.run()
     for name in ("provenance.json", "model.safetensors", "SHA256SUMS"):
