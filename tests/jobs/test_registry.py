@@ -405,6 +405,7 @@ def kill_often(registry: Registry, uri: str, bundle: Path, times: int) -> None:
     assert ended < times
 
 
+@pytest.mark.heavy
 def test_killed_three_times_the_retry_leaves_one_version(
     tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
 ) -> None:
