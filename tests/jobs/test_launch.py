@@ -67,7 +67,7 @@ def test_after_the_last_restart_it_fails_in_a_sentence(
     run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching, "_fit", Fits(*[RuntimeError("bad memory")] * 3))
-    with pytest.raises(Failed, match=r"3 times, .*bad memory.*checkpoints are safe"):
+    with pytest.raises(Failed, match=r"3 times without .*bad memory.*checkpoints are safe"):
         launch(*run, stopped=lambda: False)
 
 
