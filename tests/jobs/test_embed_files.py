@@ -189,6 +189,7 @@ def test_parts_of_another_text_or_model_are_not_taken(
         np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_workers_make_the_same_file(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,8 @@ from elmwright.jobs.targets import Target
 from tests.jobs.clusters import RayHead, ray_head
 from tests.jobs.tiny import elmwright, write_config, write_text
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).resolve().parents[2]
 PLANTED = "planted-secret-5c77e0"
 TOKEN = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"  # noqa: S105

@@ -41,6 +41,7 @@ def in_store(folder: Path, corpus: Path, name: str) -> tuple[RunConfig, RunFolde
         "tracking_uri": "http://127.0.0.1:1",
         "tracking_every_steps": 1,
         "train_max_steps": STEPS,
+        "checkpoint_every_steps": 9,  # many small objects take long
         "train_processes": 1,
     }
     config = load_config(str(write_config(folder, folder / "text.txt", **changes)))
@@ -51,7 +52,7 @@ def test_stopped_and_resumed_in_a_store_it_ends_in_the_bytes_of_a_run_on_disk(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "disk").mkdir()
-    config, disk = prepare(tmp_path / "disk", corpus)
+    config, disk = prepare(tmp_path / "disk", corpus, checkpoint_every_steps=9)
     train(config, disk, begin_attempt(disk.attempt), Ranks())
 
     monkeypatch.setattr("elmwright.jobs.stopping.LOOK_SECONDS", 0.01)

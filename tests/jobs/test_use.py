@@ -8,6 +8,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import mlflow
 import numpy as np
 import pytest
 import torch
@@ -245,7 +246,11 @@ def test_words_that_have_no_neighbours(
     assert "exists already" in mistake("cat", LINES[0], "--html", str(page))
 
 
-def test_elmo_from_pretrained_takes_any_model(model: Path, tmp_path: Path) -> None:
+def test_elmo_from_pretrained_takes_any_model(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    mlflow.set_tracking_uri(None)  # what another test may have left
     opened = elmwright.Elmo.from_pretrained(model)
     assert isinstance(opened, elmo.Elmo)
     (got,) = opened.embed([["The", "cat"]])
