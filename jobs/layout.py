@@ -11,8 +11,8 @@
       scratch/                  caches and temporary files
 
 `run.dir` may be a URL (`s3://bucket/runs/demo`): then everything that others must see lies there,
-and the log and the bundle lie in `run.scratch` of the machine that runs the command (the bundle is
-the same bytes wherever it is written; a copy of the log is left in `run.dir` at the end).
+and the log and the bundle lie in `run.scratch` of the machine that runs the command (a copy of the
+bundle goes to `run.dir`).
 
 The lock on a disk is `flock` on `run.lock`: the kernel drops it when its holder dies, however it
 dies, so a killed run never has to be unlocked by hand. The file's text only tells who holds it. In
