@@ -44,6 +44,10 @@ from elmwright.pipeline.storage import sha256_bytes, sha256_file, sync_to_disk
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from elmwright.jobs.config import RunConfig
+    from elmwright.jobs.journal import Journal
+    from elmwright.jobs.layout import RunFolder
+
 log = logging.getLogger("elmwright")
 
 
@@ -255,3 +259,33 @@ class CheckpointWriter:
                 doomed = path.with_name(f".writing-old-{path.name}")
                 path.rename(doomed)
                 shutil.rmtree(doomed)
+
+
+def journalled_writer(
+    config: "RunConfig", folder: "RunFolder", attempt: int, journal: "Journal"
+) -> CheckpointWriter:
+    """The checkpoint writer, which tells the journal what became of each."""
+
+    def written(info: CheckpointInfo) -> None:
+        journal.write(
+            "checkpoint", info.step, path=info.path, sha256=info.sha256, perplexity=info.perplexity
+        )
+
+    # Those that an earlier attempt committed and was killed before it could say so.
+    for info in list_checkpoints(folder.checkpoints):
+        written(info)
+    section = config.checkpoint
+    return CheckpointWriter(
+        folder.checkpoints,
+        join(folder.corpus, "vocab.txt"),
+        folder.attempt,
+        attempt,
+        Keep(section.keep_last, section.keep_every_steps),
+        folder.scratch,
+        Listener(
+            before=journal.flush,
+            written=written,
+            failed=lambda step, text: journal.write("warning", step, text=text),
+            pruned=lambda step: journal.write("pruned", step),
+        ),
+    )

@@ -88,8 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=function)
         return sub
 
-    def with_config(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("config", metavar="CONFIG", help=CONFIG_HELP)
+    def with_overrides(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(
             "--set",
             action="append",
@@ -98,6 +97,10 @@ def _parser() -> argparse.ArgumentParser:
             dest="overrides",
             help="override a setting; may be given several times",
         )
+
+    def with_config(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("config", metavar="CONFIG", help=CONFIG_HELP)
+        with_overrides(sub)
 
     def with_model(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("model", metavar="MODEL", help=MODEL_HELP)
@@ -136,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
             )
             sub.set_defaults(command=_corpus)
 
-    add_commands(add, _run)
+    add_commands(add, _run, with_overrides)
 
     sub = add("eval", _eval, "held-out perplexity with the full softmax, every token once")
     with_model(sub)

@@ -21,11 +21,13 @@ TO_HELP = (
 )
 
 
-def add_commands(add: Add, run_stages: Command) -> None:
+def add_commands(
+    add: Add, run_stages: Command, with_overrides: Callable[[argparse.ArgumentParser], None]
+) -> None:
     """Put the commands into the parser; `run_stages` does a config's stages up to one."""
     sub = add("export", _export, "write the bundle: frozen weights, vocabulary, model card")
     sub.add_argument("config", metavar="RUN", help="a run's folder, or its config")
-    _overrides(sub)
+    with_overrides(sub)
     sub.add_argument("--step", help="a checkpoint: its number, best, latest (training's result)")
     sub.add_argument("-o", "--output", metavar="DIR", help="folder to write (RUN/bundle)")
     sub.add_argument("--without-softmax", action="store_true", help="leave the softmax out")
@@ -36,7 +38,7 @@ def add_commands(add: Add, run_stages: Command) -> None:
 
     sub = add("publish", _publish, "register a bundle as a version of a model")
     sub.add_argument("config", metavar="BUNDLE", help="a bundle's folder, or a run's config")
-    _overrides(sub)
+    with_overrides(sub)
     sub.add_argument("--name", help="name of the model")
     sub.add_argument("--alias", help="alias that moves to the version (candidate)")
     sub.add_argument("--to", metavar="URI", help=TO_HELP)
@@ -65,17 +67,6 @@ def add_commands(add: Add, run_stages: Command) -> None:
     sub.add_argument("name", metavar="NAME")
     sub.add_argument("--to", metavar="URI", help=TO_HELP)
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
-
-
-def _overrides(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        dest="overrides",
-        help="override a setting of the config; may be given several times",
-    )
 
 
 def _registry_uri(said: str | None) -> str:

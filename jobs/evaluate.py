@@ -128,6 +128,30 @@ def evaluate(
     )
 
 
+def evaluate_sets(
+    bilm: BiLM,
+    softmax: Softmax,
+    corpus: str | Path,
+    manifest: Manifest,
+    ranks: Ranks,
+    *,
+    lanes: int,
+    window: int,
+    max_tokens: int | None = None,
+    word_ids: dict[str, int] | None = None,
+    only: str | None = None,
+) -> dict[str, Score]:
+    """Score every held-out set of a corpus, or `only` one."""
+    return {
+        split: evaluate(
+            bilm, softmax, corpus, manifest, split, ranks,
+            lanes=lanes, window=window, max_tokens=max_tokens, word_ids=word_ids,
+        )
+        for split in manifest.splits
+        if split != "train" and only in (None, split)
+    }  # fmt: skip
+
+
 def _in_order(rows: list[list[float]]) -> list[float]:
     """Add lane after lane, so that the order of processes does not matter."""
     totals = [0.0] * len(rows[0])
@@ -157,20 +181,11 @@ def evaluate_model(model: str, corpus: str, split: str | None) -> dict[str, dict
     word_ids = {word: number for number, word in enumerate(loaded.vocab)}
     window = _eval_window(manifest.block_steps)
     lanes = recorded_lanes(loaded.folder)
-    scores = {}
-    for name in [split] if split else splits:
-        scores[name] = evaluate(
-            loaded.bilm,
-            loaded.softmax,
-            corpus,
-            manifest,
-            name,
-            Ranks(),
-            lanes=lanes,
-            window=window,
-            word_ids=word_ids,
-        ).as_dict()
-    return scores
+    scores = evaluate_sets(
+        loaded.bilm, loaded.softmax, corpus, manifest, Ranks(),
+        lanes=lanes, window=window, word_ids=word_ids, only=split,
+    )  # fmt: skip
+    return {name: score.as_dict() for name, score in scores.items()}
 
 
 def recorded_lanes(folder: Path) -> int:

@@ -91,10 +91,10 @@ class Beats:
             place = step * self.PHASES + phase
             self._store.set(f"elmwright/place/{self._ranks.rank}", str(place))
 
-    def blame(self, error: RuntimeError) -> RuntimeError:
-        """The error itself or, if an exchange failed, one that names the process to blame."""
+    def blame(self, error: RuntimeError) -> PeerLost | None:
+        """If an exchange failed: an error that names the process to blame."""
         if self._store is None or not _EXCHANGE.search(str(error)):
-            return error
+            return None
         self._store.set_timeout(self.ANSWER)
         try:
             places = {

@@ -11,9 +11,8 @@ Two things keep it so. DDP rearranges its buckets after the first backward, whic
 of sums from 3 processes up, unless `find_unused_parameters` is set; and every lookup whose backward
 adds is a deterministic one (`index_select`, `F.embedding`).
 
-A step whose loss or gradient is not finite makes no update. After `train.max_bad_steps` of them in
-a row the weights themselves are to blame: training goes back to the newest checkpoint and leaves
-out those updates, and as many before them. If it comes to that again at once, it fails.
+A step whose loss or gradient is not finite makes no update; what happens after several of them in a
+row is in `trouble.py`.
 """
 
 import logging
@@ -29,16 +28,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elmwright.jobs.block_cache import block_cache
 from elmwright.jobs.checkpoint import (
-    CheckpointInfo,
     check_attempt,
     folder_name,
     list_checkpoints,
     read_info,
 )
-from elmwright.jobs.checkpoint_writer import CheckpointWriter, Keep, Listener
+from elmwright.jobs.checkpoint_writer import journalled_writer
 from elmwright.jobs.clock import Clock
 from elmwright.jobs.config import OptimSection, RunConfig
-from elmwright.jobs.evaluate import Score, evaluate
+from elmwright.jobs.evaluate import Score, evaluate_sets
 from elmwright.jobs.exchange import Beats, Ranks, touched_rows
 from elmwright.jobs.journal import Journal
 from elmwright.jobs.layout import RunFolder
@@ -46,11 +44,11 @@ from elmwright.jobs.machine import Machine
 from elmwright.jobs.stopping import StopNote
 from elmwright.jobs.stream import Batch, Blocks, Prefetch
 from elmwright.jobs.training_state import Trainer, begin, restore, snapshot, start_over
+from elmwright.jobs.trouble import Trouble
 from elmwright.model.bilm import States, dropout_masks
 from elmwright.model.flops import step_flops
 from elmwright.model.optim import global_norm
 from elmwright.model.softmax import Negatives, draw_negatives, full_table_loss, sampled_loss
-from elmwright.pipeline.errors import Failed
 from elmwright.pipeline.files import join, write_json
 from elmwright.pipeline.lanes import keyed_hash
 from elmwright.pipeline.manifest import Manifest
@@ -87,7 +85,7 @@ def train(
     journal = writer = None
     if ranks.rank == 0:
         journal = Journal(folder.journal, lambda: check_attempt(folder.attempt, attempt))
-        writer = _writer(config, folder, attempt, journal)
+        writer = journalled_writer(config, folder, attempt, journal)
     cache = block_cache(folder.corpus, folder.scratch / "blocks", section.cache_mb)
     blocks = Blocks(
         folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes), cache=cache
@@ -104,7 +102,7 @@ def train(
     this = _Process(config, trainer, bilm, ranks, lanes, per_block, clock, beats)
     prefetch = reading(trainer.step)
     machine = Machine(ranks) if journal else None
-    trouble = _Trouble(section.max_bad_steps)
+    trouble = Trouble(section.max_bad_steps)
     stopping = saved = False
     scores: dict[str, Score] = {}
     try:
@@ -115,7 +113,7 @@ def train(
             wish = drained(trainer.step) or (ranks.rank == 0 and note.found())
             result = _step(this, batches, wish)
             stopping = result.stop
-            if trouble.after(result, trainer):
+            if trouble.after(result.finite, trainer):
                 if writer:
                     writer.settle()
                 first = trouble.begin()
@@ -130,7 +128,7 @@ def train(
             every = config.eval.every_steps
             if last or (every and trainer.step % every == 0):
                 limit = None if last else config.eval.max_tokens
-                scores = _evaluate(config, folder, manifest, trainer, ranks, limit, journal)
+                scores = _evaluate(this, folder, manifest, limit, journal)
                 best = not last and result.finite and trainer.judge(scores)
                 clock.lap("evaluate")
 
@@ -153,9 +151,12 @@ def train(
         if writer:
             writer.wait()
         if not stopping:
-            _finish(config, folder, manifest, trainer, ranks, scores, journal)
+            _finish(this, folder, manifest, scores, journal)
     except RuntimeError as error:
-        raise beats.blame(error) from error
+        lost = beats.blame(error)
+        if lost is None:
+            raise
+        raise lost from error
     finally:
         note.close()
         prefetch.close()
@@ -340,141 +341,25 @@ def _autocast(config: RunConfig, device: torch.device) -> AbstractContextManager
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-class _Trouble:
-    """Steps in a row whose loss or gradient was not finite, and what has been done about it."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._bad: list[int] = []
-        self._planned: set[int] = set()
-        """Steps whose updates are left out after going back: they have had their say."""
-        self._until = -1
-
-    def after(self, result: _StepResult, trainer: Trainer) -> bool:
-        """Take note of a step; is it time to go back?"""
-        step = trainer.step - 1
-        if result.finite:
-            self._bad.clear()
-        elif step not in self._planned:
-            self._bad.append(step)
-        return len(self._bad) >= self._limit
-
-    def begin(self) -> int:
-        """The first bad step; whatever broke the weights happened before it."""
-        first = self._bad[0]
-        if first <= self._until:
-            raise Failed(
-                f"from step {first:,} on, {self._limit} losses or gradients in a row are not "
-                "finite, and going back and leaving out the updates before them has not helped; "
-                "lower optim.lr or optim.clip_norm and begin a run of another name"
-            )
-        return first
-
-    def gone_back(self, trainer: Trainer) -> None:
-        """Training stands at a checkpoint again: from there on, leave out the updates of the bad
-        steps, and of as many before them."""
-        first, last = self._bad[0], self._bad[-1]
-        offending = range(max(trainer.step, first - self._limit), last + 1)
-        trainer.skipped |= set(offending)
-        self._planned |= set(offending)
-        log.warning(
-            "%d losses or gradients in a row were not finite: back to step %d, without the "
-            "updates of steps %d to %d",
-            self._limit, trainer.step, offending[0], last,
-        )  # fmt: skip
-        self._until = last + self._limit
-        self._bad.clear()
-
-
-def _writer(
-    config: RunConfig, folder: RunFolder, attempt: int, journal: Journal
-) -> CheckpointWriter:
-    """The checkpoint writer, which tells the journal what became of each."""
-
-    def written(info: CheckpointInfo) -> None:
-        journal.write(
-            "checkpoint", info.step, path=info.path, sha256=info.sha256, perplexity=info.perplexity
-        )
-
-    # Those that an earlier attempt committed and was killed before it could say so.
-    for info in list_checkpoints(folder.checkpoints):
-        written(info)
-    section = config.checkpoint
-    return CheckpointWriter(
-        folder.checkpoints,
-        join(folder.corpus, "vocab.txt"),
-        folder.attempt,
-        attempt,
-        Keep(section.keep_last, section.keep_every_steps),
-        folder.scratch,
-        Listener(
-            before=journal.flush,
-            written=written,
-            failed=lambda step, text: journal.write("warning", step, text=text),
-            pruned=lambda step: journal.write("pruned", step),
-        ),
-    )
-
-
-def _finish(
-    config: RunConfig,
-    folder: RunFolder,
-    manifest: Manifest,
-    trainer: Trainer,
-    ranks: Ranks,
-    scores: dict[str, Score],
-    journal: Journal | None,
-) -> None:
-    """Say which checkpoint is the result and what it was measured at: training is done."""
-    early = trainer.step < config.train.max_steps
-    chosen = trainer.step
-    if early and ranks.rank == 0:
-        kept = {info.step for info in list_checkpoints(folder.checkpoints)}
-        chosen = trainer.best_step if trainer.best_step in kept else trainer.step
-    if early:  # the others look only after rank 0 has written everything
-        chosen = ranks.from_first(chosen)
-    checkpoint = join(folder.checkpoints, folder_name(chosen))
-    if chosen != trainer.step:
-        restore(trainer, checkpoint, config, folder, ranks)
-    if early or not scores:  # or the checkpoint was final already: an attempt ended right there
-        scores = _evaluate(config, folder, manifest, trainer, ranks, None, journal)
-    if journal:
-        result = {
-            "step": chosen,
-            "checkpoint": folder_name(chosen),
-            "checkpoint_sha256": read_info(checkpoint).sha256,
-            "stopped_early": config.eval.patience if early else 0,
-            "skipped": len(trainer.skipped),
-            "evaluation": {split: score.as_dict() for split, score in scores.items()},
-        }
-        write_json(folder.result, result)
-
-
 def _evaluate(
-    config: RunConfig,
+    this: _Process,
     folder: RunFolder,
     manifest: Manifest,
-    trainer: Trainer,
-    ranks: Ranks,
     max_tokens: int | None,
     journal: Journal | None,
 ) -> dict[str, Score]:
     """Score every held-out set, on about `max_tokens` tokens of it or on all of them."""
-    scores = {
-        split: evaluate(
-            trainer.bilm,
-            trainer.softmax,
-            folder.corpus,
-            manifest,
-            split,
-            ranks,
-            lanes=config.eval.lanes,
-            window=config.train.window,
-            max_tokens=max_tokens,
-        )
-        for split in manifest.splits
-        if split != "train"
-    }
+    trainer, config = this.trainer, this.config
+    scores = evaluate_sets(
+        trainer.bilm,
+        trainer.softmax,
+        folder.corpus,
+        manifest,
+        this.ranks,
+        lanes=config.eval.lanes,
+        window=config.train.window,
+        max_tokens=max_tokens,
+    )
     if journal and scores:
         values = {
             f"{split}/{name}": value
@@ -486,3 +371,36 @@ def _evaluate(
             final = {f"final/{name}": value for name, value in values.items()}
             journal.write("final", trainer.step, values=final)
     return scores
+
+
+def _finish(
+    this: _Process,
+    folder: RunFolder,
+    manifest: Manifest,
+    scores: dict[str, Score],
+    journal: Journal | None,
+) -> None:
+    """Say which checkpoint is the result and what it was measured at: training is done."""
+    config, trainer, ranks = this.config, this.trainer, this.ranks
+    early = trainer.step < config.train.max_steps
+    chosen = trainer.step
+    if early and ranks.rank == 0:
+        kept = {info.step for info in list_checkpoints(folder.checkpoints)}
+        chosen = trainer.best_step if trainer.best_step in kept else trainer.step
+    if early:  # the others look only after rank 0 has written everything
+        chosen = ranks.from_first(chosen)
+    checkpoint = join(folder.checkpoints, folder_name(chosen))
+    if chosen != trainer.step:
+        restore(trainer, checkpoint, config, folder, ranks)
+    if early or not scores:  # or the checkpoint was final already: an attempt ended right there
+        scores = _evaluate(this, folder, manifest, None, journal)
+    if journal:
+        result = {
+            "step": chosen,
+            "checkpoint": folder_name(chosen),
+            "checkpoint_sha256": read_info(checkpoint).sha256,
+            "stopped_early": config.eval.patience if early else 0,
+            "skipped": len(trainer.skipped),
+            "evaluation": {split: score.as_dict() for split, score in scores.items()},
+        }
+        write_json(folder.result, result)

@@ -20,6 +20,7 @@ import yaml
 from elmwright import __version__
 from elmwright.jobs import cli, ports
 from elmwright.jobs.config_file import explain, load_config
+from elmwright.jobs.targets import Target, _target
 from tests.infra.validators import INFRA, ROOT, documents, manifests, pod_templates
 
 FILES = sorted(
@@ -176,7 +177,10 @@ def test_the_containers_user_is_the_same_everywhere() -> None:
 
 def test_a_stopped_job_has_the_time_it_was_promised() -> None:
     promised = str(ports.STOP_SECONDS)
-    assert re.findall(r"--signal=B:USR1@(\d+)", TEXT["slurm/elmwright.sbatch"]) == [promised]
+    table = tomllib.loads(TEXT["slurm/targets.toml"])["night"]
+    night = _target(INFRA / "slurm" / "targets.toml", "night", table)
+    assert (night.kind, str(night.warning)) == ("slurm", promised)
+    assert Target("slurm").warning == ports.STOP_SECONDS
     assert re.findall(r'STOP_WAIT_TIME_S: "(\d+)"', TEXT["kubernetes/job/rayjob.yaml"]) == [
         promised
     ]
@@ -184,9 +188,6 @@ def test_a_stopped_job_has_the_time_it_was_promised() -> None:
 
 
 def test_exit_codes_are_the_commands() -> None:
-    assert re.findall(r"^RESUMABLE=(\d+)", TEXT["slurm/elmwright.sbatch"], re.M) == [
-        str(cli.RESUMABLE)
-    ]
     assert rayjob().MISTAKE == cli.MISTAKE
 
 
@@ -244,7 +245,7 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
         for line in re.sub(r"\\\n\s*", " ", shell).splitlines():
             found = re.search(rf"(?:^|[ /])elmwright ((?:{commands}) [^#>&]*)", line)
             if found:
-                yield name, shlex.split(found[1].replace("$OVERRIDES", ""))
+                yield name, shlex.split(found[1])
 
 
 def test_every_command_line_is_understood_by_the_real_parser() -> None:
@@ -260,8 +261,7 @@ def test_every_command_line_is_understood_by_the_real_parser() -> None:
         except SystemExit:
             pytest.fail(f"{name}: elmwright {shlex.join(words)}")
         seen.add(name)
-    assert seen >= {"README.md", "compose/compose.yaml", "kubernetes/job/rayjob.yaml",
-                    "slurm/elmwright.sbatch"}  # fmt: skip
+    assert seen >= {"README.md", "compose/compose.yaml", "kubernetes/job/rayjob.yaml"}
 
 
 def test_every_subcommand_that_is_named_exists() -> None:

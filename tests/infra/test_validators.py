@@ -17,7 +17,6 @@ Validator = Callable[[Path], list[str]]
 MISTAKES: list[tuple[Validator, str, str, str]] = [
     (validators.yaml_style, "compose/compose.yaml", "\nname:", "\nname: one\nname:"),
     (validators.yaml_style, "ray/aws.yaml", "provider:\n  type", "provider:\n   type"),
-    (validators.shell, "slurm/elmwright.sbatch", 'kill -0 "$step"', "kill -0 $step"),
     (validators.dockerfile, "docker/Dockerfile", "FROM python:${PYTHON} AS base", "FROM python"),
     (validators.dockerfile, "docker/Dockerfile", "WORKDIR /source", "WORKDIR source"),
     (validators.compose, "compose/compose.yaml", "    depends_on:", "    depends-on:"),

@@ -7,7 +7,6 @@ their tests are skipped, unless ELMWRIGHT_VALIDATORS=required.
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -64,16 +63,6 @@ def pod_templates(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def yaml_style(infra: Path) -> list[str]:
     return _run(tool("yamllint"), "--strict", "-c", infra / ".yamllint.yaml", infra)
-
-
-def shell(infra: Path) -> list[str]:
-    scripts = [
-        path
-        for path in sorted(infra.rglob("*"))
-        if path.is_file() and re.match(rb"#!.*\b(ba)?sh\b", path.read_bytes()[:100])
-    ]
-    assert scripts
-    return _run(tool("shellcheck"), *scripts)
 
 
 def dockerfile(infra: Path) -> list[str]:

@@ -24,7 +24,7 @@ from elmwright.jobs.train import train
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json, write_json
 from tests.jobs.test_train import losses, prepare, process, weights
-from tests.jobs.tiny import write_config
+from tests.jobs.tiny import damage, write_config
 
 LONG = 200
 """Steps of the runs whose curves are compared."""
@@ -172,9 +172,9 @@ def test_two_processes_then_one_then_four_follow_the_undisturbed_curve(
         assert found[step] == pytest.approx(loss, rel=1e-5), step
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
+@pytest.mark.parametrize("how", ["truncate", "flip", "delete"])
 def test_a_damaged_newest_checkpoint_costs_only_the_way_from_the_one_before(
-    corpus: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    corpus: Path, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One run for each kind of damage, every file of the newest checkpoint in turn."""
     (tmp_path / "whole").mkdir()
@@ -185,18 +185,11 @@ def test_a_damaged_newest_checkpoint_costs_only_the_way_from_the_one_before(
     )
     assert len(names) == 8
     for name in names:
-        run = RunFolder(str(tmp_path / f"{damage}-{name}"), tmp_path / "scratch")
+        run = RunFolder(str(tmp_path / f"{how}-{name}"), tmp_path / "scratch")
         shutil.copytree(whole.root, run.root, symlinks=True)
         Path(run.result).unlink()
         file = Path(list_checkpoints(run.checkpoints)[-1].path, name)
-        data = bytearray(file.read_bytes())
-        if damage == "truncate":
-            file.write_bytes(data[: len(data) // 2])
-        elif damage == "delete":
-            file.unlink()
-        else:
-            data[len(data) // 3] ^= 4
-            file.write_bytes(data)
+        damage(file, how)
         caplog.clear()
         train(config, run, begin_attempt(run.attempt), Ranks())
         skipped = [r.message for r in caplog.records if "checkpoint skipped" in r.message]

@@ -1,8 +1,8 @@
 """The batch script and the words of Slurm; the real thing is in test_slurm_cluster.py."""
 
 import os
-import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from elmwright.jobs.submit import cancel, prepare, state_of, submit
 from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import UserError
 from tests.jobs.tiny import write_config, write_text
+
+SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 
 
 @pytest.fixture(autouse=True)
@@ -51,17 +53,17 @@ def test_the_script_asks_for_what_the_run_needs(
     assert "symmetric-run" not in "".join(line for line in lines if not line.startswith("#"))
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.skipif(not SHELLCHECK.exists(), reason="shellcheck is not installed")
 @pytest.mark.parametrize(
     "target", [Target("slurm"), Target("slurm", gpus=4, env_file="~/s.env", account="lab")]
 )
 def test_shellcheck_has_nothing_to_say(tmp_path: Path, target: Target) -> None:
     script = tmp_path / "job.sbatch"
     script.write_text(render(submission(tmp_path, target)))
-    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, check=False)
+    done = subprocess.run([SHELLCHECK, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     script.write_text(script.read_text() + "\nrm -rf $scratch\n")
-    assert subprocess.run(["shellcheck", str(script)], capture_output=True, check=False).returncode
+    assert subprocess.run([SHELLCHECK, script], capture_output=True, check=False).returncode
 
 
 @pytest.mark.parametrize(

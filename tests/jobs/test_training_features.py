@@ -22,6 +22,7 @@ from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.files import join, read_json
 from tests.jobs.test_train import STEPS, losses, prepare, weights
 
+EVALUATE = "elmwright.jobs.evaluate.evaluate"
 NEXT_TO_NOTHING = {"optim_lr": 1e-12}
 """A learning rate that leaves the weights as they are."""
 
@@ -86,7 +87,7 @@ def scores(nll: dict[int, float]) -> object:
 def test_it_stops_when_evaluations_bring_nothing_and_the_best_is_the_result(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "evaluate", scores({1: 3.0, 2: 2.0, 3: 2.5, 4: 2.4}))
+    monkeypatch.setattr(EVALUATE, scores({1: 3.0, 2: 2.0, 3: 2.5, 4: 2.4}))
     changes = {"eval_every_steps": 4, "eval_patience": 2, "checkpoint_keep_last": 1}
     run = trained(tmp_path / "run", corpus, train_max_steps=1000, **changes)
     result = read_json(run.result) or {}
@@ -100,7 +101,7 @@ def test_it_stops_when_evaluations_bring_nothing_and_the_best_is_the_result(
 def test_a_checkpoint_that_is_the_best_so_far_is_always_written(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "evaluate", scores({1: 3.0, 2: 2.0, 3: 2.5, 4: 2.6, 5: 2.7}))
+    monkeypatch.setattr(EVALUATE, scores({1: 3.0, 2: 2.0, 3: 2.5, 4: 2.6, 5: 2.7}))
     changes = {"eval_every_steps": 4, "checkpoint_every_steps": 15, "checkpoint_keep_last": 1}
     run = trained(tmp_path / "run", corpus, **changes)
     assert [info.step for info in list_checkpoints(run.checkpoints)] == [8, 20]

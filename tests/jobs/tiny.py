@@ -93,6 +93,18 @@ def manifest() -> Manifest:
     )
 
 
+def damage(file: Path, how: str) -> None:
+    """Truncate a file, flip one of its bits, or delete it."""
+    data = bytearray(file.read_bytes())
+    if how == "truncate":
+        file.write_bytes(data[: len(data) // 2])
+    elif how == "delete":
+        file.unlink()
+    else:
+        data[len(data) // 2] ^= 0x10
+        file.write_bytes(data)
+
+
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "elmwright.jobs.cli", *map(str, arguments)]
 
