@@ -4,10 +4,11 @@ One JSON object a line, appended by rank 0, never rewritten. MLflow is fed from 
 so is the progress display. A step that is computed again after a crash keeps the record, and with
 it the timestamp, of the first time: so a replay to MLflow merges instead of doubling.
 
-On a disk it is one file. A store cannot append, so there it is a folder of segments, each named
-after the byte at which it begins (`000000004096.jsonl`); the newest grows, written again every few
-seconds by a thread and before every checkpoint, until it is full. Positions count bytes over all
-segments, so readers see no difference.
+The loop only hands its records over; a thread writes them, so that a slow disk or store costs no
+training time. On a disk the journal is one file. A store cannot append, so there it is a folder of
+segments, each named after the byte at which it begins (`000000004096.jsonl`); the newest grows,
+written again every few seconds, until it is full. Positions count bytes over all segments, so
+readers see no difference.
 
 A journal that cannot be written for the moment (a full disk, a store that does not answer) does not
 stop training: lines wait in memory and are written with the next ones. Before a checkpoint is
@@ -26,14 +27,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url, join, list_folder, read_range, write_bytes
 
 log = logging.getLogger("elmwright")
 
 Record = dict[str, Any]
-SEGMENT_SECONDS = 5.0
-"""Seconds between writes to a store."""
+FILE_SECONDS, SEGMENT_SECONDS = 0.2, 5.0
+"""Seconds between writes to a file and to a store; a failed write is tried again after the latter.
+"""
 SEGMENT_BYTES = 1 << 20
 """When a segment in a store is full."""
 
@@ -47,14 +48,15 @@ class Journal:
         self._lock = threading.Lock()
         """For what is held and what waits: never kept while anything is sent."""
         self._sending = threading.Lock()
-        self._waiting: list[bytes] = []
+        self._waiting: list[Record] = []
         self._held: dict[tuple[str, int], str] = {}
         self._begin = self._end = 0
         self._segment = b""
         """What the newest segment holds, from byte `_begin` on."""
         self._closed = threading.Event()
+        self._news = threading.Event()
+        self._refusal: RuntimeError | None = None
         self._descriptor = -1
-        self._thread: threading.Thread | None = None
         if not is_url(path):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -62,24 +64,21 @@ class Journal:
         for record, position in read_journal(path, 0):
             self._note(record)
             self._begin = self._end = position
-        if is_url(path):
-            self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
+        self._thread.start()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append a record, unless the journal already holds it: one of this kind and step, or, of
-        a checkpoint, one of the same bytes."""
+        a checkpoint, one of the same bytes. Raises what the guard said of an earlier one."""
+        if self._refusal is not None:
+            raise self._refusal
         record = {"kind": kind, "step": step, "time": int(time.time() * 1000), **values}
         with self._lock:
             if self._held.get((kind, step)) == _key(record) or self._closed.is_set():
                 return
-            self._waiting.append((json.dumps(record) + "\n").encode())
+            self._waiting.append(record)
             self._note(record)
-        if self._thread is None:
-            try:
-                self._send()
-            except (OSError, UserError) as error:
-                log.warning("the journal waits in memory: %s", error)
+        self._news.set()
 
     def flush(self) -> None:
         """Put every record where a crash cannot reach it."""
@@ -93,8 +92,8 @@ class Journal:
             if self._closed.is_set():
                 return
             self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._news.set()
+        self._thread.join()
         try:
             self._send()
         finally:
@@ -110,33 +109,41 @@ class Journal:
         self._held[record["kind"], record["step"]] = _key(record)
 
     def _work(self) -> None:
-        while not self._closed.wait(SEGMENT_SECONDS):
+        pause = usual = SEGMENT_SECONDS if self._descriptor < 0 else FILE_SECONDS
+        while not self._closed.wait(pause):
+            self._news.wait()
+            self._news.clear()
+            pause = SEGMENT_SECONDS
             try:
                 self._send()
-            except Exception as error:
-                # A newer attempt, a store that is away: the next flush or close will say so.
+                pause = usual
+            except Exception as error:  # a store has many ways to be away; `flush` will say it
+                if self._refusal is not None:
+                    return
+                self._news.set()
                 log.warning("the journal waits in memory: %s", error)
 
     def _send(self) -> None:
         """Write what waits; it goes on waiting if that fails."""
         with self._sending:
             with self._lock:
-                lines = list(self._waiting)
-            if not lines:
+                records = list(self._waiting)
+            if not records:
                 return
             try:
                 self._guard()
-            except RuntimeError:
+            except RuntimeError as error:
+                self._refusal = error
                 with self._lock:
                     self._waiting.clear()  # a newer attempt has begun: nobody wants these lines
                 raise
-            data = b"".join(lines)
+            data = "".join(json.dumps(record) + "\n" for record in records).encode()
             if self._descriptor >= 0:
                 self._append(data)
             else:
                 self._grow(data)
             with self._lock:
-                del self._waiting[: len(lines)]
+                del self._waiting[: len(records)]
 
     def _append(self, data: bytes) -> None:
         end = os.fstat(self._descriptor).st_size

@@ -12,6 +12,8 @@ import torch
 
 from elmwright.jobs.exchange import Ranks
 
+SAMPLE_SECONDS = 5.0
+"""The kernel is asked at most so often: steps may be short, and the loop waits for the answer."""
 SIZE = 1024
 """Rows and columns of the measured product: 2.1 GFLOP, some 30 ms a core."""
 
@@ -24,17 +26,21 @@ class Machine:
         self.peak = _matrix_rate(ranks.device) * ranks.world
         """FLOP/s of all processes together, if they did nothing but large matrix products."""
         self._wall, self._cpu = time.perf_counter(), _cpu_seconds()
+        self._next = self._wall
 
     def metrics(self) -> dict[str, float]:
-        """Since the last call."""
-        wall, cpu = time.perf_counter(), _cpu_seconds()
+        """Since the last sample; nothing if that was a moment ago."""
+        wall = time.perf_counter()
+        if wall < self._next:
+            return {}
+        cpu = _cpu_seconds()
         found = {
             "system/process_cpus": (cpu - self._cpu) / max(wall - self._wall, 1e-9),
             "system/process_memory_mb": _resident_mb(),
             "system/machine_load": os.getloadavg()[0],
             "system/machine_memory_used_share": _memory_used(),
         }
-        self._wall, self._cpu = wall, cpu
+        self._wall, self._cpu, self._next = wall, cpu, wall + SAMPLE_SECONDS
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
             found["system/gpu_memory_used_share"] = 1 - free / total

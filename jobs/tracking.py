@@ -96,9 +96,15 @@ class Tracker:
                     if self._client is None:
                         self._client = self._connect()
                     self._send()
+                if self._error is not None:
+                    log.warning("tracking: MLflow answers again, and has everything")
                 self._error = None
             except Exception as error:
-                log.warning("tracking: %s", error)
+                if self._error is None:  # once an outage, however long it is
+                    log.warning(
+                        "tracking: %s; training goes on, and MLflow is sent everything when it "
+                        "answers", error,
+                    )  # fmt: skip
                 self._error = error
             if closing:
                 return

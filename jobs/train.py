@@ -112,6 +112,7 @@ def train(
             clock.lap("load")
             wish = drained(trainer.step) or (ranks.rank == 0 and note.found())
             result = _step(this, batches, wish)
+            clock.lap("compute")  # also giving back the memory of the step
             stopping = result.stop
             if trouble.after(result.finite, trainer):
                 if writer:

@@ -3,8 +3,9 @@
 `jobs/train.py` itself, one process, `small.toml`'s model with the WikiText-2 vocabulary, 64 lanes ×
 20 steps. Pairs of runs of about a minute, one with a checkpoint in its middle and one without (the
 one that every run ends with is in both); the order changes from pair to pair. Printed: the share of
-the time that the loop spent on checkpoints by its own timer, and the median over the pairs of the
-CPU seconds of the whole process.
+the time that the loop spent on checkpoints by its own timer, the CPU seconds of the thread that
+writes one, and the median over the pairs of the CPU seconds of the whole process. The last differ
+by more than a checkpoint costs where a machine changes its speed from minute to minute.
 
 python tests/bench/bench_checkpoint.py [pairs] [threads]
 """
@@ -20,7 +21,9 @@ from statistics import median
 from corpus import wikitext_corpus
 from workload import SHARED, skip
 
+from elmwright.jobs import checkpoint_writer
 from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints
+from elmwright.jobs.checkpoint_writer import CheckpointWriter, Snapshot
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.journal import read_journal
@@ -28,6 +31,17 @@ from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.train import train
 
 BLOCKED, EXTRA, PERIOD = 0.01, 0.02, 60.0
+
+
+class Timed(CheckpointWriter):
+    """Adds up the CPU seconds of the threads that write."""
+
+    seconds: list[float]
+
+    def _run(self, snapshot: Snapshot) -> None:
+        before = time.thread_time()
+        super()._run(snapshot)
+        Timed.seconds.append(time.thread_time() - before)
 
 
 def run(folder: Path, name: str, steps: int, every: int, threads: int) -> tuple[float, float]:
@@ -67,11 +81,14 @@ def main() -> int:
     start = time.monotonic()
     run(folder, "trial", 10, 1000, threads)
     steps = max(4, round(PERIOD / ((time.monotonic() - start) / 10)))
-    extras, shares = [], []
+    extras, shares, own = [], [], []
+    checkpoint_writer.CheckpointWriter = Timed  # type: ignore[misc]
     for pair in range(pairs):
         found = {}
         for every in [steps // 2, 10**6] if pair % 2 else [10**6, steps // 2]:
+            Timed.seconds = []
             found[every] = run(folder, f"run-{pair}-{every}", steps, every, threads)
+            own += Timed.seconds
         with_it, without = found[steps // 2], found[10**6]
         extras.append(with_it[0] / without[0] - 1)
         shares.append(with_it[1])
@@ -87,7 +104,8 @@ def main() -> int:
         f"a checkpoint of {size:.0f} MB every {steps} steps: {100 * median(extras):+.2f} % CPU "
         f"seconds (at most {100 * EXTRA:.0f} %), loop blocked {100 * median(shares):.2f} % (at "
         f"most {100 * BLOCKED:.0f} %), median of {pairs} pairs: "
-        f"{'holds' if good else 'does not hold'}"
+        f"{'holds' if good else 'does not hold'}; writing one takes its thread "
+        f"{median(own):.2f} CPU s"
     )
     return 0 if good else 1
 

@@ -1,6 +1,7 @@
 """The journal keeps the first record of every step, and survives being cut off."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,11 @@ def test_a_process_that_may_not_write_does_not(tmp_path: Path) -> None:
 
     path = tmp_path / "journal.jsonl"
     journal = Journal(path, stale)
+    journal.write("metrics", 1, values={})
     with pytest.raises(StaleAttempt):
-        journal.write("metrics", 1, values={})
+        journal.flush()
+    with pytest.raises(StaleAttempt):  # and the loop is told by its next record
+        journal.write("metrics", 2, values={})
     journal.close()
     assert records(path) == []
 
@@ -58,6 +62,7 @@ def test_a_full_disk_leaves_no_half_line_and_a_closed_journal_takes_nothing(
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     journal.write("metrics", 1, values={})
+    journal.flush()
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: len(data) // 2]))
     journal.write("metrics", 2, values={})  # training goes on
@@ -69,6 +74,26 @@ def test_a_full_disk_leaves_no_half_line_and_a_closed_journal_takes_nothing(
     journal.close()
     journal.write("metrics", 4, values={})
     assert [record["step"] for record in records(path)] == [1, 2, 3]
+
+
+def test_the_disk_is_waited_for_by_nobody_but_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, slow = os.write, 0.05
+
+    def write(descriptor: int, data: bytes) -> int:
+        time.sleep(slow)
+        return real(descriptor, data)
+
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    monkeypatch.setattr(os, "write", write)
+    start = time.perf_counter()
+    for step in range(100):
+        journal.write("metrics", step, values={})
+    assert time.perf_counter() - start < 100 * slow / 2
+    journal.close()
+    assert [record["step"] for record in records(path)] == list(range(100))
 
 
 def test_a_line_that_a_kill_cut_off_is_dropped_and_written_again(tmp_path: Path) -> None:
