@@ -110,9 +110,19 @@ class MlflowRegistry:
 
     def point(self, name: str, alias: str, history: list[int]) -> None:
         """Remember first, then move: a kill in between only leaves an entry too many."""
-        with self._answering("move an alias"):
+        from mlflow.exceptions import MlflowException
+
+        def move() -> None:
             self._client.set_registered_model_tag(name, f"{HISTORY}{alias}", json.dumps(history))
             self._client.set_registered_model_alias(name, alias, str(history[-1]))
+
+        with self._answering("move an alias"):
+            try:
+                move()
+            except MlflowException:
+                # Of two that create one row at once the database refuses the slower; now it exists.
+                time.sleep(0.5)
+                move()
 
     def fetch(self, name: str, version: int) -> Path:
         """Where it lies, if that is on this disk; else a copy."""

@@ -65,6 +65,10 @@ class Shelf:
                 return known
             # Of all files, provenance too: a re-export must not write into a listed version.
             folder = sha256_bytes((bundle / SUMS).read_bytes())[:32]
+            if not is_url(self.uri):
+                # Nobody else is here and no version lists it: left by a publish that was killed,
+                # perhaps with a half-written file.
+                remove_folder(join(self.uri, name, folder))
             self._store(bundle, join(self.uri, name, folder), key)
 
             def add(index: Index) -> None:

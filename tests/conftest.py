@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.s3_server import rclone, s3_server
+from tests.s3_server import environment, rclone, s3_server
 
 # Does not take a slow moment of the machine for a failure.
 settings.register_profile("elmwright", deadline=None)
@@ -20,5 +20,5 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.skip("rclone is not installed: no S3 server to test with")
     folder = tmp_path_factory.mktemp("buckets")
     (folder / "bucket").mkdir()
-    with s3_server(folder):
+    with s3_server(folder) as settings, environment(settings):
         yield folder

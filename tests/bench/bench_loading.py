@@ -11,7 +11,6 @@ were in the queue when the step asked for the next (0 would mean that it waited)
 python tests/bench/bench_loading.py [steps]
 """
 
-import os
 import shutil
 import socket
 import sys
@@ -32,10 +31,9 @@ from elmwright.jobs.config_file import load_config
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.stream import AHEAD, Batch, Prefetch
-from elmwright.pipeline import files
 
 sys.path.insert(0, str(ROOT))
-from tests.s3_server import rclone, s3_server
+from tests.s3_server import environment, rclone, s3_server
 
 LIMIT, DELAY, BLOCK = 0.02, 0.05, 320
 
@@ -117,11 +115,13 @@ def main() -> int:
     buckets = folder / "buckets"
     wikitext_corpus(folder, BLOCK, buckets / "bucket" / "corpus")
     good = [measure("disk", str(buckets / "bucket" / "corpus"), folder, steps)]
-    with s3_server(buckets) as port:
+    with s3_server(buckets) as settings, environment(settings):
         good.append(measure("store", "s3://bucket/corpus", folder, steps))
-        with delayed(port) as far:
-            os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{far}"
-            files._connect.cache_clear()
+        port = int(settings["AWS_ENDPOINT_URL"].rpartition(":")[2])
+        with (
+            delayed(port) as far,
+            environment({"AWS_ENDPOINT_URL": f"http://127.0.0.1:{far}"}),
+        ):
             good.append(measure("distant store", "s3://bucket/corpus", folder, steps))
     shutil.rmtree(folder)
     return 0 if all(good) else 1

@@ -7,7 +7,6 @@ ours have, and killed by number.
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,13 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.jobs.servers import free_port
+
 BIN = Path(sys.executable).parent
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -95,28 +90,6 @@ def start_head(
     else:
         wait_for_http(f"http://127.0.0.1:{ports[1]}/api/version", process, home / "ray.log")
     return process, f"http://127.0.0.1:{ports[1]}"
-
-
-@contextmanager
-def mlflow_server(home: Path, host: str = "127.0.0.1") -> Iterator[str]:
-    """An MLflow server with a database of its own."""
-    port = free_port()
-    command = [
-        str(BIN / "mlflow"), "server", "--host", host, "--port", str(port), "--allowed-hosts", "*",
-        "--backend-store-uri", f"sqlite:///{home / 'mlflow.db'}",
-        "--artifacts-destination", str(home / "artifacts"), "--workers", "1",
-    ]  # fmt: skip
-    with open(home / "mlflow.log", "wb") as log:
-        process = subprocess.Popen(
-            command, cwd=home, env=clean_environment(home), stdout=log, stderr=log,
-            start_new_session=True,
-        )  # fmt: skip
-    try:
-        wait_for_http(f"http://{host}:{port}/health", process, home / "mlflow.log")
-        yield f"http://{host}:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def wait_for_http(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:

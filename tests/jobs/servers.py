@@ -24,7 +24,11 @@ from urllib.request import urlopen
 
 import pytest
 
-KEY, SECRET = "AKIAELMWRIGHTTESTS00", "a-secret-of-normal-length-for-the-tests0"
+from tests.s3_server import environment, rclone
+from tests.s3_server import s3_server as serve
+
+__all__ = ["BUCKET", "environment", "mlflow_server", "postgres", "s3_server"]
+
 BUCKET = "bucket"
 
 
@@ -63,34 +67,24 @@ def postgres(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[dict[str, str]]:
+def s3_server(folder: Path, host: str = "127.0.0.1") -> Iterator[dict[str, str]]:
     """An S3 store with one empty `BUCKET`, kept in `folder/buckets`; the `AWS_…` variables that
     lead to it."""
-    beside = Path(sys.executable).with_name("rclone")
-    rclone = str(beside) if beside.exists() else shutil.which("rclone")
-    if rclone is None:
+    if rclone() is None:
         pytest.skip("rclone is not installed: no S3 server to test with")
     buckets = folder / "buckets"
     (buckets / BUCKET).mkdir(parents=True)
-    port = free_port()
-    command = [rclone, "serve", "s3", "--addr", f"127.0.0.1:{port}",
-               "--auth-key", f"{KEY},{SECRET}", str(buckets)]  # fmt: skip
-    with running(command, folder / "s3.log"):
-        wait_for(lambda: _listens(port))
-        yield {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
-            "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
-        }
+    with serve(buckets, host) as settings:
+        yield settings
 
 
 @contextmanager
 def mlflow_server(
-    folder: Path, database: str = "", artifacts: str = "", port: int = 0
+    folder: Path,
+    database: str = "",
+    artifacts: str = "",
+    port: int = 0,
+    host: str = "127.0.0.1",
 ) -> Iterator[str]:
     """An MLflow server that also hands out the artifacts; its URL.
 
@@ -99,10 +93,10 @@ def mlflow_server(
     """
     if artifacts.startswith("s3://") and find_spec("boto3") is None:
         pytest.skip("boto3 is not installed: MLflow cannot keep artifacts in S3")
-    port = port or free_port()
+    port = port or free_port(host)
     command = [
-        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port),
-        "--workers", "1",
+        sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port),
+        "--workers", "1", "--allowed-hosts", "*",
         "--backend-store-uri", database or f"sqlite:///{folder / 'server.db'}",
         "--artifacts-destination", artifacts or str(folder / "artifacts"),
     ]  # fmt: skip
@@ -114,31 +108,16 @@ def mlflow_server(
     }  # fmt: skip
     log = folder / "mlflow.log"
     with running(command, log, env=settings, cwd=folder) as process:
-        url = f"http://127.0.0.1:{port}"
+        url = f"http://{host}:{port}"
         wait_for(lambda: answers(f"{url}/health") or process.poll() is not None, 600)
         assert process.poll() is None, log.read_text()[-3000:]
         yield url
 
 
-@contextmanager
-def environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Variables of this process, and of those it starts, for a while."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
@@ -158,14 +137,6 @@ def wait_for(ready: Callable[[], bool], seconds: float = 90) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"a server did not come up within {seconds:.0f} s")
         time.sleep(0.1)
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager

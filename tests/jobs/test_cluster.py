@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from elmwright.jobs.journal import read_journal
-from elmwright.pipeline.storage import sha256_file
-from tests.jobs.clusters import RayHead, mlflow_server, ray_head
+from elmwright.pipeline.files import join, read_bytes
+from elmwright.pipeline.storage import sha256_bytes
+from tests.jobs.clusters import RayHead, ray_head
+from tests.jobs.servers import mlflow_server
 from tests.jobs.tiny import elmwright, write_config, write_text
 
 pytestmark = pytest.mark.heavy
@@ -81,9 +83,9 @@ def until(condition: Callable[[], Any], seconds: float, about: Callable[[], str]
     return found
 
 
-def digests(folder: Path) -> dict[str, str]:
+def digests(folder: str | Path) -> dict[str, str]:
     names = ("model.safetensors", "softmax.safetensors", "weights.hdf5", "vocab.txt")
-    return {name: sha256_file(folder / "bundle" / name) for name in names}
+    return {name: sha256_bytes(read_bytes(join(folder, "bundle", name))) for name in names}
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -102,19 +102,15 @@ def test_from_checkpoint_to_a_clean_process_that_loads_by_alias(
 
 
 def test_two_publishes_at_once_give_one_version(server: str, bundle: Path, store: Path) -> None:
-    found: list[int] = []
+    def publish(_: int) -> int:
+        return publish_bundle(open_registry(server), bundle, "twice", "candidate")
 
-    def publish() -> None:
-        found.append(publish_bundle(open_registry(server), bundle, "twice", "candidate"))
-
-    threads = [threading.Thread(target=publish) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        found = set(pool.map(publish, range(3)))
     registry = MlflowRegistry(server)
     (version,) = registry.versions("twice")
-    assert set(found) == {version.version}
+    assert found == {version.version}
+    assert version.aliases == ("candidate",)
     registry.fetch("twice", version.version)
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from elmwright.jobs.journal import read_journal
-from tests.jobs.clusters import clean_environment, free_port, kill_with, mlflow_server
+from tests.jobs.clusters import clean_environment, kill_with
+from tests.jobs.servers import free_port, mlflow_server
 from tests.jobs.test_cluster import digests, until
 from tests.jobs.tiny import elmwright, write_config, write_text
 
