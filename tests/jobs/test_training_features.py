@@ -1,6 +1,8 @@
 """What the loop does besides going on: several windows a step, early stopping, going back,
 starting from another model."""
 
+import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -250,3 +252,19 @@ def test_what_is_logged_of_a_step(corpus: Path, tmp_path: Path) -> None:
     assert 0 < values["train/flop_utilisation"] < 1
     assert records[0]["values"]["system/process_memory_mb"] > 50
     assert values["train/tokens_per_s"] > 0
+
+
+def test_a_clock_that_jumps_changes_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = trained(tmp_path / "calm", corpus)
+    real, calls = time.time, count()
+    # An hour back, and a day ahead, at every other look.
+    monkeypatch.setattr(time, "time", lambda: real() + (-3600, 86_400)[next(calls) % 2])
+    wild = trained(tmp_path / "wild", corpus)
+    records = [r for r, _ in read_journal(wild.journal, 0) if r["kind"] == "metrics"]
+    times = [record["time"] for record in records]
+    assert sorted(times) != times, "the clock did not jump"
+    assert all(record["values"].get("train/tokens_per_s", 1) > 0 for record in records)
+    assert losses(wild) == losses(calm)
+    assert weights(wild) == weights(calm)
