@@ -1,37 +1,34 @@
 """The target `k8s`: a KubeRay RayJob, which brings a Ray cluster of its own.
 
-What is shipped lies in a ConfigMap (the package is well below its limit of 1 MiB), mounted by every
-pod, and Ray unpacks it from there: no image has to be built for a changed line. `kubectl` applies
-both objects; `--dry-run` prints them. Status, logs and cancel go through the Ray address of the
-target, because deleting a RayJob leaves no time to checkpoint.
-
-There are no retries by Kubernetes: it would build a new cluster for a mistake in the config as well
-as for a lost machine. `elmwright resume` sends the run again.
+`kubernetes_objects.py` says what is asked of Kubernetes; here is who asks: kubectl (`--dry-run`
+prints what it would be given). Status, logs and cancel go through the Ray address of the target,
+because deleting a RayJob leaves no time to checkpoint; what Ray cannot tell, because its head is
+not up yet or gone already, is asked of Kubernetes.
 """
 
-import base64
 import json
-import re
 import shutil
 import subprocess
+import sys
 from typing import Any
 
-from elmwright.jobs.ray_jobs import (
-    RayCluster,
-    entrypoint,
-    metadata_of,
-    parcel,
-    runtime_env,
+from elmwright.jobs.config_file import config_from
+from elmwright.jobs.kubernetes_objects import (
+    LABEL,
+    label_of,
+    object_name,
+    render,
+    state_of_rayjob,
 )
+from elmwright.jobs.ray_jobs import RayCluster, Unreachable
 from elmwright.jobs.runbook import outcome_of
 from elmwright.jobs.slurm import job_size
 from elmwright.jobs.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
 from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import Failed, UserError
 
-MOUNT = "/elmwright-job"
-CONFIG_MAP_BYTES = 1_000_000
-"""A little below what Kubernetes takes, encoding included."""
+SILENT = ("unable to connect", "connection to the server", "timeout", "no such host")
+"""What kubectl says, in small letters, when Kubernetes itself does not answer."""
 
 
 class Kubernetes:
@@ -41,16 +38,55 @@ class Kubernetes:
         self.target = target
 
     def check(self, submission: Submission) -> None:
+        """What is asked of Kubernetes must be enough for the run."""
         if shutil.which("kubectl") is None:
             raise UserError(
-                "kubectl is not on this machine's PATH; install it, or apply what "
+                "kubectl is not on this machine's PATH; install it, or create what "
                 "'elmwright submit … --dry-run' prints by other means"
+            )
+        train = config_from(submission.config, "the config").train
+        workers, cpus = job_size(submission)
+        if workers * (cpus // train.threads) < train.processes:
+            raise UserError(
+                f"train.processes = {train.processes} with {train.threads} threads each do not fit "
+                f"into {workers} worker pods with {cpus} CPUs each; raise nodes or cpus of the "
+                "target"
+            )
+        gpus = self.target.gpus
+        if train.device == "cuda" and workers * min(gpus, cpus // train.threads) < train.processes:
+            raise UserError(
+                f'train.device = "cuda" needs a GPU and {train.threads} CPUs for each of '
+                f"{train.processes} processes, but the target asks Kubernetes for {workers} worker "
+                f"pods with {gpus} GPUs and {cpus} CPUs each; raise nodes, gpus or cpus of the "
+                "target"
+            )
+        self._note_room(workers, cpus, gpus)
+
+    def _note_room(self, workers: int, cpus: int, gpus: int) -> None:
+        """Say at once if no machine is there for the pods; not refused, for clusters grow."""
+        try:
+            nodes = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
+        except UserError:
+            return  # listing machines is a right of its own, which submitting does not take
+        sizes = [node["status"].get("allocatable") or {} for node in nodes]
+        rooms = [(amount(s.get("cpu")), amount(s.get("nvidia.com/gpu"))) for s in sizes]
+        fit = sum(int(min(c // cpus, g // gpus if gpus else c // cpus)) for c, g in rooms)
+        if fit < workers:
+            has = ", ".join(f"{c:g} CPUs and {g:g} GPUs" for c, g in sorted(rooms, reverse=True))
+            print(
+                f"note: the run wants {workers} pods with {cpus} CPUs and {gpus} GPUs each, and "
+                f"the machines that are there offer {has or 'nothing'}: the job waits until the "
+                "cluster has grown; if it never does, cancel the run and change nodes, cpus or "
+                "gpus of the target",
+                file=sys.stderr,
             )
 
     def running(self, run: str) -> str:
-        answer = self.kubectl("get", "rayjobs", "-l", f"elmwright.run={run}", "-o", "json")
+        answer = self.kubectl("get", "rayjobs", "-l", f"{LABEL}={label_of(run)}", "-o", "json")
         for item in json.loads(answer)["items"]:
-            if not state_of_rayjob(item.get("status") or {}).ended:
+            # Long names may share a label.
+            mine = (item["spec"].get("metadata") or {}).get("elmwright.run") == run
+            if mine and not state_of_rayjob(item.get("status") or {}).ended:
                 return str(item["metadata"]["name"])
         return ""
 
@@ -58,27 +94,93 @@ class Kubernetes:
         return json.dumps(render(submission), indent=1)
 
     def submit(self, submission: Submission) -> dict[str, Any]:
-        self.kubectl("apply", "-f", "-", text=json.dumps(render(submission)))
-        return {"rayjob": object_name(submission.id)}
+        """Create both objects, and let the ConfigMap go when the RayJob goes.
+
+        Created, not applied: apply copies an object into an annotation of its own, which takes no
+        more than 256 KiB, and names are never used twice.
+        """
+        name = object_name(submission.id)
+        config_map, rayjob = render(submission)["items"]
+        self.kubectl("create", "-f", "-", text=json.dumps(config_map))
+        try:
+            answer = self.kubectl("create", "-o", "json", "-f", "-", text=json.dumps(rayjob))
+        except UserError as error:
+            answer = self._arrived(name, error)
+        owner = {
+            "apiVersion": rayjob["apiVersion"],
+            "kind": rayjob["kind"],
+            "name": name,
+            "uid": json.loads(answer)["metadata"]["uid"],
+        }
+        patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
+        try:
+            self.kubectl("patch", "configmap", name, "--type", "merge", "-p", patch)
+        except (UserError, Failed) as error:
+            print(f"note: the ConfigMap {name} stays when the RayJob is deleted: {error}",
+                  file=sys.stderr)  # fmt: skip
+        return {"rayjob": name}
+
+    def _arrived(self, name: str, error: UserError) -> str:
+        """The RayJob, which may be there although kubectl failed; else nothing is left behind."""
+        try:
+            answer = self.kubectl("get", "rayjob", name, "--ignore-not-found", "-o", "json")
+            if not answer.strip():
+                self.kubectl("delete", "configmap", name, "--ignore-not-found")
+        except UserError:
+            raise error from None  # Kubernetes is gone; what it took stays there
+        if not answer.strip():
+            raise error
+        return answer
 
     def state(self, job: Job) -> State:
-        if self.target.address:
-            return self._through_ray().state(job)
+        if not self.target.address:
+            return self._in_kubernetes(job)
+        try:
+            state = RayCluster(self.target).state(job)
+        except Unreachable as error:
+            # Its head is not up yet, or taken away after the end.
+            return self._in_kubernetes(job, error)
+        if state.word == "interrupted" and state.exit_code is None:
+            # Perhaps not submitted to Ray yet, or the address leads to another run's cluster.
+            unknown = Unreachable(f"{self.target.address} says of the job: {state.why}")
+            return self._in_kubernetes(job, unknown)
+        return state
+
+    def _in_kubernetes(self, job: Job, why: Unreachable | None = None) -> State:
+        """The state as KubeRay tells it; `why` is what Ray's address had to say instead."""
         code = outcome_of(job.submission)
         if code is not None:
             return state_of_exit(code)
-        answer = self.kubectl(
-            "get", "rayjob", str(job.handle["rayjob"]), "--ignore-not-found", "-o", "json"
-        )
-        if not answer.strip():
+        try:
+            found = self._rayjob(job)
+        except UserError as error:
+            if why is None:
+                raise
+            raise Unreachable(f"{why}; and Kubernetes cannot be asked: {error}") from error
+        if not found:
             return State("interrupted", "Kubernetes does not know it any more")
-        return state_of_rayjob(json.loads(answer).get("status") or {})
+        return state_of_rayjob(found.get("status") or {})
+
+    def _rayjob(self, job: Job) -> dict[str, Any]:
+        """The RayJob as it stands; nothing where it is gone."""
+        name = object_name(job.submission.id)
+        answer = self.kubectl("get", "rayjob", name, "--ignore-not-found", "-o", "json")
+        return dict(json.loads(answer)) if answer.strip() else {}
 
     def log(self, job: Job, start: int) -> tuple[str, int]:
-        return self._through_ray().log(job, start)
+        try:
+            return self._through_ray(job).log(job, start)
+        except Unreachable as error:
+            if self._in_kubernetes(job, error).word == "running":
+                raise
+            return "", start  # its head is not up yet, or gone with its log
 
     def stop(self, job: Job) -> None:
-        self._through_ray().stop(job)
+        if self.state(job).word == "pending":
+            # Nothing runs yet that could checkpoint, and there may be no Ray to ask.
+            self.kubectl("delete", "rayjob", object_name(job.submission.id), "--wait=false")
+            return
+        self._through_ray(job).stop(job)
 
     def kill(self, job: Job) -> None:
         """Ray does this by itself when the time is over."""
@@ -87,12 +189,15 @@ class Kubernetes:
     def grace(self) -> float:
         return GRACE_SECONDS + 30
 
-    def _through_ray(self) -> RayCluster:
+    def _through_ray(self, job: Job) -> RayCluster:
         if not self.target.address:
+            status = self._rayjob(job).get("status") or {}
+            cluster = status.get("rayClusterName") or "CLUSTER"
             raise UserError(
                 "the k8s target has no Ray address; make the head's dashboard reachable ('kubectl "
-                f"port-forward -n {self.target.namespace} service/…-head-svc 8265') and set "
-                'address = "http://localhost:8265" for the target'
+                f"port-forward -n {self.target.namespace} service/{cluster}-head-svc 8265') and "
+                'set address = "http://localhost:8265" for the target; the token is in the secret '
+                f"{cluster}, as infra/README.md shows"
             )
         return RayCluster(self.target)
 
@@ -103,136 +208,24 @@ class Kubernetes:
                 command, input=text, capture_output=True, text=True, check=False, timeout=60
             )
         except FileNotFoundError:
-            raise UserError("kubectl is not on this machine's PATH; install it") from None
+            raise Unreachable("kubectl is not on this machine's PATH; install it") from None
         except subprocess.TimeoutExpired:
-            raise Failed("Kubernetes does not answer (kubectl took more than 60 s)") from None
+            if text:
+                raise Failed("Kubernetes does not answer (kubectl took more than 60 s)") from None
+            raise Unreachable(
+                "Kubernetes does not answer (kubectl took more than 60 s); check its context"
+            ) from None
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
-            raise UserError(
+            kind = Unreachable if any(s in lines[-1].lower() for s in SILENT) else UserError
+            raise kind(
                 f"kubectl {arguments[0]} failed ({lines[-1][:300]}); check its context, the "
                 "namespace, and that KubeRay is installed"
             )
         return done.stdout
 
 
-def object_name(submission_id: str) -> str:
-    """A name Kubernetes takes: small letters, digits and dashes, short enough for what KubeRay
-    puts behind it."""
-    name = re.sub(r"[^a-z0-9-]+", "-", submission_id.lower())
-    head, tail = name[:-21], name[-21:]  # the time and the random digits make it unique
-    return f"{head[:24].strip('-') or 'run'}-{tail.strip('-')}"
-
-
-def render(submission: Submission) -> dict[str, Any]:
-    """The ConfigMap and the RayJob, as one list."""
-    name = object_name(submission.id)
-    package, content = parcel(submission)
-    encoded = base64.b64encode(content).decode()
-    if len(encoded) > CONFIG_MAP_BYTES:
-        raise UserError(
-            f"the package is {len(encoded):,} bytes, more than a ConfigMap takes; submit to the "
-            "cluster's Ray address instead"
-        )
-    meta = {
-        "name": name,
-        "namespace": submission.target.namespace,
-        "labels": {"elmwright.run": submission.run[:63].rstrip("._-")},
-    }
-    config_map = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": meta,
-        "immutable": True,
-        "binaryData": {package: encoded},
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "List",
-        "items": [config_map, _rayjob(submission, name, meta, package)],
-    }
-
-
-def _rayjob(
-    submission: Submission, name: str, meta: dict[str, Any], package: str
-) -> dict[str, Any]:
-    target = submission.target
-    workers, cpus = job_size(submission)
-    environment = runtime_env(submission, f"file://{MOUNT}/{package}")
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": meta,
-        "spec": {
-            "entrypoint": entrypoint(target),
-            "jobId": submission.id,
-            "metadata": metadata_of(submission),
-            # JSON is YAML.
-            "runtimeEnvYAML": json.dumps(environment),
-            "submissionMode": "K8sJobMode",
-            "backoffLimit": 0,
-            "shutdownAfterJobFinishes": True,
-            "ttlSecondsAfterFinished": 600,
-            "rayClusterSpec": {
-                "headGroupSpec": {
-                    # Without work of its own: what is lost with a worker can be computed again.
-                    "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104
-                    "template": _pod("ray-head", target, name, {"cpu": "1", "memory": "4Gi"}),
-                },
-                "workerGroupSpecs": [
-                    {
-                        "groupName": "workers",
-                        "replicas": workers,
-                        "minReplicas": workers,
-                        "maxReplicas": workers,
-                        "rayStartParams": {"num-cpus": str(cpus)},
-                        "template": _pod("ray-worker", target, name, _size(target, cpus)),
-                    }
-                ],
-            },
-        },
-    }
-
-
-def _size(target: Target, cpus: int) -> dict[str, str]:
-    size = {"cpu": str(cpus), "memory": target.memory}
-    return size | {"nvidia.com/gpu": str(target.gpus)} if target.gpus else size
-
-
-def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dict[str, Any]:
-    mounts = [
-        {"name": "job", "mountPath": MOUNT, "readOnly": True},
-        # Ray's object store; a container has 64 MB of shared memory by default.
-        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
-    ]
-    volumes: list[dict[str, Any]] = [
-        {"name": "job", "configMap": {"name": name}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
-    ]
-    if target.volume:
-        mounts.append({"name": "data", "mountPath": "/data"})
-        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": target.volume}})
-    spec: dict[str, Any] = {
-        "name": container,
-        "image": target.image,
-        "resources": {"requests": size, "limits": size},
-        "volumeMounts": mounts,
-    }
-    if target.secret:
-        spec["envFrom"] = [{"secretRef": {"name": target.secret}}]
-    return {"spec": {"containers": [spec], "volumes": volumes}}
-
-
-def state_of_rayjob(status: dict[str, Any]) -> State:
-    """What KubeRay says, in our words."""
-    word = status.get("jobStatus") or ""
-    reason = status.get("message") or status.get("reason") or ""
-    if word == "SUCCEEDED":
-        return State("finished", exit_code=0)
-    if word == "STOPPED":
-        return State("interrupted", "stopped on request", 75)
-    if word == "RUNNING":
-        return State("running")
-    if word == "FAILED" or status.get("jobDeploymentStatus") == "Failed":
-        found = re.search(r"exit code (\d+)", reason)
-        return state_of_exit(int(found[1])) if found else State("failed", reason[:300])
-    return State("pending", status.get("jobDeploymentStatus") or "waiting for its cluster")
+def amount(text: str | None) -> float:
+    """A number of CPUs or GPUs as Kubernetes writes it: 4, or 3920m."""
+    text = str(text or 0)
+    return float(text[:-1]) / 1000 if text.endswith("m") else float(text)

@@ -53,6 +53,8 @@ IMAGE_TAGS = tuple(f"{__version__}-{variant}" for variant in VARIANTS)
 SECRET_AWS, SECRET_DATABASE = "elmwright-aws", "elmwright-database"
 """Kubernetes secrets: the store's credentials (key `credentials`), MLflow's database password
 (key `password`)."""
+CONFIG_STORE = "elmwright-store"
+"""Kubernetes ConfigMap with what is not secret about the store: AWS_ENDPOINT_URL and the like."""
 
 STOP_SECONDS = 120
 """Time that a stopped job is given to write its checkpoint, by Slurm's warning, by Kubernetes and

@@ -20,6 +20,7 @@ import yaml
 from elmwright import __version__
 from elmwright.jobs import cli, ports
 from elmwright.jobs.config_file import explain, load_config
+from elmwright.jobs.submission import GRACE_SECONDS
 from elmwright.jobs.targets import Target, _target
 from tests.infra.validators import INFRA, ROOT, documents, manifests, pod_templates
 
@@ -152,6 +153,7 @@ def test_names_of_secrets_services_database_and_bucket_are_the_packages() -> Non
         ("", ports.SECRET_DATABASE),
     }
     assert set(re.findall(r"create secret generic (\S+)", ALL)) == secrets
+    assert set(re.findall(r"configMapRef:\s+name: (\S+)", ALL)) == {ports.CONFIG_STORE}
     assert set(re.findall(r"postgresql://(\w+):", ALL)) == {ports.DATABASE}
     assert set(re.findall(r"@(\w+):\d+/(\w+)", ALL)) == {(ports.SERVICE_POSTGRES, ports.DATABASE)}
     assert set(re.findall(r"s3://(\w+)/mlflow", ALL)) == {ports.BUCKET}
@@ -177,6 +179,7 @@ def test_the_containers_user_is_the_same_everywhere() -> None:
 
 def test_a_stopped_job_has_the_time_it_was_promised() -> None:
     promised = str(ports.STOP_SECONDS)
+    assert promised == str(GRACE_SECONDS), "what runs"
     table = tomllib.loads(TEXT["slurm/targets.toml"])["night"]
     night = _target(INFRA / "slurm" / "targets.toml", "night", table)
     assert (night.kind, str(night.warning)) == ("slurm", promised)

@@ -5,24 +5,30 @@ is tested on a real Ray in test_ray_cluster.py.
 """
 
 import base64
+import http.server
 import io
 import json
 import os
 import re
+import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elmwright import __version__
 from elmwright.jobs.config_file import load_config
-from elmwright.jobs.kubernetes import (
+from elmwright.jobs.kubernetes import Kubernetes
+from elmwright.jobs.kubernetes_objects import (
     CONFIG_MAP_BYTES,
-    Kubernetes,
+    label_of,
     object_name,
     render,
     state_of_rayjob,
 )
+from elmwright.jobs.ray_jobs import Unreachable
 from elmwright.jobs.submission import Job, Submission
 from elmwright.jobs.submit import prepare, state_of, submit
 from elmwright.jobs.targets import Target
@@ -72,9 +78,10 @@ def test_the_objects_hang_together(tmp_path: Path) -> None:
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
         assert container["image"] == "lab/elmwright:1"
-        assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
+        assert {"secretRef": {"name": "s3"}} in container["envFrom"]
         mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-        assert mounted == {"job": "/elmwright-job", "shm": "/dev/shm", "data": "/data"}  # noqa: S108
+        assert mounted["job"] == "/elmwright-job"
+        assert mounted["runs"] == "/runs"
         assert {volume["name"] for volume in pod["volumes"]} == set(mounted)
         assert container["resources"]["limits"] == container["resources"]["requests"]
     (volume,) = [v for v in pod["volumes"] if v["name"] == "job"]
@@ -87,46 +94,178 @@ def test_the_package_is_far_below_what_a_config_map_takes(tmp_path: Path) -> Non
     assert len(encoded) < CONFIG_MAP_BYTES * 0.75
 
 
-@pytest.mark.parametrize("run", ["tiny", "A.b_C", "x" * 100, "9", "a-._"])
-def test_every_run_name_becomes_a_name_kubernetes_takes(run: str) -> None:
+@pytest.mark.parametrize("run", ["tiny", "A.b_C", "x" * 100, "9", "7b", "a-._", "-"])
+def test_every_run_name_becomes_a_name_and_a_label_kubernetes_takes(run: str) -> None:
     name = object_name(f"{run}-20260102-030405-ab12")
-    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", name)
+    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name)
     assert len(name) <= 47
     assert name.endswith("20260102-030405-ab12")
+    assert re.fullmatch(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", label_of(run))
+
+
+@pytest.mark.parametrize(("gpus", "variant"), [(0, "cpu"), (1, "cuda")])
+def test_the_image_that_is_built_is_the_image_that_is_asked_for(
+    gpus: int, variant: str, tmp_path: Path
+) -> None:
+    _, rayjob = render(submission(tmp_path, Target("k8s", gpus=gpus)))["items"]
+    worker = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
+    assert worker["containers"][0]["image"] == f"elmwright:{__version__}-{variant}"
+
+
+PLAYED = """#!/bin/sh
+cd {folder}
+echo "$*" >>calls
+if [ -e "fail-$3" ]; then cat "fail-$3" >&2; exit 1; fi
+case "$*" in
+*" create "*) cat >>created; echo '{{"metadata": {{"uid": "u-1"}}}}' ;;
+*" get nodes "*) cat nodes ;;
+*" get "*) cat answer ;;
+esac
+"""
 
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which kubectl is played: it answers `answer`, and notes what it was asked."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
-    (bin_ / "kubectl").write_text(
-        f'#!/bin/sh\necho "$*" >>"{tmp_path}/calls"\n'
-        f'case "$*" in *apply*) cat >"{tmp_path}/applied";; *) cat "{tmp_path}/answer";; esac\n'
-    )
+    (bin_ / "kubectl").write_text(PLAYED.format(folder=tmp_path))
     (bin_ / "kubectl").chmod(0o755)
+    (tmp_path / "answer").write_text('{"items": []}')
+    nodes(tmp_path, 1, {"cpu": "64", "nvidia.com/gpu": "8"})
     monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
     return tmp_path
 
 
-def test_kubectl_applies_what_is_rendered(kubectl: Path) -> None:
-    (kubectl / "answer").write_text('{"items": []}')
+def nodes(folder: Path, number: int, allocatable: dict[str, str]) -> None:
+    items = [{"status": {"allocatable": allocatable}}] * number
+    (folder / "nodes").write_text(json.dumps({"items": items}))
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().splitlines()
+
+
+def test_kubectl_creates_what_is_rendered_and_ties_it_together(kubectl: Path) -> None:
+    """`kubectl apply` would copy each object into an annotation of at most 262,144 bytes."""
     job = submit(submission(kubectl, GPU))
-    assert json.loads((kubectl / "applied").read_text()) == render(job.submission)
-    assert "-n ml apply -f -" in (kubectl / "calls").read_text()
-    (kubectl / "answer").write_text('{"status": {"jobStatus": "RUNNING"}}')
+    text = (kubectl / "created").read_text()
+    config_map, end = json.JSONDecoder().raw_decode(text)
+    assert end > 262_144
+    assert [config_map, json.loads(text[end:])] == render(job.submission)["items"]
+    asked = [call for call in calls(kubectl) if " get " not in call]
+    name = object_name(job.submission.id)
+    assert asked[:2] == ["-n ml create -f -", "-n ml create -o json -f -"]
+    (patch,) = asked[2:]
+    assert patch.startswith(f"-n ml patch configmap {name} --type merge -p ")
+    assert json.loads(patch.partition(" -p ")[2]) == {
+        "metadata": {
+            "ownerReferences": [
+                {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": name, "uid": "u-1"}
+            ]
+        }
+    }
+
+
+def test_the_state_is_kuberays_where_there_is_no_address(kubectl: Path) -> None:
+    job = Job(submission(kubectl, GPU))
+    status = {"jobStatus": "RUNNING", "rayClusterName": "tiny-x7"}
+    (kubectl / "answer").write_text(json.dumps({"status": status}))
     assert state_of(job).word == "running"
+    with pytest.raises(UserError, match=r"no Ray address; .* -n ml service/tiny-x7-head-svc 8265"):
+        Kubernetes(GPU).stop(job)
     (kubectl / "answer").write_text("")
     assert state_of(job).word == "interrupted"
-    with pytest.raises(UserError, match=r"no Ray address; .* port-forward -n ml"):
-        Kubernetes(GPU).stop(job)
+
+
+def test_a_job_that_waits_for_its_cluster_is_cancelled_by_deleting_it(kubectl: Path) -> None:
+    job = Job(submission(kubectl, GPU))
+    (kubectl / "answer").write_text('{"status": {"jobDeploymentStatus": "Initializing"}}')
+    Kubernetes(GPU).stop(job)
+    assert (
+        calls(kubectl)[-1] == f"-n ml delete rayjob {object_name(job.submission.id)} --wait=false"
+    )
+
+
+def test_a_rayjob_that_is_refused_leaves_no_config_map_behind(kubectl: Path) -> None:
+    (kubectl / "answer").write_text("")
+    place = Kubernetes(GPU)
+    ask = place.kubectl
+
+    def refuse(*arguments: str, text: str = "") -> str:
+        if arguments[0] == "create" and '"RayJob"' in text:
+            raise UserError("denied by a policy")
+        return ask(*arguments, text=text)
+
+    place.kubectl = refuse  # type: ignore[method-assign]
+    sent = submission(kubectl, GPU)
+    with pytest.raises(UserError, match="denied by a policy"):
+        place.submit(sent)
+    name = object_name(sent.id)
+    assert calls(kubectl)[-1] == f"-n ml delete configmap {name} --ignore-not-found"
+    # The answer was lost, the job was not.
+    (kubectl / "answer").write_text('{"metadata": {"uid": "u-2"}}')
+    assert place.submit(sent) == {"rayjob": name}
+    assert '"uid": "u-2"' in calls(kubectl)[-1]
+
+
+def going_on(run: str) -> str:
+    item = {
+        "metadata": {"name": "tiny-1"},
+        "spec": {"metadata": {"elmwright.run": run}},
+        "status": {"jobDeploymentStatus": "Initializing"},
+    }
+    return json.dumps({"items": [item]})
 
 
 def test_a_run_that_is_going_on_there_is_refused(kubectl: Path) -> None:
-    item = {"metadata": {"name": "tiny-1"}, "status": {"jobDeploymentStatus": "Initializing"}}
-    (kubectl / "answer").write_text(json.dumps({"items": [item]}))
+    (kubectl / "answer").write_text(going_on("tiny"))
     with pytest.raises(UserError, match=r"'tiny' is going on already .* \(job tiny-1\)"):
         submit(submission(kubectl, GPU))
-    assert not (kubectl / "applied").exists()
+    assert not (kubectl / "created").exists()
+
+
+def test_a_run_is_looked_for_by_the_label_it_was_given(kubectl: Path) -> None:
+    long = "x" * 62 + ".y"
+    (kubectl / "answer").write_text(going_on(long))
+    assert Kubernetes(GPU).running(long) == "tiny-1"
+    assert f"-l elmwright.run={'x' * 62} " in calls(kubectl)[-1]
+    assert Kubernetes(GPU).running("x" * 62 + ".z") == "", "another run with the same label"
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "words"),
+    [
+        ({"nodes": 4}, {"device": "cuda", "processes": 4}, r"needs a GPU .* 4 worker pods with 0"),
+        ({"nodes": 1, "cpus": 3}, {"processes": 2, "threads": 2}, "raise nodes or cpus"),
+        ({"nodes": 4, "cpus": 1}, {"processes": 1, "threads": 4}, "4 worker pods with 1 CPUs each"),
+        ({"gpus": 4, "nodes": 1, "cpus": 1}, {"device": "cuda", "processes": 2}, "do not fit"),
+    ],
+)
+def test_a_target_too_small_for_the_run_is_refused(
+    target: dict[str, int], settings: dict[str, Any], words: str, kubectl: Path
+) -> None:
+    sent = submission(kubectl, Target("k8s", **target))  # type: ignore[arg-type]
+    sent.config["train"].update(settings)
+    with pytest.raises(UserError, match=words):
+        submit(sent)
+    assert not (kubectl / "created").exists()
+
+
+def test_machines_that_are_not_there_are_told_of_at_once(
+    kubectl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes(kubectl, 2, {"cpu": "3920m"})
+    sent = submission(kubectl, Target("k8s", gpus=1))
+    Kubernetes(sent.target).check(sent)
+    said = capsys.readouterr().err
+    assert "wants 2 pods with 1 CPUs and 1 GPUs each" in said
+    assert "3.92 CPUs and 0 GPUs" in said
+    nodes(kubectl, 1, {"cpu": "3920m", "nvidia.com/gpu": "2"})
+    Kubernetes(sent.target).check(sent)
+    (kubectl / "fail-get").write_text("Forbidden: cannot list resource nodes")
+    Kubernetes(sent.target).check(sent)
+    assert capsys.readouterr().err == ""
 
 
 def test_without_kubectl_there_is_a_sentence(
@@ -147,15 +286,54 @@ def test_without_kubectl_there_is_a_sentence(
         ({"jobStatus": "STOPPED"}, "interrupted"),
         ({"jobStatus": "FAILED", "message": "failed with exit code 75, last"}, "interrupted"),
         ({"jobStatus": "FAILED", "message": "failed with exit code 2, last"}, "failed"),
-        ({"jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"}, "failed"),
+        ({"jobStatus": "FAILED", "message": "failed with exit code -9. No logs"}, "interrupted"),
+        ({"jobStatus": "FAILED", "message": "The actor died"}, "interrupted"),
+        ({"jobStatus": "FAILED", "message": "runtime_env setup failed: no zip"}, "failed"),
+        ({"jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"}, "interrupted"),
+        # What Ray said last stays when KubeRay has given up.
+        ({"jobStatus": "RUNNING", "jobDeploymentStatus": "Failed"}, "failed"),
+        ({"jobStatus": "RUNNING", "jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"},
+         "interrupted"),
     ],
-)
+)  # fmt: skip
 def test_kuberays_words_become_ours(status: dict[str, Any], word: str) -> None:
     assert state_of_rayjob(status).word == word
 
 
-def test_the_state_of_a_job_on_its_ray_address_is_asked_there(tmp_path: Path) -> None:
-    target = Target("k8s", address="http://127.0.0.1:9")
-    job = Job(submission(tmp_path, target), {"rayjob": "x"})
-    with pytest.raises(UserError, match=r"http://127.0.0.1:9 does not answer"):
-        state_of(job)
+class Dashboard(http.server.BaseHTTPRequestHandler):
+    """A Ray dashboard that knows of no job."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def dashboard() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dashboard)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_what_ray_cannot_tell_is_asked_of_kubernetes(
+    up: bool, kubectl: Path, dashboard: str
+) -> None:
+    target = Target("k8s", address=dashboard if up else "http://127.0.0.1:9")
+    job = Job(submission(kubectl, target))
+    (kubectl / "answer").write_text('{"status": {"jobDeploymentStatus": "Initializing"}}')
+    assert (state_of(job).word, state_of(job).why) == ("pending", "Initializing")
+    assert Kubernetes(target).log(job, 7) == ("", 7)
+    (kubectl / "answer").write_text('{"status": {"jobStatus": "SUCCEEDED"}}')
+    assert state_of(job).word == "finished"
+
+
+def test_a_job_nobody_can_be_asked_about_is_not_called_interrupted(kubectl: Path) -> None:
+    (kubectl / "fail-get").write_text("Unable to connect to the server: dial tcp: i/o timeout")
+    for target in (Target("k8s"), Target("k8s", address="http://127.0.0.1:9")):
+        with pytest.raises(Unreachable, match="Unable to connect to the server"):
+            state_of(Job(submission(kubectl, target)))
