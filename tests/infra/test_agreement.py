@@ -6,6 +6,7 @@ Both directions: a value changed in `infra/` is not the constant any more, and a
 
 import argparse
 import importlib.util
+import json
 import re
 import shlex
 import tomllib
@@ -190,6 +191,45 @@ def test_a_stopped_job_has_the_time_it_was_promised() -> None:
     assert re.findall(r"stop_grace_period: (\d+)s", TEXT["compose/compose.yaml"]) == [promised]
 
 
+def test_rays_launcher_finds_its_tools_in_the_image() -> None:
+    """It runs rsync in every container, and ssh in the head's: read in Ray's own code."""
+    runner = source("ray", "autoscaler/_private/command_runner.py")
+    assert "rsync -e '{} exec -i'" in runner
+    assert 'ssh = ["ssh"' in runner
+    (line,) = re.findall(
+        r"apt-get install -y --no-install-recommends (.*) \\", TEXT["docker/Dockerfile"]
+    )
+    assert {"rsync", "openssh-client"} <= set(line.split())
+
+
+def test_the_head_on_aws_may_start_workers_which_may_not_start_anything() -> None:
+    (aws,) = documents(INFRA / "ray" / "aws.yaml")
+    kinds = aws["available_node_types"]
+    head, worker = (kinds[kind]["node_config"] for kind in ("head", "worker"))
+    assert head["IamInstanceProfile"] != worker["IamInstanceProfile"]
+    statements = json.loads(TEXT["ray/head-policy.json"])["Statement"]
+    allowed = set(re.findall(r'"((?:ec2|iam):\w+)"', TEXT["ray/head-policy.json"]))
+    provider = source("ray", "autoscaler/_private/aws/node_provider.py")
+    calls = {"RunInstances": "create_instances", "TerminateInstances": "terminate_instances",
+             "CreateTags": "create_tags", "DescribeInstances": "instances.filter",
+             "DescribeImages": "describe_images",
+             "DescribeInstanceTypes": "describe_instance_types"}  # fmt: skip
+    assert all(call in provider for call in calls.values())
+    assert allowed == {f"ec2:{action}" for action in calls} | {"iam:PassRole"}
+    (pass_role,) = [one for one in statements if one["Action"] == "iam:PassRole"]
+    assert pass_role["Resource"] != "*"
+
+
+def test_storage_on_aws_is_mounted_once() -> None:
+    """Ray runs these commands at every `ray up`, also on a head that is there already."""
+    (aws,) = documents(INFRA / "ray" / "aws.yaml")
+    commands = aws["initialization_commands"]
+    (mount,) = [command for command in commands if "mount -t" in command]
+    assert mount.startswith(f"mountpoint -q {ports.RUNS_PATH} || sudo mount -t nfs4 ")
+    install = next(command for command in commands if "nfs-common" in command)
+    assert commands.index(install) < commands.index(mount)
+
+
 def test_exit_codes_are_the_commands() -> None:
     assert rayjob().MISTAKE == cli.MISTAKE
 
@@ -278,6 +318,7 @@ def test_options_of_ray_and_mlflow_exist() -> None:
     joined = re.sub(r"\[mlflow, server\]\s+args:", "mlflow server", ALL)
     joined = re.sub(r"\n +#[^\n]*(?=\n +- --)", "", joined)  # a comment in a list of options
     joined = re.sub(r"(?:\\)?\n {4,}(?:- )?(?=--)", " ", joined)
+    joined = joined.replace("ray.scripts.scripts start", "ray start")  # by a Python of one's own
     start = source("ray", "scripts/scripts.py")
     start = start[start.index('"--node-ip-address"') : start.index("def start(")]
     server = source("mlflow", "cli/__init__.py") + source("mlflow", "utils/cli_args.py")
