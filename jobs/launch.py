@@ -246,8 +246,12 @@ def _storage(folder: RunFolder) -> dict[str, Any]:
     """Where Ray Train keeps its own few files: all its processes must see it."""
     if not folder.remote:
         return {"storage_path": join(folder.train, "ray")}
+    from pyarrow.fs import PyFileSystem
+
+    from elmwright.jobs.ray_storage import WithoutFolders
+
     system, inner = file_system(join(folder.train, "ray"))
-    return {"storage_path": inner, "storage_filesystem": system}
+    return {"storage_path": inner, "storage_filesystem": PyFileSystem(WithoutFolders(system))}
 
 
 def _check_resources(config: RunConfig, have: dict[str, float], use_gpu: bool) -> None:
@@ -337,7 +341,11 @@ def _reason(error: Exception) -> str:
         rank, failure = sorted(failures.items())[0]
         last = (str(failure).strip() or repr(failure)).splitlines()[-1]
         return f"rank {rank}: {last[:200]}"
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return repr(error)
+    # Of a traceback that Ray hands on, the last line says what happened.
+    return lines[-1 if any("Traceback" in line or "  File " in line for line in lines) else 0][:200]
 
 
 def _where(folder: RunFolder) -> str:

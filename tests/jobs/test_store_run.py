@@ -1,11 +1,13 @@
 """A run that lives in an object store: the same bytes, the same promises, no rename and no lock."""
 
 import os
+import pickle
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from pyarrow.fs import FileType
 
 from elmwright.jobs import lease
 from elmwright.jobs.checkpoint import (
@@ -19,6 +21,7 @@ from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.journal import Journal, journal_end, read_journal
+from elmwright.jobs.launch import _reason, _storage
 from elmwright.jobs.layout import RunFolder, locked, open_run_folder
 from elmwright.jobs.lease import leased
 from elmwright.jobs.stopping import ask_to_stop, take_back
@@ -27,6 +30,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, list_folder, read_json, remove, write_json
 from tests.jobs.test_train import STEPS, losses, prepare, weights
 from tests.jobs.tiny import write_config
+from tests.s3_server import SECRET
 
 pytestmark = pytest.mark.usefixtures("s3")
 
@@ -189,3 +193,25 @@ def test_a_store_run_needs_an_mlflow_server_and_is_locked(tmp_path: Path) -> Non
         held = read_json(f"{folder.root}/run.lock") or {}
         assert held["pid"] == os.getpid()
     assert read_json(f"{folder.root}/run.lock") == {"owner": ""}
+
+
+def test_ray_train_may_make_folders_where_they_are_already(s3: Path) -> None:
+    """A store that keeps folders on a disk refuses the empty object that stands for one."""
+    write_json("s3://bucket/there/one.json", {})
+    storage = _storage(RunFolder("s3://bucket/there", Path("scratch")))
+    system, inner = storage["storage_filesystem"], storage["storage_path"]
+    system.create_dir(f"{inner}/run-1")
+    with system.open_output_stream(f"{inner}/run-1/mark") as out:
+        out.write(b"whole")
+    again = pickle.loads(pickle.dumps(system))  # as Ray sends it to its processes
+    assert again == system
+    with again.open_input_stream(f"{inner}/run-1/mark") as file:
+        assert file.read() == b"whole"
+    assert again.get_file_info(f"{inner}/run-1/other").type == FileType.NotFound
+    assert SECRET.encode() not in pickle.dumps(system)
+
+
+def test_the_reason_of_a_failure_is_what_happened_and_not_where() -> None:
+    told = RuntimeError("The actor died:\nTraceback …\n  File x\nOSError: no such bucket\n")
+    assert _reason(told) == "OSError: no such bucket"
+    assert _reason(RuntimeError("one\ntwo")) == "one"
