@@ -6,6 +6,7 @@ leave the submitter's environment at home, because Slurm keeps what it is given 
 secrets come from the login environment on the cluster or from `env_file`.
 """
 
+import json
 import re
 import shlex
 import subprocess
@@ -18,12 +19,15 @@ from typing import Any
 from elmwright.jobs.background import read_from, unpack
 from elmwright.jobs.config_file import config_from
 from elmwright.jobs.runbook import outcome_of, work_folder
+from elmwright.jobs.status import STAGES, read_progress
 from elmwright.jobs.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
 from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import Failed, UserError
 
 TEMPLATE = Path(__file__).parent / "templates" / "elmwright.sbatch"
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED")
+STANDSTILLS = 5
+"""How often a job goes back into the queue without having got any further."""
 GOING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED")
 
 
@@ -219,3 +223,27 @@ def run_slurm(*command: str) -> str:
             "of the target, or what the run needs"
         )
     raise Failed(f"{command[0]} failed ({reason})")
+
+
+def may_requeue(path: Path) -> bool:
+    """Whether a job that stopped with 75 goes back into the queue; a count lies beside it.
+
+    It counts how often the job stopped where it had stopped before: a cluster that lacks a machine,
+    or a time limit too short for a single checkpoint, must not start it for ever.
+    """
+    submission = Submission.from_data(json.loads(path.read_text(encoding="utf-8")))
+    progress = read_progress(submission)
+    stages = (*STAGES, "done")
+    at = [stages.index(progress.stage), progress.checkpoint_step] if progress else [0, -1]
+    note = path.with_name("requeued.json")
+    before = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
+    times = before["times"] + 1 if before.get("at") == at else 1
+    if times > STANDSTILLS:
+        print(f"not requeued: stopped {times} times without getting any further; see the log above")
+        return False
+    note.write_text(json.dumps({"at": at, "times": times}), encoding="utf-8")
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(0 if may_requeue(Path(sys.argv[1])) else 1)
