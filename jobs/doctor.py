@@ -66,7 +66,7 @@ def _local(target: Target, config: RunConfig | None, found: list[Finding]) -> No
             import torch
 
             have["GPU"] = float(torch.cuda.device_count())
-        check_size(train, [{"resources_total": have}], "this machine")
+        check_size(train, [{"resources_total": have}], "the Ray of this machine")
         found.append((True, "enough for train.processes × train.threads"))
     submission = _submission(target, config)
     found += _machines([look_for(submission, config)], submission.dir, target.secrets)

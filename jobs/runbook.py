@@ -110,7 +110,10 @@ def submissions_in(folder: str) -> list[Job]:
     found = []
     for file in list_folder(join(folder, "submissions")):
         if file.path.endswith("/job.json"):
-            found.append(_from_data(json.loads(read_bytes(file.path))))
+            try:
+                found.append(_from_data(json.loads(read_bytes(file.path))))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise UserError(f"{file.path} is damaged; delete it") from None
     return sorted(found, key=lambda job: (job.submission.time, job.submission.id))
 
 

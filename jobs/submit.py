@@ -197,7 +197,7 @@ def cancel(job: Job, *, wait: bool = True) -> State:
     end = time.monotonic() + place.grace
     while not state.ended and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
-        state = state_of(job)
+        state = _patiently(partial(state_of, job))
     if not state.ended:
         place.kill(job)
         end = time.monotonic() + KILLED_SECONDS

@@ -47,7 +47,7 @@ def test_this_machine_is_held_against_a_config(
     assert wrong(Target("local"), good) == []
     assert not (tmp_path / "run").exists()
     large = write_config(tmp_path, tmp_path / "text.txt", train_threads=64)
-    assert "needs 128 CPUs, but this machine has 1 machine" in wrong(Target("local"), large)[0]
+    assert "needs 128 CPUs, but the Ray of this" in wrong(Target("local"), large)[0]
     blocked = tmp_path / "file"
     blocked.write_text("")
     config = write_config(tmp_path, tmp_path / "x", train_processes=1, run_dir=f"{blocked}/run")

@@ -315,6 +315,15 @@ def test_a_damaged_page_of_the_run_book_hides_no_other_run(
     assert "is damaged; delete it" in capsys.readouterr().err
 
 
+def test_a_damaged_note_in_a_runs_folder_is_named(tmp_path: Path) -> None:
+    note = tmp_path / "run" / "submissions" / "one" / "job.json"
+    note.parent.mkdir(parents=True)
+    for content in ("half a no", "{}", "[]"):
+        note.write_text(content)
+        with pytest.raises(UserError, match=r"one/job.json is damaged; delete it"):
+            runbook.find_run(str(tmp_path / "run"))
+
+
 def test_a_defect_of_the_driver_is_a_failure_and_not_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
