@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.runbook import outcome_of, work_folder
+from elmwright.jobs.runbook import handle_left, outcome_of, work_folder
 from elmwright.jobs.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
 from elmwright.jobs.wheel import wheel_members
 from elmwright.pipeline.errors import UserError
@@ -58,10 +58,11 @@ class Background:
         code = outcome_of(job.submission)
         if code is not None:
             return state_of_exit(code)
-        if job.handle["host"] != socket.gethostname():
-            return State("running", f"as far as its files tell: it is on {job.handle['host']}")
-        if is_alive(job.handle):
-            return State("running", f"process {job.handle['pid']}")
+        mark = mark_of(job)
+        if mark["host"] != socket.gethostname():
+            return State("running", f"as far as its files tell: it is on {mark['host']}")
+        if is_alive(mark):
+            return State("running", f"process {mark['pid']}")
         code = outcome_of(job.submission)  # it may have ended while we looked
         if code is not None:
             return state_of_exit(code)
@@ -71,15 +72,14 @@ class Background:
         return read_from(work_folder(job.submission) / "output.log", start)
 
     def stop(self, job: Job) -> None:
-        if job.handle["host"] != socket.gethostname():
-            raise UserError(
-                f"{job.submission.run} is a process of {job.handle['host']}; cancel it there"
-            )
-        send(job.handle, signal.SIGTERM)
+        mark = mark_of(job)
+        if mark["host"] != socket.gethostname():
+            raise UserError(f"{job.submission.run} is a process of {mark['host']}; cancel it there")
+        send(mark, signal.SIGTERM)
 
     def kill(self, job: Job) -> None:
         """The time to checkpoint is over."""
-        send(job.handle, signal.SIGKILL)
+        send(mark_of(job), signal.SIGKILL)
 
     @property
     def grace(self) -> float:
@@ -101,6 +101,12 @@ def unpack(submission: Submission) -> Path:
 def _command(submission: Submission) -> list[str]:
     path = work_folder(submission) / "submission.json"
     return [sys.executable, "-m", "elmwright.jobs.entry", str(path)]
+
+
+def mark_of(job: Job) -> dict[str, Any]:
+    """The mark of a job's process; where its submission was cut off, what the process left."""
+    nobody = {"pid": 0, "started": 0, "host": socket.gethostname()}
+    return job.handle or handle_left(job.submission) or nobody
 
 
 def process_mark(pid: int) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from typing import Any
 from elmwright.pipeline.errors import Failed, UserError
 
 STAGES = ("corpus", "train", "export", "publish")
-STARTING_MINUTES = 10
-"""How long the machines of a job that brings its own Ray may take to come together."""
 RUN_HELP = "a run's name, or its folder (run.dir)"
 TARGET_HELP = (
     "local, slurm, k8s, the address of a Ray dashboard (http://HEAD:8265), or a name from "
@@ -97,9 +95,6 @@ def _submit(options: argparse.Namespace) -> int:
         overrides.append('cluster.address="auto"')
     elif load_config(options.config, overrides).cluster.address:
         overrides.append('cluster.address=""')
-    if target.kind in ("slurm", "k8s") and not options.wait:
-        # Their Ray is started with the job: workers come when the driver is already there.
-        overrides.insert(0, f"cluster.wait_minutes={STARTING_MINUTES}")
     submission = prepare(load_config(options.config, overrides), target, options.until)
     if options.dry_run:
         if options.json:
@@ -138,7 +133,10 @@ def _jobs(options: argparse.Namespace) -> None:
 
     rows = []
     silent: dict[Any, str] = {}  # a cluster that does not answer is asked once
-    for job in runbook.all_runs():
+    found, damaged = runbook.read_all()
+    for text in damaged:
+        print(f"warning: {text}", file=sys.stderr)
+    for job in found:
         sent = job.submission
         word, why = "unknown", silent.get(sent.target, "")
         if not why:
@@ -162,19 +160,18 @@ def _jobs(options: argparse.Namespace) -> None:
 
 def _status(options: argparse.Namespace) -> None:
     from elmwright.jobs.runbook import find_run
-    from elmwright.jobs.status import as_data, as_lines, read_progress
-    from elmwright.jobs.submission import State
+    from elmwright.jobs.status import as_data, as_lines, read_progress, state_by_files
     from elmwright.jobs.submit import state_of
 
     job = find_run(options.run)[-1]
     progress = read_progress(job.submission)
     try:
         state = state_of(job)
-    except UserError as error:
+    except (UserError, Failed) as error:
         if progress is None:
             raise
-        # The files still tell how far it came.
-        state = State("interrupted" if progress.stage != "done" else "finished", str(error))
+        # The files still tell how far it came, not whether it goes on.
+        state = state_by_files(job.submission, progress, str(error))
     if options.json:
         print(json.dumps(as_data(job.submission, state, progress), indent=1))
         return
@@ -184,19 +181,27 @@ def _status(options: argparse.Namespace) -> None:
         print(f"'elmwright resume {options.run}' goes on from the newest checkpoint")
 
 
-def _logs(options: argparse.Namespace) -> None:
+def _logs(options: argparse.Namespace) -> int:
     from elmwright.jobs.runbook import find_run
-    from elmwright.jobs.submit import follow, read_log
+    from elmwright.jobs.submit import follow, read_log, state_of
 
     job = find_run(options.run)[-1]
     if options.follow:
-        state = follow(job.submission.run, job, through=True)
+        state = follow(options.run, job, through=True)
         print(f"-- {job.submission.run} is {state.word}" + (f": {state.why}" if state.why else ""))
-    else:
-        sys.stdout.write(read_log(job))
+        return 0
+    said = read_log(job)
+    sys.stdout.write(said)
+    if said:
+        return 0
+    state = state_of(job)
+    about = f"{state.word}: {state.why}" if state.why else state.word
+    yet = "its log is not there (any more)" if state.ended else "it has said nothing yet"
+    print(f"{job.submission.id} is {about}; {yet}", file=sys.stderr)
+    return 1 if state.ended else 0
 
 
-def _cancel(options: argparse.Namespace) -> None:
+def _cancel(options: argparse.Namespace) -> int:
     from elmwright.jobs.runbook import find_run
     from elmwright.jobs.status import read_progress
     from elmwright.jobs.submit import cancel
@@ -206,7 +211,10 @@ def _cancel(options: argparse.Namespace) -> None:
     state = cancel(job, wait=not options.no_wait)
     if options.no_wait:
         print(f"{run} was asked to checkpoint and stop")
-        return
+        return 0
+    if not state.ended:
+        raise Failed(f"{run} is still {state.word}, although its time to stop is over; look at "
+                     f"'elmwright status {run}' and cancel it again")  # fmt: skip
     progress = read_progress(job.submission)
     at = ""
     if progress is not None and progress.checkpoint_step >= 0:
@@ -214,18 +222,25 @@ def _cancel(options: argparse.Namespace) -> None:
     print(f"{run} is {state.word}{at}")
     if state.word == "interrupted":
         print(f"  go on   elmwright resume {run}")
+    return 0
 
 
 def _resume(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from elmwright.jobs.runbook import find_run
+    from elmwright.jobs.ray_jobs import Unreachable
+    from elmwright.jobs.runbook import find_run, outcome_of
     from elmwright.jobs.submit import about_resuming, again, state_of, submit
     from elmwright.jobs.targets import find_target
 
     job = find_run(options.run)[-1]
-    state = state_of(job)
-    if state.word == "finished":
+    try:
+        finished = state_of(job).word == "finished"
+    except Unreachable as error:
+        # Gone, or not to be asked from here; the run's own lock guards its folder.
+        finished = outcome_of(job.submission) == 0
+        print(f"note: {error}", file=sys.stderr)
+    if finished:
         raise UserError(f"run {job.submission.run!r} is finished; there is nothing to resume")
     if options.to:
         job = replace(job, submission=replace(job.submission, target=find_target(options.to)))

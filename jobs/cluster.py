@@ -11,7 +11,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,15 @@ def local_cpus(config: RunConfig) -> int:
 
 def is_remote(config: RunConfig) -> bool:
     return config.cluster.address not in ("", "local")
+
+
+def room_for(machines: Iterable[Mapping[str, float]], threads: int, *, gpu: bool) -> int:
+    """How many training processes find room, each with all its CPUs (and a GPU) on one machine."""
+    room = 0
+    for have in machines:
+        fit = int(have.get("CPU", 0) // threads)
+        room += min(fit, int(have.get("GPU", 0))) if gpu else fit
+    return room
 
 
 @contextmanager
@@ -121,26 +130,29 @@ def _wait_for_room(config: RunConfig) -> None:
     """Let a cluster that grows by itself grow to what training needs, for as long as allowed."""
     if not config.cluster.wait_minutes:
         return  # launch.py says at once what is not there
-    import ray
     from ray.autoscaler.sdk import request_resources
 
     train = config.train
-    need = {"CPU": float(train.processes * train.threads)}
     bundle: dict[str, float] = {"CPU": train.threads}
     if train.device == "cuda":
-        need["GPU"] = float(train.processes)
         bundle["GPU"] = 1
     end = time.monotonic() + 60 * config.cluster.wait_minutes
 
     def lacking() -> bool:
-        have = ray.cluster_resources()
-        return any(have.get(name, 0) < amount for name, amount in need.items())
+        return room_for(machines(), train.threads, gpu="GPU" in bundle) < train.processes
 
     if not lacking():
         return
     request_resources(bundles=[bundle] * train.processes)
     while lacking() and time.monotonic() < end:
         time.sleep(2)
+
+
+def machines() -> list[dict[str, float]]:
+    """The resources of each machine of the cluster we are connected to."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _check_answers(address: str) -> None:

@@ -2,7 +2,9 @@
 
 Versions, the token, the size of the cluster and, on every one of its machines, the dependencies,
 the storage of `run.dir` and the names in the environment. The last three cannot be seen from
-outside, so a small job asks: it ships the package as any submission does, and trains nothing.
+outside, so a small job asks: it ships the package as any submission does, and trains nothing. Of a
+Slurm cluster only this machine, its login node, is looked at, with the Python and the `env_file` of
+the target: a job that asks would have to wait in the queue.
 """
 
 import dataclasses
@@ -12,19 +14,22 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from elmwright.jobs.cluster import local_cpus
 from elmwright.jobs.config import RunConfig
-from elmwright.jobs.config_file import load_config
-from elmwright.jobs.entry import missing_dependencies
+from elmwright.jobs.config_file import config_from, load_config
+from elmwright.jobs.entry import check_names, missing_dependencies
 from elmwright.jobs.ray_jobs import RayCluster, check_size, find_token
 from elmwright.jobs.submission import Job, Submission, folder_of, new_submission
 from elmwright.jobs.targets import Target
-from elmwright.jobs.wheel import content_version, package_files
+from elmwright.jobs.wheel import content_version, package_files, wheel_members
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.files import exists, is_url, join, remove, write_bytes
 
@@ -42,15 +47,37 @@ def examine(target: Target, config_name: str | None = None) -> list[Finding]:
         if target.kind == "ray":
             _ray(RayCluster(target), config, found)
         elif target.kind == "slurm":
-            _slurm(target, found)
+            _slurm(target, config, found)
         elif target.kind == "k8s":
             _kubernetes(target, config, found)
         else:
-            found.append((True, f"this machine has {len(os.sched_getaffinity(0))} CPUs"))
-            found += _machines([look_here("", target.secrets)], "", target.secrets)
+            _local(target, config, found)
     except (UserError, Failed) as problem:
         found.append((False, str(problem)))
     return found
+
+
+def _local(target: Target, config: RunConfig | None, found: list[Finding]) -> None:
+    found.append((True, f"this machine has {len(os.sched_getaffinity(0))} CPUs"))
+    if config is not None:
+        train = config.train
+        have = {"CPU": float(local_cpus(config)), "GPU": 0.0}
+        if train.device == "cuda":
+            import torch
+
+            have["GPU"] = float(torch.cuda.device_count())
+        check_size(train, [{"resources_total": have}], "the Ray of this machine")
+        found.append((True, "enough for train.processes × train.threads"))
+    submission = _submission(target, config)
+    found += _machines([look_for(submission, config)], submission.dir, target.secrets)
+
+
+def _submission(target: Target, config: RunConfig | None) -> Submission:
+    """What would be sent; without a config, nothing is asked about its folder."""
+    version = content_version(package_files())
+    given = config or load_config("demo")
+    submission = new_submission(given, target, until="publish", version=version)
+    return submission if config else dataclasses.replace(submission, dir="")
 
 
 def _ray(cluster: RayCluster, config: RunConfig | None, found: list[Finding]) -> None:
@@ -95,16 +122,19 @@ def _look_by_job(cluster: RayCluster, folder: str) -> list[dict[str, Any]]:
 def look_around(submission: Submission) -> list[dict[str, Any]]:
     """What the small job does: look at every machine of the cluster it runs on."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-    probe = ""
-    made = False
     try:
-        if submission.dir:
-            made = not is_url(submission.dir) and not os.path.isdir(submission.dir)
-            probe = join(submission.dir, f".probe-{uuid.uuid4().hex}")
-            write_bytes(probe, b"")
+        return _look_at_all(submission)
+    finally:
+        ray.shutdown()
+
+
+def _look_at_all(submission: Submission) -> list[dict[str, Any]]:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    with probing(submission.dir) as probe:
         look = ray.remote(num_cpus=0)(look_here)
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         answers = [
@@ -114,13 +144,39 @@ def look_around(submission: Submission) -> list[dict[str, Any]]:
             for node in nodes
         ]
         return list(ray.get(answers, timeout=PROBE_SECONDS))
+
+
+@contextmanager
+def probing(folder: str) -> Iterator[str]:
+    """A file in a run's folder, for others to look for; nothing stays behind."""
+    if not folder:
+        yield ""
+        return
+    made = not is_url(folder) and not os.path.isdir(folder)
+    probe = join(folder, f".probe-{uuid.uuid4().hex}")
+    write_bytes(probe, b"")
+    try:
+        yield probe
     finally:
-        if probe:
-            remove(probe)
+        remove(probe)
         if made:
             with suppress(OSError):
-                os.rmdir(submission.dir)
-        ray.shutdown()
+                os.rmdir(folder)
+
+
+def look_for(submission: Submission, config: RunConfig | None) -> dict[str, Any]:
+    """What this machine has of what a submission needs."""
+    try:
+        with probing(submission.dir) as probe:
+            answer = look_here(probe, submission.target.secrets)
+    except (UserError, OSError) as error:
+        answer = look_here("", submission.target.secrets) | {"sees": str(error)}
+    if config is not None:
+        try:
+            check_names(dataclasses.replace(submission, target=Target("local")), config)
+        except UserError as error:
+            answer["names"] = str(error)
+    return answer
 
 
 def look_here(probe: str, secrets: tuple[str, ...]) -> dict[str, Any]:
@@ -161,11 +217,13 @@ def _machines(
             found.append(
                 (not unset, f"{host}: {unset or 'every secret'} is {'not ' * bool(unset)}set")
             )
+        if answer.get("names"):
+            found.append((False, answer["names"]))
     return found
 
 
-def _slurm(target: Target, found: list[Finding]) -> None:
-    from elmwright.jobs.slurm import run_slurm
+def _slurm(target: Target, config: RunConfig | None, found: list[Finding]) -> None:
+    from elmwright.jobs.slurm import Slurm, run_slurm
 
     found.append((True, run_slurm("sinfo", "--version").strip()))
     partition = ["--partition", target.partition] if target.partition else []
@@ -174,16 +232,49 @@ def _slurm(target: Target, found: list[Finding]) -> None:
     if not lines:
         raise UserError(f"Slurm has no partition {target.partition!r}; sinfo lists what there is")
     found += [(True, f"partition {line}") for line in lines]
-    python = os.path.expanduser(target.python or sys.executable)
-    done = subprocess.run([python, "-c", "import ray, torch"], capture_output=True, check=False)
-    good = done.returncode == 0
-    text = (
-        "has Ray and torch" if good else "lacks Ray or torch; name another as python of the target"
-    )
-    found.append((good, f"{python} {text}"))
+    submission = _submission(target, config)
     if target.env_file:
         there = Path(target.env_file).expanduser().is_file()
         found.append((there, f"env_file {target.env_file} is {'there' if there else 'missing'}"))
+    if config is not None:
+        try:
+            Slurm(target).check(submission)
+            found.append((True, "enough for train.processes × train.threads"))
+        except UserError as problem:
+            found.append((False, str(problem)))
+    found += _machines([_look_as_a_job(submission, config)], submission.dir, target.secrets)
+
+
+def _look_as_a_job(submission: Submission, config: RunConfig | None) -> dict[str, Any]:
+    """Look at this machine as the batch script would: its Python, its env_file, our code."""
+    target = submission.target
+    python = os.path.expanduser(target.python or sys.executable)
+    if shutil.which(python) is None:
+        raise UserError(f"there is no {python}; name the cluster's Python as python of the target")
+    with tempfile.TemporaryDirectory(prefix="elmwright-doctor-") as folder:
+        for name, content in wheel_members()[1].items():
+            path = Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        note = Path(folder) / "submission.json"
+        note.write_text(submission.to_json(), encoding="utf-8")
+        secrets = os.path.expanduser(target.env_file)
+        script = 'set -a; [ ! -f "$1" ] || . "$1"; set +a; shift; exec "$@"'
+        asked = "config" if config is not None else "machine"
+        command = [python, "-m", "elmwright.jobs.doctor", str(note), asked]
+        done = subprocess.run(
+            ["bash", "-c", script, "bash", secrets or "/nowhere", *command],
+            env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, check=False,
+            timeout=PROBE_SECONDS,
+        )  # fmt: skip
+    answers = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if not answers:
+        last = " ".join((done.stderr.strip() or "it said nothing").splitlines()[-1:])
+        raise UserError(
+            f"{python} cannot run elmwright ({last[:300]}); install its dependencies, or name "
+            "another as python of the target"
+        )
+    return dict(json.loads(answers[-1].removeprefix(MARK))[0])
 
 
 def _kubernetes(target: Target, config: RunConfig | None, found: list[Finding]) -> None:
@@ -196,15 +287,24 @@ def _kubernetes(target: Target, config: RunConfig | None, found: list[Finding]) 
     found.append((True, "KubeRay is installed"))
     may = place.kubectl("auth", "can-i", "create", "rayjobs.ray.io").strip()
     found.append((may == "yes", f"may create RayJobs in namespace {target.namespace}: {may}"))
+    if config is not None:
+        place.check(_submission(target, config))
+        found.append((True, "the target asks for enough for the config"))
     if target.address:
         _ray(RayCluster(target), config, found)
 
 
-def main(path: str) -> int:
-    """The small job: `python -m elmwright.jobs.doctor SUBMISSION.json`."""
+def main(path: str, here: str = "") -> int:
+    """The small job: `python -m elmwright.jobs.doctor SUBMISSION.json`.
+
+    With a second word it looks at this machine only; "config" says that the config is the user's.
+    """
     submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
     missing = missing_dependencies()
-    if any(line.startswith("ray ") for line in missing):
+    if here:
+        config = config_from(submission.config, "the config") if here == "config" else None
+        answers = [look_for(submission, config)]
+    elif any(line.startswith("ray ") for line in missing):
         answers = [look_here("", submission.target.secrets)]
     else:
         answers = look_around(submission)
@@ -213,4 +313,4 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:3]))

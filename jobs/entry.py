@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from elmwright.jobs.wheel import requirements
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import list_folder
 
+STARTING_MINUTES = 10
+"""How long the machines of a job that brings its own Ray may take to come together."""
 S3_NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 S3_OTHER_WAYS = (
     "AWS_PROFILE",
@@ -44,7 +47,12 @@ def main(path: str) -> int:
         + (f" from {submission.git[:12]}{submission.git[40:]}" if submission.git else ""),
         flush=True,
     )
-    code = command(["job", path])
+    try:
+        code = command(["job", path])
+    except Exception:
+        # A defect: it must not look like a job that was interrupted.
+        traceback.print_exc()
+        code = 1
     try:
         lay_down_outcome(submission, code)
     except (OSError, UserError) as error:
@@ -57,13 +65,21 @@ def run_submission(path: str) -> int:
     from elmwright.jobs.workflow import run
 
     submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
-    config = config_from(submission.config, "the submitted config")
+    config = patient(config_from(submission.config, "the submitted config"), submission)
     enter_folder(submission, config)
     check_dependencies()
     check_names(submission, config)
     lay_down(Job(submission, own_handle(submission)))
     run(config, until=submission.until, config_name=submission.run)
     return 0
+
+
+def patient(config: RunConfig, submission: Submission) -> RunConfig:
+    """A Ray that is started with the job has its workers only when the driver is already there."""
+    if submission.target.kind not in ("slurm", "k8s") or config.cluster.wait_minutes:
+        return config
+    cluster = dataclasses.replace(config.cluster, wait_minutes=STARTING_MINUTES)
+    return dataclasses.replace(config, cluster=cluster)
 
 
 def own_handle(submission: Submission) -> dict[str, Any]:

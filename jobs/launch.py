@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints, read_checked
-from elmwright.jobs.cluster import is_remote
+from elmwright.jobs.cluster import is_remote, machines, room_for
 from elmwright.jobs.config import RESUMABLE, TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.config_file import config_from, to_dict
 from elmwright.jobs.console import Console
@@ -195,19 +195,19 @@ def _newest(folder: RunFolder) -> int:
 
 
 def _fit(config: RunConfig, folder: RunFolder, attempt: int) -> None:
-    import ray
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    have, threads = machines(), config.train.threads
     use_gpu = config.train.device == "cuda" or (
         config.train.device == "auto"
         and (
             _began_on_gpus(folder)  # or a lost GPU would move the rest to CPUs without a word
-            or ray.cluster_resources().get("GPU", 0) >= config.train.processes
+            or room_for(have, threads, gpu=True) >= config.train.processes
         )
     )
-    _check_resources(config, ray.cluster_resources(), use_gpu)
+    _check_resources(config, have, use_gpu)
     trainer = TorchTrainer(
         worker,
         train_loop_config={
@@ -254,19 +254,25 @@ def _storage(folder: RunFolder) -> dict[str, Any]:
     return {"storage_path": inner, "storage_filesystem": PyFileSystem(WithoutFolders(system))}
 
 
-def _check_resources(config: RunConfig, have: dict[str, float], use_gpu: bool) -> None:
+def _check_resources(config: RunConfig, have: list[dict[str, float]], use_gpu: bool) -> None:
     """Ray would wait for ever for what the cluster does not have."""
     train = config.train
-    cpus = train.processes * train.threads
-    if have.get("CPU", 0) < cpus:
+    cpus, gpus = (sum(one.get(name, 0) for one in have) for name in ("CPU", "GPU"))
+    if cpus < train.processes * train.threads:
         raise NoRoom(
-            f"train.processes × train.threads needs {cpus} CPUs, the cluster has "
-            f"{have.get('CPU', 0):.0f}; lower them or raise cluster.cpus"
+            f"train.processes × train.threads needs {train.processes * train.threads} CPUs, the "
+            f"cluster has {cpus:.0f}; lower them or raise cluster.cpus"
         )
-    if use_gpu and have.get("GPU", 0) < train.processes:
+    if use_gpu and gpus < train.processes:
         raise NoRoom(
-            f'train.device = "cuda" needs {train.processes} GPUs, the cluster has '
-            f"{have.get('GPU', 0):.0f}"
+            f'train.device = "cuda" needs {train.processes} GPUs, the cluster has {gpus:.0f}'
+        )
+    room = room_for(have, train.threads, gpu=use_gpu)
+    if room < train.processes:
+        raise NoRoom(
+            f"{train.processes} processes with {train.threads} CPUs{' and a GPU' * use_gpu} each "
+            f"do not fit: a process needs them on one machine, and the {len(have)} machines have "
+            f"room for {room}; lower train.threads or train.processes"
         )
 
 

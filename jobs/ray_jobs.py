@@ -13,6 +13,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import shlex
 import socket
 import time
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from elmwright.jobs.cluster import room_for
 from elmwright.jobs.config_file import config_from
 from elmwright.jobs.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
 from elmwright.jobs.targets import Target
@@ -92,7 +94,7 @@ class RayCluster:
             raise Failed(
                 f"the Ray cluster at {self.address} went away while the job was being sent "
                 f"({error.__cause__ or error}); 'elmwright jobs' tells whether it arrived, once "
-                "the cluster answers again"
+                f"the cluster answers again, and 'elmwright cancel {submission.run}' stops it then"
             ) from error
         return {}
 
@@ -240,7 +242,7 @@ class RayCluster:
                     time.sleep(1)
         except urllib.error.HTTPError as error:
             return error.code, error.read()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
             reason = getattr(error, "reason", error)
             raise Unreachable(
                 f"the Ray cluster at {self.address} does not answer ({reason}); check the address, "
@@ -272,18 +274,25 @@ def is_this_machine(address: str) -> bool:
 
 def find_token(target: Target) -> tuple[str, str]:
     """The token for a cluster, and where it came from; both empty if there is none."""
-    if target.token_file:
-        paths = [target.token_file]
-    elif os.environ.get("RAY_AUTH_TOKEN"):
-        return os.environ["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN"
-    else:
-        paths = [os.environ.get("RAY_AUTH_TOKEN_PATH") or str(DEFAULT_TOKEN)]
-    for path in paths:
-        try:
-            return Path(path).expanduser().read_text(encoding="utf-8").strip(), path
-        except OSError:
-            continue
-    return "", paths[0]
+    if not target.token_file and os.environ.get("RAY_AUTH_TOKEN"):
+        return _token(os.environ["RAY_AUTH_TOKEN"], "RAY_AUTH_TOKEN"), "RAY_AUTH_TOKEN"
+    path = target.token_file or os.environ.get("RAY_AUTH_TOKEN_PATH") or str(DEFAULT_TOKEN)
+    try:
+        # Any byte becomes some sign here; whether they make a token is looked at next.
+        return _token(Path(path).expanduser().read_text(encoding="latin-1"), path), path
+    except OSError:
+        return "", path
+
+
+def _token(text: str, where: str) -> str:
+    """What may go into a header; the text itself is never shown."""
+    token = text.strip()
+    if token and not re.fullmatch(r"[!-~]+", token):
+        raise UserError(
+            f"{where} does not hold a token: that is one word of ASCII letters, digits and signs "
+            "on a line of its own ('ray get-auth-token' on the cluster's head prints it)"
+        )
+    return token
 
 
 def parcel(submission: Submission) -> tuple[str, bytes]:
@@ -372,4 +381,12 @@ def check_size(train: Any, nodes: list[dict[str, Any]], where: str) -> None:
         raise UserError(
             f"train.processes × train.threads needs {train.processes * train.threads} CPUs, "
             f"but {there}; {advice}"
+        )
+    gpu = train.device == "cuda"
+    room = room_for([node["resources_total"] for node in nodes], train.threads, gpu=gpu)
+    if room < train.processes:
+        raise UserError(
+            f"{train.processes} processes with {train.threads} CPUs{' and a GPU' * gpu} each do "
+            f"not fit: a process needs them on one machine, and {there}, with room for {room}; "
+            f"lower train.threads or train.processes, or add --wait if the cluster grows by itself"
         )

@@ -26,25 +26,58 @@ def state_home() -> Path:
 
 
 def remember(job: Job) -> None:
-    """Note down an attempt, as the run's newest."""
-    name = job.submission.run
-    attempts = [_to_data(one) for one in attempts_of(name)] + [_to_data(job)]
+    """Note down an attempt, as the run's newest; what was noted of it before is replaced."""
+    _write(job.submission.run, [*_others(job.submission), job])
+
+
+def forget(submission: Submission) -> None:
+    """Strike out an attempt that never came to be."""
+    others = _others(submission)
+    if others:
+        _write(submission.run, others)
+    else:
+        _page(submission.run).unlink(missing_ok=True)
+
+
+def _others(submission: Submission) -> list[Job]:
+    return [one for one in attempts_of(submission.run) if one.submission.id != submission.id]
+
+
+def _write(name: str, attempts: list[Job]) -> None:
     path = _page(name)
-    write_atomic(path, json.dumps({"attempts": attempts[-KEPT:]}, indent=1).encode())
+    data = {"attempts": [_to_data(one) for one in attempts[-KEPT:]]}
+    write_atomic(path, json.dumps(data, indent=1).encode())
     path.chmod(0o600)
 
 
 def attempts_of(name: str) -> list[Job]:
     """All remembered attempts of a run, oldest first."""
-    page = read_json(_page(name)) if _is_name(name) else None
-    return [_from_data(one) for one in page["attempts"]] if page else []
+    if not _is_name(name) or not _page(name).exists():
+        return []
+    page = read_json(_page(name)) or {}
+    try:
+        return [_from_data(one) for one in page["attempts"]]
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"the run book's page {_page(name)} is damaged; delete it, and give the run.dir of the "
+            "run in place of its name"
+        ) from None
 
 
 def all_runs() -> list[Job]:
     """The newest attempt of every run, newest first."""
-    pages = (state_home() / "runs").glob("*.json")
-    newest = [jobs[-1] for page in pages if (jobs := attempts_of(page.stem))]
-    return sorted(newest, key=lambda job: job.submission.time, reverse=True)
+    return read_all()[0]
+
+
+def read_all() -> tuple[list[Job], list[str]]:
+    """The same, and what is to be said of pages that cannot be read."""
+    newest, damaged = [], []
+    for page in sorted((state_home() / "runs").glob("*.json")):
+        try:
+            newest += attempts_of(page.stem)[-1:]
+        except UserError as error:
+            damaged.append(str(error))
+    return sorted(newest, key=lambda job: job.submission.time, reverse=True), damaged
 
 
 def find_run(text: str) -> list[Job]:
@@ -77,8 +110,21 @@ def submissions_in(folder: str) -> list[Job]:
     found = []
     for file in list_folder(join(folder, "submissions")):
         if file.path.endswith("/job.json"):
-            found.append(_from_data(json.loads(read_bytes(file.path))))
+            try:
+                found.append(_from_data(json.loads(read_bytes(file.path))))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise UserError(f"{file.path} is damaged; delete it") from None
     return sorted(found, key=lambda job: (job.submission.time, job.submission.id))
+
+
+def handle_left(submission: Submission) -> dict[str, Any]:
+    """How the target knows an attempt, as the attempt itself laid it down; empty if it has not."""
+    path = join(place_of(submission), "job.json")
+    try:
+        found = json.loads(read_bytes(path)) if exists(path) else {}
+    except (OSError, ValueError, UserError):
+        return {}
+    return dict(found.get("handle") or {})
 
 
 def lay_down(job: Job) -> None:

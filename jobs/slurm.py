@@ -6,6 +6,7 @@ leave the submitter's environment at home, because Slurm keeps what it is given 
 secrets come from the login environment on the cluster or from `env_file`.
 """
 
+import json
 import re
 import shlex
 import subprocess
@@ -16,14 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.background import read_from, unpack
+from elmwright.jobs.cluster import room_for
 from elmwright.jobs.config_file import config_from
-from elmwright.jobs.runbook import outcome_of, work_folder
+from elmwright.jobs.ray_jobs import Unreachable
+from elmwright.jobs.runbook import handle_left, outcome_of, work_folder
+from elmwright.jobs.status import STAGES, read_progress
 from elmwright.jobs.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
 from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import Failed, UserError
 
 TEMPLATE = Path(__file__).parent / "templates" / "elmwright.sbatch"
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED")
+STANDSTILLS = 5
+"""How often a job goes back into the queue without having got any further."""
 GOING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED")
 
 
@@ -46,25 +52,33 @@ class Slurm:
                 f"but the target asks Slurm for {nodes} machines with {cpus} each; raise nodes or "
                 "cpus of the target"
             )
-        if train.device == "cuda" and nodes * self.target.gpus < train.processes:
+        gpus = self.target.gpus
+        if train.device == "cuda" and nodes * gpus < train.processes:
             raise UserError(
                 f'train.device = "cuda" needs {train.processes} GPUs, but the target asks Slurm '
-                f"for {nodes} machines with {self.target.gpus} each; raise nodes or gpus of the "
-                "target"
+                f"for {nodes} machines with {gpus} each; raise nodes or gpus of the target"
             )
-        partition = ["--partition", self.target.partition] if self.target.partition else []
-        rows = run_slurm("sinfo", "--noheader", "--Node", "--format=%N %c", *partition)
-        machines = dict(line.split() for line in rows.splitlines() if line.strip())
-        fit = sum(int(number) >= cpus for number in machines.values())
-        if fit < nodes:
-            sizes = ", ".join(
-                f"{n} with {c}" for c, n in sorted(Counter(machines.values()).items())
-            )
-            where = f"partition {self.target.partition}" if partition else "the cluster"
+        one = {"CPU": float(cpus), "GPU": float(gpus)}
+        room = nodes * room_for([one], train.threads, gpu=train.device == "cuda")
+        if room < train.processes:
             raise UserError(
-                f"the run needs {nodes} machines with {cpus} CPUs each, but {where} has "
-                f"{sizes or 'none'}; lower train.processes or train.threads, or change nodes, cpus "
-                "or partition of the target"
+                f"{train.processes} processes with {train.threads} CPUs each do not fit: the "
+                f"target asks Slurm for {nodes} machines with {cpus} CPUs and {gpus} GPUs each, "
+                f"which have room for {room}; raise cpus or nodes of the target"
+            )
+        found = machines_of(self.target)
+        if sum(c >= cpus and g >= gpus for c, g in found) < nodes:
+            sizes = ", ".join(
+                f"{n} with {c}" + (f" and {g} GPUs" if gpus else "")
+                for (c, g), n in sorted(Counter(found).items())
+            )
+            where = f"partition {self.target.partition}" if self.target.partition else "the cluster"
+            need = f"{cpus} CPUs" + (f" and {gpus} GPUs" if gpus else "")
+            raise UserError(
+                f"the run needs {nodes} machines with {need} each, but {where} has "
+                f"{sizes or 'none'}{'' if self.target.partition else ' in its default partition'}; "
+                "lower train.processes or train.threads, or change nodes, cpus, gpus or partition "
+                "of the target"
             )
 
     def running(self, run: str) -> str:
@@ -83,12 +97,21 @@ class Slurm:
         return {"job": answer.strip().partition(";")[0]}
 
     def state(self, job: Job) -> State:
-        number = str(job.handle["job"])
+        number = self._number(job)
+        if not number:
+            return self._gone(job)
         try:
             shown = run_slurm("scontrol", "--oneliner", "show", "job", number)
-        except Failed:
+        except Failed as error:
+            if "Invalid job id" not in str(error):
+                raise
             return self._gone(job)
         return state_of_slurm(dict(re.findall(r"(\w+)=(\S*)", shown)))
+
+    def _number(self, job: Job) -> str:
+        """Slurm's number; where its answer was lost, what the job left or the queue has."""
+        handle = job.handle or handle_left(job.submission)
+        return str(handle["job"]) if handle else self.running(job.submission.run)
 
     def _gone(self, job: Job) -> State:
         """Slurm forgets a job minutes after its end; its own note stays."""
@@ -101,7 +124,7 @@ class Slurm:
         return read_from(work_folder(job.submission) / "output.log", start)
 
     def stop(self, job: Job) -> None:
-        number = str(job.handle["job"])
+        number = self._number(job)
         if self.state(job).word == "pending":
             run_slurm("scancel", number)
         else:
@@ -110,11 +133,28 @@ class Slurm:
             run_slurm("scancel", "--batch", "--signal=TERM", number)
 
     def kill(self, job: Job) -> None:
-        run_slurm("scancel", str(job.handle["job"]))
+        run_slurm("scancel", self._number(job))
 
     @property
     def grace(self) -> float:
         return GRACE_SECONDS + 60
+
+
+def machines_of(target: Target) -> list[tuple[int, int]]:
+    """CPUs and GPUs of each machine of a target's partition, without one of the default one."""
+    partition = ["--partition", target.partition] if target.partition else []
+    rows = run_slurm("sinfo", "--noheader", "--Node", "--format=%N|%c|%G|%P", *partition)
+    found = [line.strip().split("|") for line in rows.splitlines() if line.strip()]
+    if not target.partition and any(row[3].endswith("*") for row in found):
+        found = [row for row in found if row[3].endswith("*")]
+    return list({row[0]: (int(row[1]), gpus_in(row[2])) for row in found}.values())
+
+
+def gpus_in(resources: str) -> int:
+    """The GPUs in what sinfo calls generic resources: `gpu:a100:4(S:0-1),shard:8`, `(null)`."""
+    bare = re.sub(r"\([^)]*\)", "", resources)
+    counts = re.findall(r"(?:^|,)gpu(?::[^:,]+)??(?::(\d+))?(?=,|$)", bare)
+    return sum(int(count or 1) for count in counts)
 
 
 def job_name(run: str) -> str:
@@ -203,19 +243,55 @@ def run_slurm(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except FileNotFoundError:
-        raise UserError(
+        raise Unreachable(
             f"{command[0]} is not on this machine's PATH; submit from a machine of the Slurm "
             "cluster, such as its login node"
         ) from None
     except subprocess.TimeoutExpired:
-        raise Failed(f"Slurm does not answer ({command[0]} took more than 60 s)") from None
+        raise _silent(command[0], "it took more than 60 s") from None
     if done.returncode == 0:
         return done.stdout
     lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
     reason = re.sub(r"^\w+: (error: )?", "", lines[-1])
+    if re.search("unable to contact|timed out|connection refused", reason, re.IGNORECASE):
+        raise _silent(command[0], reason)
     if command[0] == "sbatch":
         raise UserError(
             f"Slurm does not take the job ({reason}); change partition, nodes, cpus, gpus or time "
             "of the target, or what the run needs"
         )
     raise Failed(f"{command[0]} failed ({reason})")
+
+
+def _silent(command: str, why: str) -> Exception:
+    """Slurm's controller does not answer; a job that was just being sent may have arrived."""
+    if command == "sbatch" and "unable to contact" not in why.lower():
+        return Failed(
+            f"Slurm did not answer while the job was being sent ({why}); 'elmwright jobs' tells "
+            "whether it arrived, once Slurm answers again"
+        )
+    return Unreachable(f"Slurm does not answer ({command}: {why}); try again when it does")
+
+
+def may_requeue(path: Path) -> bool:
+    """Whether a job that stopped with 75 goes back into the queue; a count lies beside it.
+
+    It counts how often the job stopped where it had stopped before: a cluster that lacks a machine,
+    or a time limit too short for a single checkpoint, must not start it for ever.
+    """
+    submission = Submission.from_data(json.loads(path.read_text(encoding="utf-8")))
+    progress = read_progress(submission)
+    stages = (*STAGES, "done")
+    at = [stages.index(progress.stage), progress.checkpoint_step] if progress else [0, -1]
+    note = path.with_name("requeued.json")
+    before = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
+    times = before["times"] + 1 if before.get("at") == at else 1
+    if times > STANDSTILLS:
+        print(f"not requeued: stopped {times} times without getting any further; see the log above")
+        return False
+    note.write_text(json.dumps({"at": at, "times": times}), encoding="utf-8")
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(0 if may_requeue(Path(sys.argv[1])) else 1)

@@ -5,6 +5,7 @@ the cluster or a lock; a run that is going on is read as far as it has come.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.journal import Record, read_journal
-from elmwright.jobs.submission import State, Submission
+from elmwright.jobs.runbook import outcome_of
+from elmwright.jobs.submission import State, Submission, state_of_exit
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join, list_folder, read_bytes
 
@@ -90,10 +92,22 @@ def has_checkpoint(submission: Submission) -> bool | None:
     return None if progress is None else progress.checkpoint_step >= 0
 
 
+def state_by_files(submission: Submission, progress: Progress, why: str) -> State:
+    """What has become of a run whose target cannot be asked, because of `why`."""
+    code = outcome_of(submission)
+    state = state_of_exit(code) if code is not None else State("unknown")
+    if state.word in ("finished", "failed"):
+        return state
+    # One that stopped may have been started again since.
+    return State("finished" if progress.stage == "done" else "unknown", why)
+
+
 def _stage(submission: Submission, result: dict[str, Any]) -> str:
     """The first stage asked for that is not done."""
     root, config = submission.dir, submission.config
     corpus = config["corpus"]["dir"] or join(root, "corpus")
+    if not is_url(corpus):  # relative to where the run was submitted, not to where one asks
+        corpus = os.path.join(submission.cwd, os.path.expanduser(corpus))
     done: dict[str, Callable[[], bool]] = {
         "corpus": lambda: exists(join(corpus, "MANIFEST.json")),
         "train": lambda: (

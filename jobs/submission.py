@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
@@ -39,12 +39,14 @@ PASSED_ON = (
     "NCCL_SOCKET_IFNAME",
 )
 """Settings of the submitter's environment that go with the job. None of them is a secret."""
-SECRET = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|KEY|AUTH", re.IGNORECASE)
+SECRET = re.compile(
+    r"SECRET|TOKEN|PASS|PWD|CREDENTIAL|KEY|AUTH|PRIVATE|COOKIE|SIGNATURE", re.IGNORECASE
+)
 """A variable with one of these in its name is never sent anywhere."""
 GRACE_SECONDS = 120
 """How long a job that is asked to stop may take to write its checkpoint."""
 
-Word = Literal["pending", "running", "finished", "failed", "interrupted"]
+Word = Literal["pending", "running", "finished", "failed", "interrupted", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class State:
 
     @property
     def ended(self) -> bool:
-        return self.word not in ("pending", "running")
+        return self.word not in ("pending", "running", "unknown")
 
 
 def state_of_exit(code: int) -> State:
@@ -135,6 +137,7 @@ def new_submission(
     settings: Mapping[str, str] | None = None,
 ) -> Submission:
     """What will be sent for a run; `settings` are those of an earlier attempt, if there was one."""
+    check_lines(target.lines)
     now = time.gmtime()
     data = to_dict(config)
     return Submission(
@@ -164,17 +167,44 @@ def passed_on(more: tuple[str, ...] = ()) -> dict[str, str]:
             )
     found = {name: os.environ[name] for name in (*PASSED_ON, *more) if os.environ.get(name)}
     for name, value in found.items():
-        if has_password(value):
-            raise UserError(f"{name} holds a password, and is never sent; take it out of the URL")
+        if has_secret(value):
+            raise UserError(
+                f"{name} holds a password or a token, and is never sent; take it out of the URL"
+            )
     return found
 
 
-def has_password(url: str) -> bool:
-    """Whether a URL carries a password."""
-    try:
-        return bool(urlsplit(url).password)
-    except ValueError:
+def check_lines(lines: tuple[str, ...]) -> None:
+    """The lines of a target are copied into the script, the run book and the run's folder."""
+    for line in lines:
+        for name, value in re.findall(r"([A-Za-z_][\w-]*)\s*=\s*[\"']?(\S*)", line):
+            # A path, or what the cluster's own shell will look up, is no secret.
+            looked_up = value[:1] in ("", "$", "`", "/", "~")
+            if SECRET.search(name) and not looked_up:
+                raise UserError(
+                    f"lines = […] sets {name}, which may be a secret and would be copied into the "
+                    "script and the run's folder; put it into a file on the cluster and name that "
+                    "as env_file"
+                )
+        if any(has_secret(word.strip("\"'")) for word in re.findall(r"\w+://\S+", line)):
+            raise UserError(
+                "lines = […] holds a URL with a password or a token; put it into a file on the "
+                "cluster and name that as env_file"
+            )
+
+
+def has_secret(url: str) -> bool:
+    """Whether a URL carries a password or a token: before its host, or in its query."""
+    if "://" not in url:
         return False
+    try:
+        parts = urlsplit(url)
+        keys = [key for key, value in parse_qsl(parts.query) if value]
+    except ValueError:
+        return "@" in url
+    # A database wants a user's name; a web server takes a token in its place.
+    user = parts.username if parts.scheme in ("http", "https") else ""
+    return bool(parts.password or user) or any(SECRET.search(key) for key in keys)
 
 
 def git_state(folder: Path) -> str:
@@ -209,6 +239,8 @@ def relative_paths(config: RunConfig) -> list[str]:
     corpus = config.corpus
     given = [config.run.dir, corpus.dir, config.vocab.file, *corpus.decontaminate]
     given += [source.path for source in corpus.sources if source.path != EMBEDDED]
+    if config.train.init_from and not config.train.init_from.startswith("models:/"):
+        given.append(config.train.init_from)
     for entry in corpus.heldout.values():
         given += [] if isinstance(entry, float) else entry
     return [path for path in given if path and not is_url(path) and path[0] not in "/~"]

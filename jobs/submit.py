@@ -8,29 +8,34 @@ book remembers, and how long a job that is asked to stop may take.
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from elmwright.jobs import runbook
 from elmwright.jobs.config import RunConfig
-from elmwright.jobs.config_file import config_from
+from elmwright.jobs.config_file import config_from, to_dict
 from elmwright.jobs.ray_jobs import Unreachable
 from elmwright.jobs.status import has_checkpoint
 from elmwright.jobs.submission import (
     Job,
     State,
     Submission,
-    has_password,
+    has_secret,
     new_submission,
     state_of_exit,
 )
 from elmwright.jobs.targets import Target
 from elmwright.jobs.wheel import content_version, package_files
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Failed, UserError
 
 POLL_SECONDS = 1.0
+KILLED_SECONDS = 15.0
+"""How long a job that was killed may take to be gone."""
 STORE_BYTES_A_SECOND = 500_000
 """A log that has grown large is fetched less often, so that following costs about so much."""
+
+Answer = TypeVar("Answer")
 
 
 class Place(Protocol):
@@ -88,23 +93,59 @@ def prepare(
     config: RunConfig, target: Target, until: str, settings: dict[str, str] | None = None
 ) -> Submission:
     """The submission of a config to a target."""
-    if has_password(config.tracking.uri):
+    if has_secret(config.tracking.uri):
         raise UserError(
-            "tracking.uri holds a password, which would travel with the job; take it out and set "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where the job runs"
+            "tracking.uri holds a password or a token, which would travel with the job; take it "
+            "out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "MLFLOW_TRACKING_TOKEN, where the job runs"
         )
+    for key, text in _texts(to_dict(config)):
+        if has_secret(text):
+            raise UserError(
+                f"{key} holds a URL with a password or a token, which would travel with the job; "
+                "take it out and set it where the job runs"
+            )
     version = content_version(package_files())
     return new_submission(config, target, until=until, version=version, settings=settings)
 
 
+def _texts(value: Any, key: str = "") -> list[tuple[str, str]]:
+    """Every string of a config, with its key."""
+    if isinstance(value, str):
+        return [(key, value)]
+    if isinstance(value, dict):
+        pairs = [(f"{key}.{name}" if key else str(name), one) for name, one in value.items()]
+    else:
+        pairs = [(key, one) for one in value] if isinstance(value, list | tuple) else []
+    return [found for name, one in pairs for found in _texts(one, name)]
+
+
 def submit(submission: Submission) -> Job:
-    """Send a submission, unless its run is going on already."""
+    """Send a submission, unless its run is going on already.
+
+    It is noted before it is sent: a job that arrived while the answer was lost can be found, asked
+    after and stopped. Only one that was refused is struck out again.
+    """
     place = open_place(submission.target)
     refuse_second(submission, place)
     place.check(submission)
-    job = Job(submission, place.submit(submission))
+    runbook.remember(Job(submission, _handle_beforehand(submission)))
+    try:
+        job = Job(submission, place.submit(submission))
+    except UserError:
+        runbook.forget(submission)
+        raise
     runbook.remember(job)
     return job
+
+
+def _handle_beforehand(submission: Submission) -> dict[str, Any]:
+    """How the target will know it, where that can be told; the others find it by its name."""
+    if submission.target.kind == "k8s":
+        from elmwright.jobs.kubernetes_objects import object_name
+
+        return {"rayjob": object_name(submission.id)}
+    return {}
 
 
 def refuse_second(submission: Submission, place: Place) -> None:
@@ -156,10 +197,12 @@ def cancel(job: Job, *, wait: bool = True) -> State:
     end = time.monotonic() + place.grace
     while not state.ended and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
-        state = state_of(job)
+        state = _patiently(partial(state_of, job))
     if not state.ended:
         place.kill(job)
-        state = state_of(job)
+        end = time.monotonic() + KILLED_SECONDS
+        while not (state := state_of(job)).ended and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
     return state
 
 
@@ -191,46 +234,54 @@ def read_log(job: Job) -> str:
 
 
 def follow(run: str, job: Job, *, through: bool) -> State:
-    """Print what a job says as it says it; `through` goes on with later attempts of the run."""
+    """Print what a job says as it says it; `through` goes on with later attempts of the run.
+
+    `run` is its name or its folder: by the folder, attempts sent from other machines are found.
+    """
     while True:
         state = _follow_one(job)
-        later = [j for j in runbook.attempts_of(run) if j.submission.time > job.submission.time]
-        if not through or (state.word in ("finished", "failed") and not later):
+        if not through:
+            return state
+        later = _attempts_after(run, job)
+        if state.word in ("finished", "failed") and not later:
             return state
         if not later:
             print(f"-- {job.submission.id} is {state.word} ({state.why}); waiting for 'elmwright "
                   f"resume {run}' (Ctrl-C ends)", flush=True)  # fmt: skip
         while not later:
             time.sleep(POLL_SECONDS)
-            now = runbook.attempts_of(run)
-            later = [j for j in now if j.submission.time > job.submission.time]
+            later = _attempts_after(run, job)
         job = later[0]
         print(f"-- {job.submission.id}", flush=True)
+
+
+def _attempts_after(run: str, job: Job) -> list[Job]:
+    """The attempts behind one, in the order in which they were sent."""
+    attempts = runbook.find_run(run)
+    ids = [one.submission.id for one in attempts]
+    return attempts[ids.index(job.submission.id) + 1 :] if job.submission.id in ids else []
 
 
 def _follow_one(job: Job) -> State:
     place = open_place(job.submission.target)
     position = size = 0
-    for state in _states(job):
-        text, position = place.log(job, position)
+    while True:
+        # The state first: what is said between the two is then still read.
+        state = _patiently(partial(state_of, job))
+        text, position = _patiently(partial(place.log, job, position))
         size += len(text)
         sys.stdout.write(text)
         sys.stdout.flush()
         if state.ended:
             return state
         time.sleep(max(POLL_SECONDS, size / STORE_BYTES_A_SECOND))
-    raise AssertionError("a job's states do not end by themselves")
 
 
-def _states(job: Job) -> Iterator[State]:
-    """The state again and again; a cluster that does not answer for a moment is asked again."""
-    misses = 0
-    while True:
+def _patiently(ask: Callable[[], Answer]) -> Answer:
+    """A cluster that does not answer for a moment is asked again."""
+    for misses in range(1, 10):
         try:
-            yield state_of(job)
-            misses = 0
-        except Unreachable:
-            misses += 1
-            if misses >= 10:
-                raise
+            return ask()
+        except (Unreachable, Failed):
             time.sleep(POLL_SECONDS * misses)
+    return ask()

@@ -23,9 +23,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from elmwright.pipeline.errors import UserError
 
+SHAPES = {
+    "nodes": r"\d+",
+    "cpus": r"\d+",
+    "gpus": r"\d+",
+    "warning": r"\d{1,5}",
+    # Minutes, minutes:seconds, hours:minutes:seconds, days-hours, …
+    "time": r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE",
+    "partition": r"[\w.,+-]*",
+    "account": r"[\w.,+-]*",
+    "python": r"[^\n]*",
+    "env_file": r"[^\n]*",
+    "token_file": r"[^\n]*",
+}
+"""What the values of options that end up in a script can look like."""
 KINDS = ("local", "ray", "slurm", "k8s")
 
 
@@ -67,14 +82,14 @@ class Target:
     """slurm: GPUs of each machine. k8s: GPUs of a worker pod."""
     lines: tuple[str, ...] = ()
     """slurm: further lines for the script, such as "module load python"."""
-    image: str = "elmwright:latest"
-    """k8s: image with Ray and the dependencies."""
+    image: str = ""
+    """k8s: image with Ray and the dependencies; else elmwright:VERSION-cpu or -cuda."""
     namespace: str = "default"
     """k8s: namespace."""
     memory: str = "8Gi"
     """k8s: memory of a worker pod."""
     volume: str = ""
-    """k8s: claim of a volume that every pod mounts at /data; not needed with an s3:// run.dir."""
+    """k8s: claim of a volume that every pod mounts at /runs; not needed with an s3:// run.dir."""
     secret: str = ""
     """k8s: Secret whose keys become environment variables of every pod."""
 
@@ -111,7 +126,7 @@ def find_target(text: str) -> Target:
                 f"{text.partition('@')[2]}: an address has no user or password; a token comes from "
                 "RAY_AUTH_TOKEN or a file"
             )
-        return Target("ray", address=text.rstrip("/"))
+        return Target("ray", address=check_address(text.rstrip("/"), repr(text)))
     if text.startswith("ray://") or re.fullmatch(r"[\w.-]+:\d+", text):
         host = text.removeprefix("ray://").partition(":")[0]
         raise UserError(
@@ -127,6 +142,20 @@ def find_target(text: str) -> Target:
         f"there is no target {text!r}{hint or ''}; say local, slurm, k8s, http://HEAD:8265, or a "
         f"name ({known})"
     )
+
+
+def check_address(address: str, name: str) -> str:
+    """An address that can be asked: a host, perhaps a port."""
+    try:
+        parts = urlsplit(address)
+        host = (parts.hostname or "").rstrip(".")
+        host.encode("idna")
+        good = bool(host) and parts.port != 0 and not re.search(r"[\s@]", address)
+    except ValueError:  # also what is no name of a host
+        good = False
+    if not good:
+        raise UserError(f"{name} is not an address; write it as http://HEAD:8265")
+    return address
 
 
 def named_targets() -> dict[str, Target]:
@@ -161,6 +190,14 @@ def _target(path: Path, name: str, table: Any) -> Target:
             kind = "a list of strings" if wants_list else f"a {type(default).__name__}"
             raise UserError(f"{path}: {name}.{key}: expected {kind}, got {value!r}")
     target = Target.from_data({**table, "name": name})
+    for key, shape in SHAPES.items():
+        value = str(getattr(target, key))
+        if not re.fullmatch(shape, value):
+            raise UserError(f"{path}: {name}.{key}: {value!r} is not what it can be")
+    if any("\n" in line for line in target.lines):
+        raise UserError(f"{path}: {name}.lines: write one string a line")
     if target.kind == "ray" and not re.match(r"https?://[^/@]+$", target.address.rstrip("/")):
         raise UserError(f"{path}: {name}.address: write it as http://HEAD:8265")
+    if target.address:
+        check_address(target.address, f"{path}: {name}.address: {target.address!r}")
     return dataclasses.replace(target, address=target.address.rstrip("/"))

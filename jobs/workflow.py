@@ -281,7 +281,11 @@ def _catch_up(config: RunConfig, folder: RunFolder) -> None:
 
 @contextmanager
 def stop_signals(event: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set the event; a second one ends the process at once."""
+    """SIGINT and SIGTERM set the event; a second SIGINT ends the process at once.
+
+    A second SIGTERM does not: batch systems, and whoever cancels a run twice, send it while the
+    checkpoint that the first one asked for is being written. They kill in the end, if they must.
+    """
     before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     take_signals(event)
     try:
@@ -292,8 +296,8 @@ def stop_signals(event: threading.Event) -> Iterator[None]:
 
 
 def take_signals(event: threading.Event) -> None:
-    def handler(_number: int, _frame: object) -> None:
-        if event.is_set():
+    def handler(number: int, _frame: object) -> None:
+        if event.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         event.set()
 

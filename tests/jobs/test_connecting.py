@@ -33,11 +33,16 @@ def test_anything_else_keeps_its_first_line() -> None:
 
 def test_a_cluster_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for once, with what training needs; then until it is there."""
-    have = [{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 4.0, "GPU": 2.0}]
+    # The second has enough in all, but a process would lie on two machines.
+    scattered = [{"CPU": 1.0, "GPU": 1.0}] * 4
+    have = [[{"CPU": 1.0}], scattered, [{"CPU": 2.0, "GPU": 1.0}] * 2]
     asked = []
-    fake = types.SimpleNamespace(
-        cluster_resources=lambda: have.pop(0) if len(have) > 1 else have[0]
-    )
+
+    def nodes() -> list[dict[str, object]]:
+        found = have.pop(0) if len(have) > 1 else have[0]
+        return [{"Alive": True, "Resources": one} for one in found]
+
+    fake = types.SimpleNamespace(nodes=nodes)
 
     def request_resources(bundles: list[dict[str, float]]) -> None:
         asked.append(bundles)

@@ -163,7 +163,7 @@ def test_the_processes_are_told_where_corpus_and_scratch_lie(
     Path(folder.train).mkdir(parents=True)
     told: list[RunFolder] = []
     context = SimpleNamespace(get_world_rank=lambda: 0, get_world_size=lambda: 1)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0}}])
     monkeypatch.setattr(ray.train, "get_context", lambda: context)
     monkeypatch.setattr(ray.train.torch, "TorchTrainer", Here)
     monkeypatch.setattr(loop, "train", lambda _config, folder, *_: told.append(folder))

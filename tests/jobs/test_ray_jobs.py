@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from elmwright.jobs import ray_jobs
+from elmwright.jobs import ray_jobs, runbook
+from elmwright.jobs import submit as submit_module
+from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.ray_jobs import RayCluster, Unreachable, parcel, state_of_job
 from elmwright.jobs.submission import Job, Submission
@@ -292,3 +294,131 @@ def test_a_connection_that_is_dropped_once_is_tried_again(
     answers = [(0, ""), (0, ""), (200, {"ray_version": "2.60.0"})]
     dashboard.answers["GET /api/version"] = lambda: answers.pop(0)
     assert RayCluster(Target("ray", address=dashboard.address)).check_version() == "2.60.0"
+
+
+def play_job(dashboard: Dashboard, submission: Submission, status: str = "RUNNING") -> None:
+    """The dashboard has this job."""
+    info = {"submission_id": submission.id, "status": status,
+            "metadata": {"elmwright.run": submission.run}}  # fmt: skip
+    dashboard.answers["GET /api/jobs/"] = (200, [info])
+    dashboard.answers[f"GET /api/jobs/{submission.id}"] = (200, info)
+
+
+def test_a_job_that_arrived_while_the_answer_was_lost_can_be_found_and_stopped(
+    dashboard: Dashboard, submission: Submission, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def arrives() -> Answer:
+        play_job(dashboard, submission)
+        return 0, ""
+
+    dashboard.answers["POST /api/jobs/"] = arrives
+    with pytest.raises(Failed, match=r"'elmwright jobs' tells whether it arrived"):
+        submit(submission)
+    assert main(["jobs"]) == 0
+    assert "tiny                     running" in capsys.readouterr().out
+    dashboard.answers[f"POST /api/jobs/{submission.id}/stop"] = (200, "")
+    assert main(["cancel", "tiny", "--no-wait"]) == 0
+    assert any(key.endswith("/stop") for key, _, _ in dashboard.asked)
+
+
+def test_a_job_that_was_refused_is_not_in_the_run_book(
+    dashboard: Dashboard, submission: Submission
+) -> None:
+    dashboard.answers["PUT /api/packages"] = (404, "")
+    with pytest.raises(UserError):
+        submit(submission)
+    assert runbook.attempts_of("tiny") == []
+
+
+def test_a_run_whose_cluster_is_gone_is_resumed_elsewhere(
+    dashboard: Dashboard, submission: Submission, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit(submission)
+    dashboard.server.shutdown()
+    dashboard.server.server_close()
+    assert main(["resume", "tiny"]) == 2
+    assert "does not answer" in capsys.readouterr().err.splitlines()[-1]
+    assert len(runbook.attempts_of("tiny")) == 1
+    other = Dashboard()
+    try:
+        assert main(["resume", "tiny", "--to", other.address]) == 0
+    finally:
+        other.server.shutdown()
+        other.server.server_close()
+    assert any(key == "POST /api/jobs/" for key, _, _ in other.asked)
+    assert runbook.attempts_of("tiny")[-1].submission.target.address == other.address
+
+
+def test_a_cluster_that_does_not_answer_leaves_the_state_unknown(
+    dashboard: Dashboard, submission: Submission, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit(submission)
+    Path(submission.dir).mkdir()
+    capsys.readouterr()
+    dashboard.token = GOOD
+    assert main(["status", "tiny"]) == 0
+    said = capsys.readouterr().out
+    assert "state        unknown: " in said
+    assert "resume" not in said
+    runbook.lay_down_outcome(submission, 2)
+    assert main(["status", "tiny", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "failed"
+
+
+def test_a_process_must_fit_on_one_machine(dashboard: Dashboard, tmp_path: Path) -> None:
+    dashboard.answers["GET /api/v0/nodes"] = (200, nodes(*[{"CPU": 1.0}] * 4))
+    with pytest.raises(UserError, match=r"1 processes with 4 CPUs each do not fit.*room for 0"):
+        submit(submission_to(dashboard, tmp_path, train_processes=1, train_threads=4))
+    one, two = {"CPU": 8.0}, {"CPU": 1.0, "GPU": 2.0}
+    dashboard.answers["GET /api/v0/nodes"] = (200, nodes(one, two))
+    with pytest.raises(UserError, match=r"2 CPUs and a GPU each do not fit.*room for 0"):
+        submit(submission_to(dashboard, tmp_path, train_device="cuda", train_threads=2))
+    with pytest.raises(UserError, match=r"1 CPUs and a GPU each do not fit.*room for 1"):
+        submit(submission_to(dashboard, tmp_path, train_device="cuda"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"first-line-5d\nsecond-line-5d", b"\xff\xfe5d\x00", "tökén-5d".encode(), b"two words-5d"],
+)
+def test_what_is_no_token_is_told_without_showing_it(
+    dashboard: Dashboard, own_home: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dashboard.token = GOOD
+    (own_home / ".ray").mkdir()
+    (own_home / ".ray" / "auth_token").write_bytes(content)
+    with pytest.raises(UserError, match=r"auth_token does not hold a token") as caught:
+        RayCluster(Target("ray", address=dashboard.address)).check_version()
+    assert "5d" not in str(caught.value)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "two\nlines-5d")
+    with pytest.raises(UserError, match=r"^RAY_AUTH_TOKEN does not hold a token"):
+        RayCluster(Target("ray", address=dashboard.address)).check_version()
+
+
+def test_a_blip_while_the_log_is_fetched_does_not_end_the_following(
+    dashboard: Dashboard,
+    submission: Submission,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr("elmwright.jobs.ray_jobs.time.sleep", lambda _: None)
+    job = submit(submission)
+    play_job(dashboard, submission, "SUCCEEDED")
+    answers: list[Answer] = [(0, "")] * 5 + [(200, {"logs": "all of it\n"})]
+    dashboard.answers[f"GET /api/jobs/{submission.id}/logs"] = lambda: answers.pop(0)
+    assert submit_module.follow("tiny", job, through=False).word == "finished"
+    assert capsys.readouterr().out == "all of it\n"
+
+
+def test_a_log_that_is_not_there_is_told(
+    dashboard: Dashboard, submission: Submission, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit(submission)
+    play_job(dashboard, submission, "PENDING")
+    dashboard.answers[f"GET /api/jobs/{submission.id}/logs"] = (200, {"logs": ""})
+    assert main(["logs", "tiny"]) == 0
+    assert "it has said nothing yet" in capsys.readouterr().err
+    dashboard.answers[f"GET /api/jobs/{submission.id}"] = (404, "")
+    assert main(["logs", "tiny"]) == 1
+    assert "its log is not there (any more)" in capsys.readouterr().err

@@ -8,16 +8,25 @@ from typing import Any
 
 import pytest
 
+from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import load_config
-from elmwright.jobs.runbook import remember
-from elmwright.jobs.slurm import Slurm, render, state_of_slurm
+from elmwright.jobs.ray_jobs import Unreachable
+from elmwright.jobs.runbook import attempts_of, remember
+from elmwright.jobs.slurm import Slurm, gpus_in, render, state_of_slurm
 from elmwright.jobs.submission import Job, Submission
 from elmwright.jobs.submit import cancel, prepare, state_of, submit
 from elmwright.jobs.targets import Target
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Failed, UserError
 from tests.jobs.tiny import write_config, write_text
 
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
+SINFO = """\
+n1|2|(null)|main*
+n2|8|(null)|main*
+n2|8|(null)|all
+n3|64|gpu:a100:4(S:0-1),shard:8|all
+n4|64|gpu:2,gpu:t4:1|all
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +98,10 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Slurm's commands, played by a script that notes how it was called."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
+    (tmp_path / "sinfo").write_text(SINFO)
     for name, answer in (
         ("sbatch", "echo 17"), ("squeue", "true"), ("scancel", "true"),
-        ("scontrol", f'cat "{tmp_path}/shown"'), ("sinfo", 'printf "n1 2\\nn2 8\\n"'),
+        ("scontrol", f'cat "{tmp_path}/shown"'), ("sinfo", f'cat "{tmp_path}/sinfo"'),
     ):  # fmt: skip
         (bin_ / name).write_text(
             f'#!/bin/sh\necho "{name} $*" >>"{tmp_path}/calls"\nenv >>"{tmp_path}/environment"\n'
@@ -141,3 +151,71 @@ def test_without_slurm_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.M
     remember(Job(sent, {"job": "1"}))
     with pytest.raises(UserError, match="is not on this machine's PATH"):
         state_of(Job(sent, {"job": "1"}))
+
+
+def play(fake: Path, name: str, lines: str) -> None:
+    """Let a command of Slurm's do something else."""
+    (fake / "bin" / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"{fake}/calls"\n{lines}\n')
+
+
+def test_gpus_that_slurm_does_not_have_are_refused(fake: Path) -> None:
+    target = Target("slurm", nodes=2, gpus=64)
+    with pytest.raises(
+        UserError, match=r"2 machines with 1 CPUs and 64 GPUs each, but the cluster has 1 with 2 an"
+    ):
+        Slurm(target).check(submission(fake, target))
+    found = [gpus_in(row.split("|")[2]) for row in SINFO.splitlines()]
+    assert found == [0, 0, 0, 4, 3]
+    target = Target("slurm", nodes=2, gpus=3, partition="all")
+    Slurm(target).check(submission(fake, target))
+
+
+def test_without_a_partition_only_the_default_one_counts(fake: Path) -> None:
+    target = Target("slurm", nodes=1, cpus=64)
+    with pytest.raises(UserError, match=r"1 with 2, 1 with 8 in its default partition"):
+        Slurm(target).check(submission(fake, target))
+    named = Target("slurm", nodes=1, cpus=64, partition="all")
+    Slurm(named).check(submission(fake, named))
+
+
+def test_a_process_must_fit_on_one_of_slurms_machines(fake: Path) -> None:
+    target = Target("slurm", nodes=3, cpus=3)
+    with pytest.raises(UserError, match=r"4 processes with 2 CPUs each do not fit: .*room for 3"):
+        Slurm(target).check(submission(fake, target, train_processes=4, train_threads=2))
+
+
+def test_a_slurm_that_does_not_answer_has_not_forgotten_the_job(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = submit(submission(fake, Target("slurm")))
+    silent = "Unable to contact slurm controller (connect failure)"
+    play(fake, "scontrol", f"echo 'slurm_load_jobs error: {silent}' >&2; exit 1")
+    with pytest.raises(Unreachable, match=r"Slurm does not answer .*Unable to contact"):
+        state_of(job)
+    assert main(["cancel", "tiny"]) == 2
+    assert "does not answer" in capsys.readouterr().err
+    assert main(["status", "tiny"]) == 0
+    said = capsys.readouterr().out
+    assert "unknown: Slurm does not answer" in said
+    assert "resume" not in said
+    play(fake, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert state_of(job).word == "interrupted"
+
+
+def test_a_job_that_arrived_while_sbatch_lost_its_answer_can_be_stopped(fake: Path) -> None:
+    play(fake, "sbatch", "echo 'sbatch: error: Socket timed out on send/recv' >&2; exit 1")
+    with pytest.raises(Failed, match=r"'elmwright jobs' tells whether it arrived"):
+        submit(submission(fake, Target("slurm")))
+    play(fake, "squeue", "echo 23")
+    (fake / "shown").write_text("JobId=23 JobState=RUNNING NodeList=n1 StartTime=now")
+    job = attempts_of("tiny")[-1]
+    assert state_of(job).word == "running"
+    cancel(job, wait=False)
+    assert "scancel --batch --signal=TERM 23" in (fake / "calls").read_text()
+
+
+def test_a_job_that_sbatch_refused_is_not_in_the_run_book(fake: Path) -> None:
+    play(fake, "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
+    with pytest.raises(UserError, match=r"Slurm does not take the job"):
+        submit(submission(fake, Target("slurm")))
+    assert attempts_of("tiny") == []

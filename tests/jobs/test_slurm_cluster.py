@@ -34,6 +34,7 @@ pytestmark = [
 
 STEPS = 120
 PLANTED = "planted-secret-90ab"
+IN_FILE = "planted-secret-in-a-file-77e4"
 
 CONF = """\
 ClusterName=elmwright
@@ -69,9 +70,11 @@ class Slurm:
         (home / "config" / "elmwright").mkdir(parents=True)
         (home / "config" / "elmwright" / "targets.toml").write_text(
             f'[night]\nkind = "slurm"\nnodes = 2\ncpus = 1\ntime = "01:00:00"\n'
-            f'env_file = "{home}/secrets.env"\n'
+            f'env_file = "{home}/secrets.env"\nsecrets = ["SLURM_TEST_SECRET"]\n'
         )
-        (home / "secrets.env").write_text("SLURM_TEST_SECRET=found\n")
+        # A job that does not find it ends at once: that runs go through shows that it was read.
+        (home / "secrets.env").write_text(f"SLURM_TEST_SECRET={IN_FILE}\n")
+        self.tokens: set[str] = set()
         self.user = {
             "SLURM_CONF": str(conf),
             "XDG_STATE_HOME": str(home / "state"),
@@ -118,6 +121,19 @@ class Slurm:
         journal = folder / "train" / "journal.jsonl"
         until(lambda: any(r["step"] >= step for r, _ in read_journal(journal, 0)), 900,
               self.about(name))  # fmt: skip
+
+    def note_tokens(self) -> bool:
+        """The token of the job's own Ray, as its processes have it."""
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if str(self.home) not in (entry / "cmdline").read_text(errors="replace"):
+                    continue
+                variables = (entry / "environ").read_text(errors="replace").split("\0")
+            except OSError:
+                continue
+            found = [v.partition("=")[2] for v in variables if v.startswith("RAY_AUTH_TOKEN=")]
+            self.tokens.update(token for token in found if token)
+        return bool(self.tokens)
 
     def about(self, name: str) -> Callable[[], str]:
         def tell() -> str:
@@ -198,6 +214,7 @@ def undisturbed(slurm: Slurm) -> Path:
     assert slurm.status("peace")["state"] in ("pending", "running")
     refused = slurm.run("submit", folder.parent / "tiny.toml", "--to", "night", code=2)
     assert "'peace' is going on already" in refused
+    until(slurm.note_tokens, 300, slurm.about("peace"))
     assert slurm.wait("peace", "finished", "failed", "interrupted")["state"] == "finished"
     return folder
 
@@ -252,17 +269,22 @@ def test_what_the_cluster_can_never_give_is_refused_at_once(slurm: Slurm) -> Non
 
 
 def test_the_doctor_knows_the_cluster(slurm: Slurm) -> None:
-    said = slurm.run("doctor", "night")
+    config = write_config(slurm.home, slurm.text, tracking_uri=slurm.tracking)
+    said = slurm.run("doctor", "night", "--config", config)
+    assert "every secret is set" in said
     assert "slurm-wlm" in said
     assert "partition main" in said
 
 
 def test_no_planted_secret_is_in_a_file(slurm: Slurm, undisturbed: Path) -> None:
     conf = Path(slurm.user["SLURM_CONF"]).parent
+    assert slurm.tokens
+    secrets = [secret.encode() for secret in (PLANTED, IN_FILE, *slurm.tokens)]
     looked = 0
     for root in (slurm.home, conf):
         for path in root.rglob("*"):
-            if path.is_file():
-                assert PLANTED.encode() not in path.read_bytes(), path
+            if path.is_file() and path != slurm.home / "secrets.env":
+                content = path.read_bytes()
+                assert not any(secret in content for secret in secrets), path
                 looked += 1
     assert looked > 50

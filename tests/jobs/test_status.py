@@ -88,3 +88,20 @@ def test_a_trained_run_has_its_final_perplexity_and_the_next_stage(sent: Submiss
     done = read_progress(sent)
     assert done is not None
     assert done.stage == "done"
+
+
+def test_a_relative_corpus_is_looked_for_where_the_run_was_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for folder in (home, elsewhere):
+        folder.mkdir()
+    monkeypatch.chdir(home)
+    file = write_config(tmp_path, tmp_path / "text.txt", corpus_dir="shared/corpus")
+    sent = prepare(load_config(str(file)), Target("local"), "export")
+    Path(sent.dir).mkdir()
+    write(home / "shared" / "corpus" / "MANIFEST.json", {})
+    monkeypatch.chdir(elsewhere)
+    progress = read_progress(sent)
+    assert progress is not None
+    assert progress.stage == "train"

@@ -203,7 +203,7 @@ def test_ray_train_may_make_folders_where_they_are_already(s3: Path) -> None:
     system.create_dir(f"{inner}/run-1")
     with system.open_output_stream(f"{inner}/run-1/mark") as out:
         out.write(b"whole")
-    again = pickle.loads(pickle.dumps(system))  # as Ray sends it to its processes
+    again = pickle.loads(pickle.dumps(system))  # noqa: S301 - as Ray sends it to its processes
     assert again == system
     with again.open_input_stream(f"{inner}/run-1/mark") as file:
         assert file.read() == b"whole"

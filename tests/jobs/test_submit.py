@@ -16,10 +16,18 @@ import pytest
 
 from elmwright.jobs import entry, runbook
 from elmwright.jobs import submit as submit_module
-from elmwright.jobs.background import Background, is_alive, process_mark
+from elmwright.jobs.background import Background, is_alive, process_mark, wait_until
+from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.ray_jobs import Unreachable
-from elmwright.jobs.submission import Job, State, Submission, passed_on, state_of_exit
+from elmwright.jobs.submission import (
+    Job,
+    State,
+    Submission,
+    passed_on,
+    relative_paths,
+    state_of_exit,
+)
 from elmwright.jobs.submit import prepare, state_of, submit
 from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import UserError
@@ -158,7 +166,9 @@ def test_settings_travel_and_secrets_never(monkeypatch: pytest.MonkeyPatch) -> N
     assert found["AWS_ENDPOINT_URL"] == "http://store:9000"
     assert found["MY_FLAG"] == "on"
     assert PLANTED not in found.values()
-    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DB_PASSWORD", "my_api_key"):
+    names = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DB_PASSWORD", "my_api_key", "MY_PASSPHRASE",
+             "DB_PWD", "SIGNING_PRIVATE")  # fmt: skip
+    for name in names:
         with pytest.raises(UserError, match=r"never sent"):
             passed_on((name,))
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://me:{PLANTED}@store:9000")
@@ -167,10 +177,52 @@ def test_settings_travel_and_secrets_never(monkeypatch: pytest.MonkeyPatch) -> N
     assert PLANTED not in str(caught.value)
 
 
-def test_a_password_in_the_tracking_uri_stays_at_home(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"tracking.uri holds a password") as caught:
-        submission(tmp_path, tracking_uri=f"http://me:{PLANTED}@mlflow:5000")
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"http://me:{PLANTED}@mlflow:5000",
+        f"https://{PLANTED}@mlflow:5000",
+        f"postgresql://me@db/mlflow?password={PLANTED}",
+        f"postgresql://me:{PLANTED}@db/mlflow",
+        f"https://mlflow:5000/?api_key={PLANTED}",
+    ],
+)
+def test_a_password_in_the_tracking_uri_stays_at_home(tmp_path: Path, uri: str) -> None:
+    with pytest.raises(UserError, match=r"tracking.uri holds a password or a token") as caught:
+        submission(tmp_path, tracking_uri=uri)
     assert PLANTED not in str(caught.value)
+
+
+def test_a_url_without_a_secret_may_travel(tmp_path: Path) -> None:
+    for uri in ("postgresql://me@db/mlflow?sslmode=require", "http://mlflow:5000/?a=b"):
+        assert submission(tmp_path, tracking_uri=uri).config["tracking"]["uri"] == uri
+
+
+def test_a_secret_in_any_url_of_the_config_stays_at_home(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^train.init_from holds a URL with") as caught:
+        submission(tmp_path, train_init_from=f"s3://me:{PLANTED}@bucket/model")
+    assert PLANTED not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"export AWS_SECRET_ACCESS_KEY={PLANTED}",
+        f"module load x; DB_PWD='{PLANTED}' true",
+        f'export HF_TOKEN="{PLANTED}"',
+        f"export https_proxy=http://me:{PLANTED}@proxy:3128",
+    ],
+)
+def test_lines_of_a_target_hold_no_secret(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UserError, match=r"lines = .*env_file") as caught:
+        submission(tmp_path, Target("local", lines=(line,)))
+    assert PLANTED not in str(caught.value)
+
+
+def test_lines_of_a_target_may_say_where_a_secret_is(tmp_path: Path) -> None:
+    lines = ("module load python", "export HF_TOKEN=$(cat ~/token)", "export SSL_KEY=/etc/key",
+             "export OMP_NUM_THREADS=4")  # fmt: skip
+    assert submission(tmp_path, Target("local", lines=lines)).target.lines == lines
 
 
 def test_a_job_names_the_secrets_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +274,121 @@ def test_relative_paths_need_the_folder_they_are_relative_to(
         entry.enter_folder(gone, config)
 
 
+def test_a_model_to_start_from_is_a_path_like_the_others(tmp_path: Path) -> None:
+    submission(tmp_path, train_init_from="models/elmo")
+    config = load_config(str(tmp_path / "tiny.toml"))
+    assert "models/elmo" in relative_paths(config)
+    submission(tmp_path, train_init_from="models:/elmo@best")
+    config = load_config(str(tmp_path / "tiny.toml"))
+    assert relative_paths(config) == []
+
+
+def test_a_job_that_brings_its_own_ray_waits_for_its_workers(tmp_path: Path) -> None:
+    """Wherever it was sent from first; the user's own setting stays, in the record too."""
+    sent = submission(tmp_path, Target("slurm"))
+    config = load_config(str(tmp_path / "tiny.toml"))
+    assert sent.config["cluster"]["wait_minutes"] == 0
+    assert entry.patient(config, sent).cluster.wait_minutes == entry.STARTING_MINUTES
+    assert entry.patient(config, submission(tmp_path, Target("local"))) == config
+    own = load_config(str(tmp_path / "tiny.toml"), ["cluster.wait_minutes=60"])
+    assert entry.patient(own, sent).cluster.wait_minutes == 60
+
+
+def test_submitting_to_slurm_leaves_the_users_own_waiting_time(tmp_path: Path) -> None:
+    config = write_config(tmp_path, tmp_path / "text.txt", cluster_wait_minutes=60)
+    done = elmwright("submit", config, "--to", "slurm", "--dry-run", "--json", "--set",
+                     "tracking.uri=http://x:5000")  # fmt: skip
+    assert json.loads(done.stdout)["config"]["cluster"]["wait_minutes"] == 60
+
+
+def test_a_damaged_page_of_the_run_book_hides_no_other_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runbook.remember(Job(submission(tmp_path), {"pid": 1, "started": 1, "host": "elsewhere"}))
+    for number, content in enumerate(("{}", "half a pa", '{"attempts": [{"submission": 3}]}')):
+        (tmp_path / "state" / "elmwright" / "runs" / f"bad{number}.json").write_text(content)
+    assert main(["jobs"]) == 0
+    said = capsys.readouterr()
+    assert "tiny " in said.out
+    assert said.err.count("is damaged; delete it") == 3
+    assert main(["status", "bad0"]) == 2
+    assert "is damaged; delete it" in capsys.readouterr().err
+
+
+def test_a_damaged_note_in_a_runs_folder_is_named(tmp_path: Path) -> None:
+    note = tmp_path / "run" / "submissions" / "one" / "job.json"
+    note.parent.mkdir(parents=True)
+    for content in ("half a no", "{}", "[]"):
+        note.write_text(content)
+        with pytest.raises(UserError, match=r"one/job.json is damaged; delete it"):
+            runbook.find_run(str(tmp_path / "run"))
+
+
+def test_a_defect_of_the_driver_is_a_failure_and_not_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = submission(tmp_path)
+    note = tmp_path / "submission.json"
+    note.write_text(sent.to_json())
+
+    def defect(_: object) -> int:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("elmwright.jobs.cli.main", defect)
+    assert entry.main(str(note)) == 1
+    assert "ZeroDivisionError: a defect" in capsys.readouterr().err
+    nobody = Job(sent, {"pid": 1, "started": 1, "host": "elsewhere"})
+    assert (state_of(nobody).word, state_of(nobody).exit_code) == ("failed", 1)
+
+
+STOPS_SLOWLY = """
+import sys, threading, time
+from elmwright.jobs.workflow import stop_signals
+stop = threading.Event()
+with stop_signals(stop):
+    open(sys.argv[1] + "/up", "w").close()
+    stop.wait(60)
+    time.sleep(1)
+    open(sys.argv[1] + "/checkpoint", "w").close()
+"""
+
+
+def test_cancelling_twice_does_not_take_the_checkpoint_away(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", STOPS_SLOWLY, str(tmp_path)])
+    try:
+        assert wait_until((tmp_path / "up").exists, 60)
+        job = Job(submission(tmp_path), process_mark(process.pid))
+        for _ in range(3):
+            submit_module.cancel(job, wait=False)
+            time.sleep(0.2)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+    assert (tmp_path / "checkpoint").exists()
+
+
+def test_a_submission_that_was_cut_off_is_found_by_what_its_process_left(
+    tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    job = Job(submission(tmp_path))
+    assert state_of(job).word == "interrupted"
+    runbook.lay_down(Job(job.submission, process_mark(sleeper.pid)))
+    assert state_of(job) == State("running", f"process {sleeper.pid}")
+
+
+def test_ctrl_c_while_a_job_is_sent_leaves_it_in_the_run_book(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(*_: object) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Background, "submit", cut_off)
+    sent = submission(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        submit(sent)
+    assert runbook.attempts_of("tiny") == [Job(sent)]
+
+
 class Scripted:
     """A target whose jobs say and become what a test wrote down."""
 
@@ -248,8 +415,9 @@ def test_following_goes_on_with_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = Job(submission(tmp_path)), Job(submission(tmp_path))
+    # Sent within the same second.
     second = dataclasses.replace(
-        second, submission=dataclasses.replace(second.submission, time="2999-01-01 00:00:00")
+        second, submission=dataclasses.replace(second.submission, time=first.submission.time)
     )
     place = Scripted({
         first.submission.id: [
@@ -310,3 +478,48 @@ def test_a_job_that_does_not_stop_in_time_is_killed(
     monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
     assert submit_module.cancel(job).word == "interrupted"
     assert calls == ["stop", "kill"]
+
+
+def test_following_a_folder_finds_attempts_that_others_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = Job(submission(tmp_path)), Job(submission(tmp_path))
+    later = dataclasses.replace(second.submission, time="2999-01-01 00:00:00")
+    second = dataclasses.replace(second, submission=later)
+    place = Scripted({
+        first.submission.id: [("one\n", state_of_exit(75))],
+        second.submission.id: [("two\n", state_of_exit(0))],
+    })  # fmt: skip
+    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
+    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
+    runbook.lay_down(first)
+    threading.Timer(0.3, runbook.lay_down, [second]).start()
+    assert submit_module.follow(first.submission.dir, first, through=True).word == "finished"
+    assert capsys.readouterr().out.endswith("two\n")
+
+
+def test_a_job_that_goes_on_after_its_time_to_stop_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(submission(tmp_path))
+
+    class Immortal(Scripted):
+        grace = 0.05
+
+        def stop(self, job: Job) -> None:
+            pass
+
+        kill = stop
+
+    place = Immortal({job.submission.id: [("", State("running"))]})
+    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
+    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(submit_module, "KILLED_SECONDS", 0.05)
+    runbook.remember(job)
+    assert main(["cancel", "tiny"]) == 1
+    assert "tiny is still running" in capsys.readouterr().err
+    # What was killed may take a moment to be gone.
+    moments = [("", State("running"))] * 40 + [("", state_of_exit(-9))]
+    place.script[job.submission.id] = moments
+    monkeypatch.setattr(submit_module, "KILLED_SECONDS", 5.0)
+    assert main(["cancel", "tiny"]) == 0

@@ -38,6 +38,10 @@ def test_a_name_stands_for_what_the_users_file_says(config_home: Path) -> None:
         ("ray://head:10001", "http://head:8265"),
         ("head:6379", "http://head:8265"),
         ("http://me:pass@head:8265", "no user or password"),
+        ("http://a..b:8265", "is not an address; write it as http://HEAD:8265"),
+        ("http://.foo:8265", "is not an address"),
+        ("http://[::1:8265", "is not an address"),
+        ("http://head:port", "is not an address"),
     ],
 )
 def test_what_is_no_target_gets_a_hint(config_home: Path, text: str, words: str) -> None:
@@ -56,6 +60,11 @@ def test_what_is_no_target_gets_a_hint(config_home: Path, text: str, words: str)
         ('[lab]\nkind = "slurm"\nnodes = "2"\n', "lab.nodes: expected a int"),
         ('[lab]\nkind = "slurm"\nlines = "module"\n', "a list of strings"),
         ("[lab\n", "cannot be read"),
+        ('[lab]\nkind = "ray"\naddress = "http://a..b:8265"\n', "is not an address"),
+        ('[lab]\nkind = "slurm"\ntime = "abc\\n#SBATCH --exclusive"\n', "lab.time: "),
+        ('[lab]\nkind = "slurm"\nnodes = -3\n', "lab.nodes: '-3' is not"),
+        ('[lab]\nkind = "slurm"\npartition = "a\\n#SBATCH x"\n', "lab.partition: "),
+        ('[lab]\nkind = "slurm"\nlines = ["a\\nb"]\n', "write one string a line"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_its_key(
@@ -64,3 +73,9 @@ def test_a_mistake_in_the_file_is_named_with_its_key(
     config_home.write_text(text)
     with pytest.raises(UserError, match=words):
         find_target("lab")
+
+
+@pytest.mark.parametrize("time", ["90", "90:00", "24:00:00", "7-0", "7-12:30:00", "UNLIMITED"])
+def test_every_way_slurm_writes_a_time_is_taken(config_home: Path, time: str) -> None:
+    config_home.write_text(f'[lab]\nkind = "slurm"\ntime = "{time}"\n')
+    assert find_target("lab").time == time

@@ -1,0 +1,227 @@
+"""The batch script itself, run by bash: signals, exit codes and what it leaves behind.
+
+`srun`, `scontrol` and the Python of the cluster are played by small scripts; Ray by a port that is
+open. The real thing is in test_slurm_cluster.py.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from elmwright.jobs import slurm
+from elmwright.jobs.config_file import load_config
+from elmwright.jobs.runbook import work_folder
+from elmwright.jobs.slurm import may_requeue, render
+from elmwright.jobs.submit import prepare
+from elmwright.jobs.targets import Target
+from tests.jobs.tiny import write_config
+
+SRUN = """#!/bin/bash
+while [[ "$1" == -* ]]; do [ "$1" = -w ] && shift; shift; done
+[ "$1" = hostname ] && { echo 127.0.0.1; exit; }
+exec "$@"
+"""
+SCONTROL = """#!/bin/bash
+echo "scontrol $*" >>"$TEST_HOME/calls"
+[ "$1" = show ] && echo n1
+true
+"""
+RAY = """
+import re, signal, socket, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+port = re.search(r"--port=(\\d+)", " ".join(sys.argv))[1]
+server = socket.create_server(("127.0.0.1", int(port)))
+open(sys.argv[1] + "/ray-up", "w").close()
+while True:
+    server.accept()[0].close()
+"""
+DRIVER = """
+import os, signal, sys, threading, time
+from elmwright.jobs.workflow import stop_signals
+home = sys.argv[1]
+stop = threading.Event()
+with stop_signals(stop):
+    open(home + "/driver-up", "w").close()
+    while not stop.wait(0.05):
+        if os.path.exists(home + "/lose-a-machine"):
+            sys.exit(75)
+    time.sleep(0.7)
+    open(home + "/checkpoint", "w").close()
+sys.exit(75)
+"""
+CLUSTER_PYTHON = """#!/bin/bash
+case "$*" in
+*ray.scripts*) [ -e "$TEST_HOME/no-ray" ] && exec sleep 600; exec {python} "$TEST_HOME/ray.py" "$TEST_HOME" "$@" ;;
+*elmwright.jobs.entry*) exec {python} "$TEST_HOME/driver.py" "$TEST_HOME" ;;
+*) PYTHONPATH="$TEST_PYTHONPATH" exec {python} "$@" ;;
+esac
+"""  # noqa: E501
+
+
+class Batch:
+    """One job of Slurm's: the script and the folder it plays in."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.process: subprocess.Popen[str] | None = None
+        config = load_config(
+            str(write_config(home, home / "text.txt", tracking_uri="http://mlflow:5000")),
+            ["cluster.address=auto"],
+        )
+        bin_ = home / "bin"
+        bin_.mkdir()
+        (home / "driver.py").write_text(DRIVER)
+        (home / "ray.py").write_text(RAY)
+        for name, text in (
+            ("srun", SRUN), ("scontrol", SCONTROL),
+            ("python", CLUSTER_PYTHON.format(python=sys.executable)),
+        ):  # fmt: skip
+            (bin_ / name).write_text(text)
+            (bin_ / name).chmod(0o755)
+        submission = prepare(config, Target("slurm", python=str(bin_ / "python")), "train")
+        self.folder = work_folder(submission)
+        self.folder.mkdir(parents=True)
+        (self.folder / "submission.json").write_text(submission.to_json())
+        # The driver of this test imports the package from here, not from the attempt's folder.
+        (self.folder / "code").symlink_to(Path(slurm.__file__).parents[1].parent)
+        self.script = home / "job.sbatch"
+        self.script.write_text(render(submission))
+        self.environment = {
+            **os.environ,
+            "PATH": f"{bin_}:{os.environ['PATH']}",
+            "TEST_HOME": str(home),
+            "TEST_PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            "SLURM_JOB_ID": f"{os.getpid()}",
+            "SLURM_JOB_NODELIST": "n1",
+        }
+
+    def start(self) -> None:
+        self.job = self.process = subprocess.Popen(
+            ["bash", self.script], env=self.environment, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def wait_for(self, name: str) -> None:
+        until(lambda: (self.home / name).exists() or self.job.poll() is not None)
+        assert (self.home / name).exists(), self.job.communicate()[0]
+
+    def end(self) -> tuple[int, str]:
+        said = self.job.communicate(timeout=60)[0]
+        return self.job.returncode, said
+
+    @property
+    def requeued(self) -> bool:
+        calls = self.home / "calls"
+        return calls.exists() and "scontrol requeue" in calls.read_text()
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Iterator[Batch]:
+    one = Batch(tmp_path)
+    yield one
+    if one.process is not None:
+        with suppress(ProcessLookupError):
+            os.killpg(one.process.pid, signal.SIGKILL)
+    for left in scratches():
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def scratches() -> list[Path]:
+    return list(Path("/tmp").glob(f"elm-{os.getpid()}-*"))  # noqa: S108
+
+
+@pytest.mark.parametrize(
+    ("signals", "requeued"),
+    [
+        ((signal.SIGUSR1,), True),
+        ((signal.SIGTERM, signal.SIGTERM), False),
+        ((signal.SIGUSR1, signal.SIGTERM), False),
+        ((signal.SIGTERM, signal.SIGUSR1), False),
+    ],
+)
+def test_a_second_signal_leaves_the_checkpoint_alone_and_a_cancel_is_the_last_word(
+    batch: Batch, signals: tuple[signal.Signals, ...], requeued: bool
+) -> None:
+    batch.start()
+    batch.wait_for("driver-up")
+    for number in signals:
+        os.kill(batch.job.pid, number)
+        time.sleep(0.2)
+    code, said = batch.end()
+    assert code == 75, said
+    assert (batch.home / "checkpoint").exists()
+    assert batch.requeued == requeued, said
+    assert scratches() == []
+
+
+def test_a_run_that_lost_machines_goes_back_into_the_queue(batch: Batch) -> None:
+    (batch.home / "lose-a-machine").touch()
+    batch.start()
+    code, said = batch.end()
+    assert (code, batch.requeued) == (75, True), said
+    assert "back into the queue" in said
+
+
+def test_a_run_that_gets_no_further_is_not_requeued_for_ever(
+    batch: Batch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = batch.folder / "submission.json"
+    answers = [may_requeue(path) for _ in range(slurm.STANDSTILLS + 1)]
+    assert answers == [True] * slurm.STANDSTILLS + [False]
+    assert "without getting any further" in capsys.readouterr().out
+    checkpoint = batch.home / "run" / "train" / "checkpoints" / "step-00000003"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "MANIFEST.json").write_text("{}")
+    assert may_requeue(path)
+    assert json.loads((batch.folder / "requeued.json").read_text())["times"] == 1
+
+
+def test_a_job_at_a_standstill_ends_with_its_exit_code(batch: Batch) -> None:
+    (batch.folder / "requeued.json").write_text(
+        json.dumps({"at": [0, -1], "times": slurm.STANDSTILLS})
+    )
+    (batch.home / "lose-a-machine").touch()
+    batch.start()
+    code, said = batch.end()
+    assert (code, batch.requeued) == (75, False), said
+
+
+def test_a_ray_that_does_not_start_leaves_nothing_behind(batch: Batch) -> None:
+    (batch.home / "no-ray").touch()
+    # Ray is given two minutes to start; a test is not.
+    batch.script.write_text(batch.script.read_text().replace("{1..240}", "{1..3}"))
+    batch.start()
+    code, said = batch.end()
+    assert code == 1
+    assert "Ray did not start on n1" in said
+    assert scratches() == []
+    # The steps were ended: nothing of the job's session is left.
+    with pytest.raises(ProcessLookupError):
+        os.killpg(batch.job.pid, 0)
+
+
+def test_a_cancel_while_ray_is_starting_ends_the_job_at_once(batch: Batch) -> None:
+    (batch.home / "no-ray").touch()
+    batch.start()
+    until(lambda: bool(scratches()))
+    time.sleep(0.5)
+    os.kill(batch.job.pid, signal.SIGTERM)
+    code, said = batch.end()
+    assert (code, batch.requeued) == (75, False), said
