@@ -129,7 +129,7 @@ def submit(submission: Submission) -> Job:
     place = open_place(submission.target)
     refuse_second(submission, place)
     place.check(submission)
-    runbook.remember(Job(submission, _handle_beforehand(submission)))
+    runbook.remember(Job(submission, {}))
     try:
         job = Job(submission, place.submit(submission))
     except UserError:
@@ -137,15 +137,6 @@ def submit(submission: Submission) -> Job:
         raise
     runbook.remember(job)
     return job
-
-
-def _handle_beforehand(submission: Submission) -> dict[str, Any]:
-    """How the target will know it, where that can be told; the others find it by its name."""
-    if submission.target.kind == "k8s":
-        from elmwright.jobs.kubernetes_objects import object_name
-
-        return {"rayjob": object_name(submission.id)}
-    return {}
 
 
 def refuse_second(submission: Submission, place: Place) -> None:
