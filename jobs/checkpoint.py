@@ -21,6 +21,7 @@ import json
 import logging
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,10 @@ log = logging.getLogger("elmwright")
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
 _NAME = re.compile(r"step-(\d{8,})")
+
+
+LOOK_AGAIN = (0.1, 0.5, 2.0)
+"""Seconds between looks at an attempt number that is not there."""
 
 
 class StaleAttempt(RuntimeError):  # noqa: N818 - a state of the world, reported as such
@@ -189,8 +194,16 @@ def current_attempt(path: str | Path) -> int:
 def check_attempt(path: str | Path, attempt: int) -> None:
     """Raise if a newer attempt of this run has begun: this process must write no more."""
     newest = current_attempt(path)
-    if newest != attempt:
+    for pause in LOOK_AGAIN:
+        if newest >= attempt:
+            break
+        # Our own number is not there: some stores show nothing while an object is replaced.
+        time.sleep(pause)
+        newest = current_attempt(path)
+    if newest > attempt:
         raise StaleAttempt(f"attempt {newest} of this run has begun; attempt {attempt} stops")
+    if newest < attempt:
+        raise StaleAttempt(f"{path} no longer names attempt {attempt}, which stops")
 
 
 def begin_attempt(path: str | Path) -> int:

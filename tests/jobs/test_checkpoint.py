@@ -1,6 +1,7 @@
 """A checkpoint is whole or not there; a damaged one is found; a stale writer writes nothing."""
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from elmwright.jobs.checkpoint import (
     CheckpointInfo,
     StaleAttempt,
     begin_attempt,
+    check_attempt,
     list_checkpoints,
     newest_valid,
     verify_checkpoint,
@@ -173,3 +175,22 @@ def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     (path / "MANIFEST.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="outside its folder"):
         verify_checkpoint(path)
+
+
+def test_an_attempt_number_that_is_not_there_for_a_moment_stops_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "attempt.json"
+    mine = begin_attempt(path)
+    path.unlink()  # as a store does it that is replacing the object
+    threading.Timer(0.3, lambda: begin_attempt(path)).start()
+    check_attempt(path, mine)
+    begin_attempt(path)
+    with pytest.raises(StaleAttempt, match="attempt 2 of this run has begun"):
+        check_attempt(path, mine)
+
+
+def test_an_attempt_whose_number_is_gone_for_good_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elmwright.jobs.checkpoint.LOOK_AGAIN", (0.01,))
+    with pytest.raises(StaleAttempt, match="no longer names attempt 1"):
+        check_attempt(tmp_path / "attempt.json", 1)
