@@ -207,6 +207,7 @@ def _write(
     about_it = provenance(
         config,
         manifest,
+        run=folder.root,
         step=info.step,
         sha256=info.sha256,
         run_id=read_run_id(folder),

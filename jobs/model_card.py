@@ -90,11 +90,11 @@ def _use(config: RunConfig, has_softmax: bool) -> Iterator[str]:
     )
     yield "**On the command line**, one tokenised sentence a line:"
     yield from _code("sh", "elmwright embed FOLDER sentences.txt -o vectors.hdf5")
-    yield "**From an MLflow registry** it was published to:"
+    yield "**From an MLflow registry** it was published to, under one of its aliases there:"
     yield from _code(
         "python",
         "import mlflow",
-        f'model = mlflow.pyfunc.load_model("models:/{name}@{config.export.alias}")',
+        f'model = mlflow.pyfunc.load_model("models:/{name}@ALIAS")',
         'vectors = model.predict(["The quick brown fox"])',
     )
     yield "**In AllenNLP, or anything that reads the format of bilm-tf**:"

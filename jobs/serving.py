@@ -73,7 +73,8 @@ def _mistake(sentence: str) -> Exception:
     """What a server answers with 400 and this sentence."""
     from mlflow.exceptions import MlflowException
 
-    return MlflowException.invalid_parameter_value(sentence)
+    mistake: Exception = MlflowException.invalid_parameter_value(sentence)
+    return mistake
 
 
 def signature() -> Any:
