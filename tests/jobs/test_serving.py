@@ -58,9 +58,11 @@ def place(
     registry = open_registry(f"sqlite:///{demo / 'mlflow' / 'mlflow.db'}")
     publish_bundle(registry, bundle, "demo", "candidate")
     publish_bundle(registry, worse_bundle, "demo", "champion")
-    before = mlflow.get_tracking_uri()
+    before = os.environ.get("MLFLOW_TRACKING_URI")
     yield home
-    mlflow.set_tracking_uri(before)
+    mlflow.set_tracking_uri(None)  # which also takes the variable away
+    if before is not None:
+        os.environ["MLFLOW_TRACKING_URI"] = before
 
 
 def test_the_publishing_block_of_the_readme_runs_as_it_stands(
