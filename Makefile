@@ -66,7 +66,7 @@ cluster-down: $(READY)  ## end exactly those processes
 	@$(BIN)/python infra/local/cluster.py down
 
 cluster-test: $(READY)  ## runs on a real Ray cluster: cancelled, killed, resumed, side by side
-	$(BIN)/python -m pytest -m heavy tests/jobs/test_ray_cluster.py tests/jobs/test_cluster.py tests/jobs/test_nodes.py --timeout=3600
+	$(BIN)/python -m pytest -m heavy tests/jobs/test_ray_cluster.py tests/jobs/test_cluster.py tests/jobs/test_nodes.py tests/jobs/test_embed_files.py --timeout=3600
 
 slurm-test: $(READY)  ## the same on a real Slurm, where its daemons are installed
 	$(BIN)/python -m pytest -m heavy tests/jobs/test_slurm_cluster.py --timeout=3600

@@ -9,7 +9,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from elmwright import __version__
@@ -33,11 +34,10 @@ STAGES = ("corpus", "train", "export", "publish")
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the console script's entry point."""
     options = _parser().parse_args(arguments)
-    if getattr(options, "require_signature", None):
-        os.environ["ELMWRIGHT_REQUIRE_SIGNATURE"] = options.require_signature
     command: Callable[[argparse.Namespace], int | None] = options.command
     try:
-        return command(options) or DONE
+        with _required_signature(getattr(options, "require_signature", None)):
+            return command(options) or DONE
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return MISTAKE
@@ -68,6 +68,22 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"error: {sentence}", file=sys.stderr)
         return MISTAKE
+
+
+@contextmanager
+def _required_signature(key: str | None) -> Iterator[None]:
+    """Let every model that the command opens, in Ray's workers too, be signed with this key."""
+    name = "ELMWRIGHT_REQUIRE_SIGNATURE"
+    before = os.environ.get(name)
+    if key:
+        os.environ[name] = key
+    try:
+        yield
+    finally:
+        if key and before is None:
+            del os.environ[name]
+        elif key and before is not None:
+            os.environ[name] = before
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -28,7 +28,7 @@ def add_commands(
     sub = add("export", _export, "write the bundle: frozen weights, vocabulary, model card")
     sub.add_argument("config", metavar="RUN", help="a run's folder, or its config")
     with_overrides(sub)
-    sub.add_argument("--step", help="a checkpoint: its number, best, latest (training's result)")
+    sub.add_argument("--step", help="its number, best, or latest (default: training's result)")
     sub.add_argument("-o", "--output", metavar="DIR", help="folder to write (RUN/bundle)")
     sub.add_argument("--without-softmax", action="store_true", help="leave the softmax out")
     sub.add_argument("--sign", metavar="KEY", help="sign it with this private key (PEM)")

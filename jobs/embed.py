@@ -14,7 +14,6 @@ With `carry_state` a sentence depends on those before it: the text is one piece 
 process, and begun anew if it was killed.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -31,6 +30,7 @@ import numpy as np
 from elmwright.jobs.embed_output import Vectors, output_format, vectors_file
 from elmwright.jobs.models import resolve
 from elmwright.jobs.sentences import Piece, batches, is_stream, pieces, read_sentences, text_file
+from elmwright.jobs.work_folder import alone_in
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.progress import Advance, Progress, silent
 from elmwright.pipeline.storage import atomic_file, explained, sync_to_disk, write_atomic
@@ -147,10 +147,11 @@ def embed_file(
     table = str(Path(table).absolute()) if table else ""
     recipe = Recipe(layers, tuple(mix or ()), batch_size, carry_state, choose_device(device), table)
     embedder = Embedder(folder, recipe)
-    with _work_folder(output) as work, text_file(source, work) as text:
+    once = is_stream(source)  # cannot be read again, so its parts would be of no use
+    with _work_folder(output, keep=not once) as work, text_file(source, work) as text:
         whole = None if carry_state else PART_BYTES
         parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, whole))}
-        _keep_or_clear(work, None if is_stream(source) else _key(embedder, text))
+        _keep_or_clear(work, None if once else _key(embedder, text))
         with progress("embed", text.stat().st_size, "bytes") as advance:
             left = {}
             for part, piece in parts.items():
@@ -183,21 +184,14 @@ def check_output(output: Path, force: bool) -> None:
 
 
 @contextmanager
-def _work_folder(output: Path) -> Iterator[Path]:
+def _work_folder(output: Path, keep: bool = True) -> Iterator[Path]:
     """The folder of parts, for this process alone; it stays if there are parts to go on from."""
     work = output.absolute().with_name(f".{output.name}.parts")
-    with explained(work):
-        work.mkdir(exist_ok=True)
-        lock = open(work / "lock", "w")  # noqa: SIM115 - closed below
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"another command is writing {output}; wait for it") from error
+    with alone_in(work, output):
         try:
             yield work
         finally:
-            if work.is_dir() and not any(work.glob("part-*")):
+            if work.is_dir() and not (keep and any(work.glob("part-*"))):
                 shutil.rmtree(work)
 
 

@@ -163,20 +163,29 @@ def _in_order(rows: list[list[float]]) -> list[float]:
 def evaluate_model(model: str, corpus: str, split: str | None) -> dict[str, dict[str, Any]]:
     """`elmwright eval`: a MODEL on the held-out sets of a corpus, with the model's vocabulary."""
     from elmwright.jobs.models import resolve
-    from elmwright.model.folder import load_folder
 
     if not exists(join(corpus, "MANIFEST.json")) and exists(join(corpus, "corpus/MANIFEST.json")):
         corpus = join(corpus, "corpus")
+    return evaluate_folder(resolve(model), corpus, split, name=model)
+
+
+def evaluate_folder(
+    folder: Path, corpus: str, split: str | None, name: str = ""
+) -> dict[str, dict[str, Any]]:
+    """The same for a folder that is there and whole; `name` is what the user calls it."""
+    from elmwright.model.folder import load_folder
+
     manifest = Manifest.load(corpus)
-    splits = [name for name in manifest.splits if name != "train"]
+    splits = [one for one in manifest.splits if one != "train"]
     if split is not None and split not in splits:
         raise UserError(f"{corpus} has no held-out set {split!r} (it has: {', '.join(splits)})")
     if not splits:
         raise UserError(f"{corpus} has no held-out set; set corpus.heldout")
-    loaded = load_folder(resolve(model), with_softmax=True)
+    loaded = load_folder(folder, with_softmax=True)
     if loaded.softmax is None or loaded.vocab is None:
         raise UserError(
-            f"{model} has no softmax, so it cannot score text; use a bundle or a checkpoint"
+            f"{name or folder} has no softmax, so it cannot score text; use a bundle or "
+            "a checkpoint"
         )
     word_ids = {word: number for number, word in enumerate(loaded.vocab)}
     window = _eval_window(manifest.block_steps)
@@ -185,7 +194,7 @@ def evaluate_model(model: str, corpus: str, split: str | None) -> dict[str, dict
         loaded.bilm, loaded.softmax, corpus, manifest, Ranks(),
         lanes=lanes, window=window, word_ids=word_ids, only=split,
     )  # fmt: skip
-    return {name: score.as_dict() for name, score in scores.items()}
+    return {one: score.as_dict() for one, score in scores.items()}
 
 
 def recorded_lanes(folder: Path) -> int:

@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from elmwright.jobs.bundle import SUMS, verify_bundle, write_sums
+from elmwright.jobs.bundle import FILES, OPTIONAL, SUMS, read_sums, verify_bundle, write_sums
 from elmwright.jobs.checkpoint import (
     CheckpointInfo,
     folder_name,
     list_checkpoints,
     verify_checkpoint,
 )
-from elmwright.jobs.config import RunConfig
-from elmwright.jobs.config_file import config_from, load_config
+from elmwright.jobs.choose_checkpoint import choose, recorded
+from elmwright.jobs.config import TRAINING_SECTIONS, RunConfig
+from elmwright.jobs.config_file import config_from, load_config, to_dict
 from elmwright.jobs.journal import read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.model_card import model_card
@@ -31,6 +32,7 @@ from elmwright.jobs.models import local_folder
 from elmwright.jobs.provenance import provenance
 from elmwright.jobs.tracking import read_run_id, tracking_uri
 from elmwright.jobs.training_facts import training_facts, training_svg
+from elmwright.jobs.work_folder import alone_in
 from elmwright.model.bilm_format import write_options, write_weights
 from elmwright.model.elmo import Elmo
 from elmwright.model.folder import load_folder, model_tensors, write_config
@@ -39,7 +41,7 @@ from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.files import exists, join, read_bytes, read_json
 from elmwright.pipeline.manifest import Manifest, canonical
 from elmwright.pipeline.shards import ShardReader
-from elmwright.pipeline.storage import sha256_bytes
+from elmwright.pipeline.storage import explain, sha256_bytes
 
 PROBES = 8
 """Sentences compared between the trained model and the bundle."""
@@ -73,7 +75,7 @@ def export_run(
     """`elmwright export RUN --step …`: the bundle's folder, and a sentence about the checks."""
     config = _run_config(run, overrides)
     folder = RunFolder.of(config)
-    info = choose(list_checkpoints(folder.checkpoints), step, config, folder)
+    info = choose(list_checkpoints(folder.checkpoints), step, folder)
     verify_checkpoint(info.path)
     newest = step in ("result", "latest")
     target = (
@@ -82,12 +84,35 @@ def export_run(
     target = Path(output) if output else target
     if target.exists() and not force:
         raise UserError(f"{target} exists already; choose another with -o, or add --force")
-    if target.exists() and not (target / SUMS).is_file():
-        raise UserError(f"{target} is not a bundle, so --force does not replace it")
+    if target.exists():
+        _check_replaceable(target)
+    if key:
+        from elmwright.jobs.signing import check_signing_key
+
+        check_signing_key(Path(key))  # now, not after an hour of checks
     checked = export_checkpoint(
         config, folder, info, target, without_softmax=without_softmax, key=key
     )
     return target, checked
+
+
+def _check_replaceable(target: Path) -> None:
+    """Only a bundle is replaced: its list is one, and nothing lies beside what belongs to one."""
+    try:
+        read_sums(target)
+    except UserError as error:
+        raise UserError(f"{target} is not a bundle, so --force does not replace it") from error
+    _check_nothing_else(target)
+
+
+def _check_nothing_else(target: Path) -> None:
+    """A folder that is about to be replaced may hold files of a bundle, whole or not, and no
+    others: nobody could get those back."""
+    for path in sorted(target.iterdir()):
+        if path.name not in (*FILES, *OPTIONAL, SUMS) or path.is_dir():
+            raise UserError(
+                f"{path} does not belong to a bundle, so {target} is not replaced; move it away"
+            )
 
 
 def _run_config(run: str, overrides: list[str]) -> RunConfig:
@@ -106,61 +131,6 @@ def _run_config(run: str, overrides: list[str]) -> RunConfig:
     return config_from(data, saved)
 
 
-def choose(
-    infos: list[CheckpointInfo], step: str, config: RunConfig, folder: RunFolder
-) -> CheckpointInfo:
-    """The checkpoint that `--step` means: a number, `latest`, or `best` by held-out perplexity."""
-    if not infos:
-        raise UserError(f"{folder.root} has no checkpoints; train first")
-    if step == "result":  # what training ended with; of a run that goes on, the newest
-        ended = (read_json(folder.result) or {}).get("checkpoint_sha256")
-        return next((info for info in infos if info.sha256 == ended), infos[-1])
-    if step == "latest":
-        return infos[-1]
-    if step == "best":
-        return _best(infos, config, folder)
-    for info in infos:
-        if step.isdigit() and info.step == int(step):
-            return info
-    known = ", ".join(str(info.step) for info in infos)
-    raise UserError(f"there is no checkpoint {step!r}; there are best, latest and: {known}")
-
-
-def _best(infos: list[CheckpointInfo], config: RunConfig, folder: RunFolder) -> CheckpointInfo:
-    """The lowest perplexity of the first held-out set.
-
-    Only evaluations of equally many tokens compare: the best of each kind are candidates, and if
-    there are several, all of the held-out set is scored with each.
-    """
-    best: dict[int, tuple[float, CheckpointInfo]] = {}
-    for info in infos:
-        for score in list(info.perplexity.values())[:1]:
-            if info.tokens not in best or score < best[info.tokens][0]:
-                best[info.tokens] = score, info
-    if not best:
-        raise UserError(
-            f"no checkpoint of {folder.root} was evaluated; use --step latest or its number"
-        )
-    candidates = [info for _, info in best.values()]
-    if len(candidates) == 1:
-        return candidates[0]
-    manifest = Manifest.load(folder.corpus)
-    full: dict[int, float] = {}
-    for info in candidates:
-        scores = recorded(info, manifest) or _evaluate(info.path, folder)
-        full[info.step] = next(iter(scores.values()))["perplexity"]
-    return min(candidates, key=lambda info: full[info.step])
-
-
-def recorded(info: CheckpointInfo, manifest: Manifest) -> dict[str, dict[str, Any]] | None:
-    """The trainer's evaluation of a checkpoint, if it was of all held-out tokens."""
-    everything = sum(s.steps for name, s in manifest.splits.items() if name != "train")
-    if not everything or info.tokens != everything:
-        return None
-    state = json.loads(read_bytes(join(info.path, "state.json")))
-    return dict(state["evaluation"])
-
-
 def export_checkpoint(
     config: RunConfig,
     folder: RunFolder,
@@ -171,28 +141,34 @@ def export_checkpoint(
     key: str = "",
 ) -> str:
     """Write the bundle of a checkpoint, whole or not at all; a sentence about what was checked."""
-    target = target.absolute()
-    beside = target.with_name(f".writing-{target.name}")
-    shutil.rmtree(beside, ignore_errors=True)
-    try:
-        beside.mkdir(parents=True)
-        checked = _write(beside, config, folder, info, without_softmax, key)
-    except OSError as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise UserError(
-            f"the bundle could not be written ({error.strerror}); make room and run the same "
-            "command again"
-        ) from error
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-    old = target.with_name(f".old-{target.name}")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    beside.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    target = target.resolve()
+    work = target.with_name(f".writing-{target.name}")
+    new, old = work / "new", work / "old"
+    with alone_in(work, target):
+        try:
+            _put_back(old, target)  # killed just between the two renames
+            for leftover in (new, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+            new.mkdir()
+            checked = _write(new, config, folder, info, without_softmax, key)
+            if target.exists():
+                _check_nothing_else(target)
+                target.rename(old)
+            new.rename(target)
+        except OSError as error:
+            sentence = explain(error, Path(error.filename or target))
+            if sentence is None:
+                raise
+            raise UserError(f"the bundle could not be written: {sentence}") from error
+        finally:
+            _put_back(old, target)
+            shutil.rmtree(work, ignore_errors=True)
     return checked
+
+
+def _put_back(old: Path, target: Path) -> None:
+    if old.exists() and not target.exists():
+        old.rename(target)
 
 
 def _write(
@@ -212,6 +188,7 @@ def _write(
     loaded = load_folder(checkpoint)
     if loaded.config != config.model:
         raise UserError(f"[model] of the config is not what {info.path} was trained with")
+    config, state = _as_trained(config, checkpoint)
     settings = {"dropout": config.train.dropout, "n_tokens_vocab": manifest.vocab.size}
     write_options(target / "options.json", config.model, settings)
     write_weights(target / "weights.hdf5", config.model, model_tensors(loaded.bilm))
@@ -220,17 +197,17 @@ def _write(
     lanes = next(iter(expected.values()))["lanes"] if expected else config.eval.lanes
     about = _about(config, manifest, info.step, lanes)
     write_config(target / "config.json", config.model, about)
-    state = read_json(checkpoint / "state.json") or {}
-    elsewhere = config.train.bf16 or state.get("device", "cpu") != "cpu"
+    elsewhere = config.train.bf16 or state["device"] != "cpu"
     allowed = NEAR if elsewhere else SAME
     evaluation, measured = _measure(target, folder, manifest, expected, allowed)
     write_config(target / "config.json", config.model, {"evaluation": evaluation, **about})
     if without_softmax:
         (target / "softmax.safetensors").unlink()
-    _describe(target, config, folder, info, manifest, evaluation, state.get("machine", ""))
+    _describe(target, config, folder, info, manifest, evaluation, state)
     about_it = provenance(
         config,
         manifest,
+        run=folder.root,
         step=info.step,
         sha256=info.sha256,
         run_id=read_run_id(folder),
@@ -253,6 +230,19 @@ def _write(
         f"{count} sentences give the same vectors through an independent reader (Δ {worst:.1e})"
         f"{measured}"
     )
+
+
+def _as_trained(config: RunConfig, checkpoint: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The config with the settings that the checkpoint was trained with, and its state.
+
+    Some may change between attempts, and the run's config has those of its newest command.
+    """
+    where = checkpoint / "config.json"
+    saved = (read_json(where) or {})["run_config"]
+    now = to_dict(config)
+    then = {section: saved[section] for section in TRAINING_SECTIONS}
+    now["run"]["seed"] = saved["run"]["seed"]
+    return config_from(now | then, str(where)), read_json(checkpoint / "state.json") or {}
 
 
 def _about(config: RunConfig, manifest: Manifest, step: int, lanes: int) -> dict[str, Any]:
@@ -282,7 +272,9 @@ def _measure(
     """Held-out perplexity from the bundle's own files, compared with the trainer's."""
     if len(manifest.splits) == 1:
         return {}, ""
-    found = _evaluate(target, folder)
+    from elmwright.jobs.evaluate import evaluate_folder  # a folder of our own, not signed yet
+
+    found = evaluate_folder(target, folder.corpus, None)
     if expected is None:
         return found, "; held-out perplexity was computed from the bundle"
     for split, score in expected.items():
@@ -295,12 +287,6 @@ def _measure(
     return expected, "; held-out perplexity is the trainer's"
 
 
-def _evaluate(model: str | Path, folder: RunFolder) -> dict[str, dict[str, Any]]:
-    from elmwright.jobs.evaluate import evaluate_model
-
-    return evaluate_model(str(model), folder.corpus, None)
-
-
 def _describe(
     target: Path,
     config: RunConfig,
@@ -308,7 +294,7 @@ def _describe(
     info: CheckpointInfo,
     manifest: Manifest,
     evaluation: dict[str, Any],
-    hardware: str,
+    state: dict[str, Any],
 ) -> None:
     """Write the training curve and the model card."""
     first = next(iter(evaluation), "heldout")
@@ -324,7 +310,7 @@ def _describe(
         info.step,
         evaluation,
         facts,
-        hardware=hardware,
+        state=state,
         has_softmax=(target / "softmax.safetensors").exists(),
         has_curve=picture is not None,
     )

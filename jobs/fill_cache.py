@@ -6,8 +6,9 @@ first time, too. By `tests/bench/bench_fill_cache.py`, a process that embeds 50 
 with the small model takes 1.1 to 1.3 times the CPU time without a table, if every word is in it;
 for longer texts it is less, and nothing for a process that lives on.
 
-The table is a safetensors file that carries the digest of its encoder; another model refuses it. It
-is kept small: adding a word that it lacks copies it.
+The table is a safetensors file that carries the digests of its encoder and of its content: another
+model refuses it, and a changed one is no table. It is kept small: adding a word that it lacks
+copies it.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from elmwright.model.folder import VOCAB, read_vocab
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import write_atomic
 
+FORMAT = "2"
 TABLE_BYTES = 32 << 20
 """The largest table: 65,536 words of the small model, 16,384 of the original."""
 
@@ -43,7 +45,8 @@ def write_table(
     elmo = Elmo.from_pretrained(folder)
     elmo.eval()
     try:
-        given = [word for word in read_vocab(path) if word]
+        # Of Windows, perhaps: no word has white space or a byte order mark at its ends.
+        given = [word for line in read_vocab(path) if (word := line.strip().strip("\ufeff"))]
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 ({error.reason}); convert it first") from error
     words = list(dict.fromkeys([BEGIN_SENTENCE, END_SENTENCE, *given]))
@@ -52,7 +55,8 @@ def write_table(
         vectors, _ = TypeCache().encode(elmo.bilm, words, torch.device("cpu"))
     spelled = torch.frombuffer(bytearray("\n".join(words).encode("utf-8")), dtype=torch.uint8)
     tensors = {"vectors": vectors, "words": spelled}
-    write_atomic(output, save(tensors, {"format": "1", "encoder": encoder_digest(elmo)}))
+    about = {"format": FORMAT, "encoder": encoder_digest(elmo), "content": _content(tensors)}
+    write_atomic(output, save(tensors, about))
     return f"wrote {output}: {len(words):,} words, <S> and </S> among them"
 
 
@@ -61,16 +65,29 @@ def use_table(elmo: Elmo, path: Path) -> None:
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != "1" or "encoder" not in metadata:
-                raise UserError(f"{path} is not a table of elmwright fill-cache")
+            if metadata.get("format") != FORMAT or "encoder" not in metadata:
+                raise UserError(f"{path} is not a table of this version's elmwright fill-cache")
             if metadata["encoder"] != encoder_digest(elmo):
                 raise UserError(
                     f"{path} was made for another model; make one with elmwright fill-cache"
                 )
-            words = bytes(file.get_tensor("words").numpy()).decode("utf-8").split("\n")
-            elmo.fill_cache(words, file.get_tensor("vectors"))
+            tensors = {name: file.get_tensor(name) for name in ("vectors", "words")}
+            if metadata.get("content") != _content(tensors):
+                raise UserError(f"{path} is damaged; make it again with elmwright fill-cache")
+            if not tensors["vectors"].isfinite().all():
+                raise UserError(f"{path} holds numbers that are not finite; make it again")
+            words = bytes(tensors["words"].numpy()).decode("utf-8").split("\n")
+            elmo.fill_cache(words, tensors["vectors"])
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as a table ({error})") from error
+
+
+def _content(tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def encoder_digest(elmo: Elmo) -> str:

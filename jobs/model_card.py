@@ -1,11 +1,11 @@
 """The model card: the README.md of a bundle, in the layout and with the header of Hugging Face.
 
-Everything in it comes from the config, the manifest, the journal and the evaluation: no time, no
-path, so that the same checkpoint gives the same card.
+Everything in it comes from the checkpoint, its config, the manifest, the journal, the evaluation
+and [export]: no time, no path, so that the same checkpoint gives the same card.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from elmwright import __version__
@@ -23,11 +23,11 @@ def model_card(
     evaluation: Scores,
     facts: TrainingFacts,
     *,
-    hardware: str,
+    state: Mapping[str, Any],
     has_softmax: bool,
     has_curve: bool,
 ) -> str:
-    """The whole card; `hardware` is what the checkpoint says it was trained on."""
+    """The whole card; `config` and `state` are what the checkpoint was trained with."""
     sections = [
         _header(config),
         _summary(config, step),
@@ -35,7 +35,7 @@ def model_card(
         _perplexity(manifest, evaluation),
         _architecture(config, manifest),
         _corpus(config, manifest),
-        _training(config, step, facts, hardware, has_curve),
+        _training(config, step, facts, state, has_curve),
         _limits(config, manifest, has_softmax),
     ]
     return "\n".join(line for section in sections for line in section)
@@ -58,7 +58,7 @@ def _summary(config: RunConfig, step: int) -> Iterator[str]:
     yield ""
     yield (
         f"A bidirectional language model (ELMo), trained for {step:,} steps of "
-        f"{config.train.lanes * config.train.window:,} tokens with Elmwright {__version__}. It "
+        f"{config.train.tokens:,} tokens with Elmwright {__version__}. It "
         "reads words by their characters and gives each word of a sentence "
         f"{config.model.n_layers + 1} vectors of {2 * config.model.projection_dim:,} numbers."
     )
@@ -90,11 +90,11 @@ def _use(config: RunConfig, has_softmax: bool) -> Iterator[str]:
     )
     yield "**On the command line**, one tokenised sentence a line:"
     yield from _code("sh", "elmwright embed FOLDER sentences.txt -o vectors.hdf5")
-    yield "**From an MLflow registry** it was published to:"
+    yield "**From an MLflow registry** it was published to, under one of its aliases there:"
     yield from _code(
         "python",
         "import mlflow",
-        f'model = mlflow.pyfunc.load_model("models:/{name}@{config.export.alias}")',
+        f'model = mlflow.pyfunc.load_model("models:/{name}@ALIAS")',
         'vectors = model.predict(["The quick brown fox"])',
     )
     yield "**In AllenNLP, or anything that reads the format of bilm-tf**:"
@@ -180,10 +180,10 @@ def _cell(text: str) -> str:
 
 
 def _training(
-    config: RunConfig, step: int, facts: TrainingFacts, hardware: str, has_curve: bool
+    config: RunConfig, step: int, facts: TrainingFacts, state: Mapping[str, Any], has_curve: bool
 ) -> Iterator[str]:
     train, optim = config.train, config.optim
-    tokens = step * train.lanes * train.window
+    tokens = step * train.tokens
     yield "## Training"
     if has_curve:
         yield "![Loss by step](training.svg)"
@@ -194,8 +194,10 @@ def _training(
         f"{tokens:,} tokens; {optim.name}, learning rate {optim.lr:g} ({optim.schedule}), dropout "
         f"{train.dropout:g}, {train.negatives:,} sampled negatives, seed {config.run.seed}."
     )
-    on = f" on {hardware}" if hardware else ""
-    yield f"{train.processes} processes of {train.threads} threads, device `{train.device}`{on}."
+    yield (
+        f"{state['processes']} processes of {train.threads} threads, device `{state['device']}` on "
+        f"{state['machine']}."
+    )
     if facts.seconds:
         yield (
             f"{_duration(facts.seconds)} of training steps at {facts.tokens_per_s:,.0f} tokens a "

@@ -24,25 +24,21 @@ from elmwright.pipeline.files import exists, is_url, join, read_bytes, reading
 from elmwright.pipeline.storage import sha256_bytes
 
 if TYPE_CHECKING:
-    from elmwright.model.elmo import Elmo
+    from elmwright.jobs.pretrained import Elmo
 
 CACHE = "ELMWRIGHT_CACHE"
 REQUIRE = "ELMWRIGHT_REQUIRE_SIGNATURE"
 """A public key: if this variable names one, only bundles signed with it are loaded."""
 
 
-def load(
-    model: str | Path, *, tracking_uri: str = "", require_signature: str | Path = "", **options: Any
-) -> "Elmo":
+def load(model: str | Path, **options: Any) -> "Elmo":
     """The ELMo layer over `model`, ready to embed: `load("models:/demo@candidate")`.
 
-    `options` are those of `Elmo`; `tracking_uri` is where a `models:/` URI is looked up (by
-    default what MLflow itself would use, MLFLOW_TRACKING_URI first); `require_signature` is a
-    public key that the bundle must be signed with.
+    The same as `elmwright.Elmo.from_pretrained`, which tells the options.
     """
-    from elmwright.model.elmo import Elmo
+    from elmwright.jobs.pretrained import Elmo
 
-    return Elmo.from_pretrained(resolve(str(model), tracking_uri, require_signature), **options)
+    return Elmo.from_pretrained(model, **options)
 
 
 def resolve(model: str, tracking_uri: str = "", require_signature: str | Path = "") -> Path:

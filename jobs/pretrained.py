@@ -23,18 +23,32 @@ class Elmo(elmo.Elmo):
         cls, folder: Path | str, *, device: torch.device | str = "cpu", **options: Any
     ) -> "Elmo":
         """`folder` is any MODEL, `device` also "auto"; `options` are those of the layer, and
-        `tracking_uri`, where a `models:/` URI is looked up (default: MLFLOW_TRACKING_URI)."""
-        found = resolve(str(folder), options.pop("tracking_uri", ""))
+
+        `tracking_uri`: where a `models:/` URI is looked up (by default what MLflow itself would
+        use, MLFLOW_TRACKING_URI first);
+        `require_signature`: a public key that the bundle must be signed with.
+        """
+        found = resolve(
+            str(folder), options.pop("tracking_uri", ""), options.pop("require_signature", "")
+        )
         opened = super().from_pretrained(found, device=choose_device(str(device)), **options)
         assert isinstance(opened, cls)  # noqa: S101 - for the type checker
         return opened
 
 
 def choose_device(name: str) -> str:
-    """`auto` is a GPU where there is one; a GPU that was asked for and is not there is an error."""
+    """`auto` is a GPU where there is one; a device that was asked for and is not there, or is none,
+    is an error."""
     there = torch.cuda.is_available()
     if name == "auto":
         return "cuda" if there else "cpu"
-    if name.startswith("cuda") and not there:
+    if name.partition(":")[0] == "cuda" and not there:
         raise UserError("there is no GPU that torch can use here; take --device cpu (or auto)")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0][:100]
+        raise UserError(
+            f"torch has no device {name!r} here ({reason}); take cpu, cuda, cuda:N or auto"
+        ) from error
     return name

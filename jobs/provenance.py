@@ -12,6 +12,9 @@ from typing import Any
 from elmwright import __version__
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
+from elmwright.jobs.runbook import submissions_in
+from elmwright.jobs.wheel import content_version, package_files
+from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
 
 PACKAGES = (
@@ -20,11 +23,22 @@ PACKAGES = (
 
 
 def provenance(
-    config: RunConfig, manifest: Manifest, *, step: int, sha256: str, run_id: str, tracking_uri: str
+    config: RunConfig,
+    manifest: Manifest,
+    *,
+    run: str,
+    step: int,
+    sha256: str,
+    run_id: str,
+    tracking_uri: str,
 ) -> dict[str, Any]:
-    """Code, config, corpus, checkpoint, tracking, packages, seeds, machine and time."""
+    """Code, config, corpus, checkpoint, tracking, packages, seeds, machine and time.
+
+    `run` is run.dir, where the submissions of a run that was sent to a cluster lie.
+    """
     return {
         **environment(),
+        "git": git_state() or submitted_git(run),
         "exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": _settings(config),
         "config_sha256": config_hash(config),
@@ -42,6 +56,7 @@ def environment() -> dict[str, Any]:
     """Code, packages and machine."""
     return {
         "elmwright": __version__,
+        "code": content_version(package_files()),
         "git": git_state(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -103,3 +118,21 @@ def git_state() -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def submitted_git(run: str) -> dict[str, Any] | None:
+    """Commit and cleanliness that a submission of this run came from, if it brought this very code.
+
+    A job runs from files that were sent, not from a checkout; their digest is in the version.
+    """
+    own = content_version(package_files())
+    try:
+        jobs = submissions_in(run)
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None  # a note that cannot be read must not keep a trained model from its bundle
+    for job in reversed(jobs):
+        sent = job.submission
+        if sent.version == own and sent.git:
+            commit, changes, _ = sent.git.partition("+changes")
+            return {"commit": commit, "dirty": bool(changes), "submission": sent.id}
+    return None

@@ -119,9 +119,10 @@ def text_file(source: str, folder: Path) -> Iterator[Path]:
             else:
                 with _opened(Path(source)) as pipe:
                     shutil.copyfileobj(pipe, file)
-        if copy.stat().st_size == 0:
-            raise UserError(f"{source} is empty; give one tokenised sentence a line")
         yield copy
+    except UserError as error:  # the user knows nothing of a copy
+        name = "standard input" if source == "-" else source
+        raise UserError(str(error).replace(str(copy), name)) from error
     finally:
         copy.unlink(missing_ok=True)
 

@@ -4,9 +4,9 @@ The published folder holds the bundle and the name of this module, nothing that 
 bundle's digests are checked before anything is loaded; where ELMWRIGHT_REQUIRE_SIGNATURE names a
 public key, its signature, too.
 
-The input is a list (or a column) of tokenised sentences, words separated by spaces; the answer has,
-for each, the vectors of `elmwright embed`: [layers + 1][words][2 × projection_dim], or with the
-parameter `layers` = "top" or "mean" one layer.
+The input is a list (or a column) of tokenised sentences, each a string of words separated by spaces
+or a list of words; the answer has, for each, the vectors of `elmwright embed`:
+[layers + 1][words][2 × projection_dim], or with the parameter `layers` = "top" or "mean" one layer.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ class Embedder:
         """Vectors of each sentence."""
         layers = (params or {}).get("layers", "all")
         if layers not in ("all", "top", "mean"):
-            raise ValueError(f"layers is {layers!r}; it may be all, top or mean")
+            raise _mistake(f"layers is {layers!r}; it may be all, top or mean")
         sentences = [_words(sentence) for sentence in _column(model_input)]
         found = self.elmo.embed(sentences, batch_size=BATCH)
         if layers == "top":
@@ -47,33 +47,46 @@ class Embedder:
 
 def _column(model_input: Any) -> list[Any]:
     """The sentences, from whatever MLflow made of a request: a table, an array, a list."""
-    if hasattr(model_input, "iloc"):
+    if hasattr(model_input, "columns"):
         if len(model_input.columns) != 1:
-            raise ValueError("give one column of sentences")
-        return list(model_input.iloc[:, 0])
-    if isinstance(model_input, str):
-        return [model_input]
+            raise _mistake(f"give one column of sentences, not {len(model_input.columns)}")
+        model_input = model_input.iloc[:, 0]
     if isinstance(model_input, dict):
-        (column,) = model_input.values()
-        return list(column)
-    return list(np.asarray(model_input, dtype=object).reshape(-1))
+        if len(model_input) != 1:
+            raise _mistake(f"give one column of sentences, not {len(model_input)}")
+        (model_input,) = model_input.values()
+    if isinstance(model_input, np.ndarray) and model_input.ndim == 0:
+        model_input = model_input.item()
+    return [model_input] if isinstance(model_input, str) else list(model_input)
 
 
 def _words(sentence: Any) -> list[str]:
-    if not isinstance(sentence, str):
-        raise TypeError("a sentence is a string of words separated by spaces")
-    return sentence.split()
+    if isinstance(sentence, str):
+        return sentence.split()
+    words = list(sentence) if isinstance(sentence, list | tuple | np.ndarray) else [None]
+    if not all(isinstance(word, str) for word in words):
+        raise _mistake("a sentence is a string of words separated by spaces, or a list of words")
+    return [str(word) for word in words]
+
+
+def _mistake(sentence: str) -> Exception:
+    """What a server answers with 400 and this sentence."""
+    from mlflow.exceptions import MlflowException
+
+    mistake: Exception = MlflowException.invalid_parameter_value(sentence)
+    return mistake
 
 
 def signature() -> Any:
-    """What MLflow checks requests against."""
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+    """What MLflow checks requests against: the parameter alone.
 
-    return ModelSignature(
-        inputs=Schema([ColSpec(DataType.string)]),
-        params=ParamSchema([ParamSpec("layers", DataType.string, "all")]),
-    )
+    By a schema of one column of strings MLflow would turn a list of tokenised sentences into a
+    table with a column for each position and drop all but the first, without a word.
+    """
+    from mlflow.models import ModelSignature
+    from mlflow.types import DataType, ParamSchema, ParamSpec
+
+    return ModelSignature(params=ParamSchema([ParamSpec("layers", DataType.string, "all")]))
 
 
 def _load_pyfunc(path: str) -> Embedder:

@@ -18,6 +18,15 @@ PASSWORD = "ELMWRIGHT_SIGNING_PASSWORD"  # noqa: S105 - the variable's name
 
 def sign(folder: Path, key: Path) -> None:
     """Write the signature of all files that are in the folder now."""
+    _signer(key).sign(folder, folder / SIGNATURE)
+
+
+def check_signing_key(key: Path) -> None:
+    """Say now, not after the work, that this key cannot sign."""
+    _signer(key)
+
+
+def _signer(key: Path) -> Any:
     library = _library()
     _check_key(key)
     try:
@@ -29,7 +38,7 @@ def sign(folder: Path, key: Path) -> None:
             f"{key} cannot be used to sign ({error}); give an elliptic-curve private key in PEM, "
             f"and its password, if it has one, in {PASSWORD}"
         ) from error
-    config.set_hashing_config(_hashing(library)).sign(folder, folder / SIGNATURE)
+    return config.set_hashing_config(_hashing(library))
 
 
 def verify_signature(folder: Path, key: Path) -> None:

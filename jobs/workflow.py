@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.bundle import SUMS, is_whole
+from elmwright.jobs.bundle import SUMS, is_whole, verify_bundle
 from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
@@ -71,6 +71,13 @@ def _pending(
         except UserError as error:
             console.warn(f"checkpoint skipped: {error}; training goes on from the one before")
             first -= 1
+    if wanted[first] == "publish":
+        # Likewise the one stage that reads the whole bundle.
+        try:
+            verify_bundle(folder.bundle)
+        except UserError as error:
+            console.warn(f"the bundle is written again: {error}")
+            first -= 1
     return wanted[first:]
 
 
@@ -89,9 +96,16 @@ def is_done(stage: str, config: RunConfig, folder: RunFolder) -> bool:
     if stage == "train":
         early = result.get("stopped_early", 0)
         return bool(result["step"] >= config.train.max_steps or 0 < early == config.eval.patience)
-    provenance = read_json(folder.bundle / "provenance.json")
-    known = provenance and provenance["checkpoint_sha256"] == result["checkpoint_sha256"]
-    return bool(known and is_whole(folder.bundle) and _is_shared(folder))
+    made = read_json(folder.bundle / "provenance.json")
+    if not made or made["checkpoint_sha256"] != result["checkpoint_sha256"]:
+        return False
+    told = _card_settings(made["config"]) == _card_settings(to_dict(config))
+    return told and is_whole(folder.bundle) and _is_shared(folder)
+
+
+def _card_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """What a bundle's card takes from [export]; what it takes from elsewhere cannot change."""
+    return {key: settings["export"].get(key) for key in ("name", "licence")}
 
 
 def final_checkpoint(folder: RunFolder, result: dict[str, Any]) -> CheckpointInfo | None:

@@ -36,3 +36,13 @@ def test_every_module_says_what_it_is_for_and_the_readme_names_it() -> None:
             text = path.read_text(encoding="utf-8")
             assert text.startswith('"""'), f"{path} has no docstring"
             assert path.name == "__init__.py" or path.name in readme, f"{path} is not in the README"
+
+
+def test_every_slow_test_has_a_make_target() -> None:
+    """What no target runs is run by nobody."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        if path != Path(__file__) and "mark.heavy" in path.read_text(encoding="utf-8"):
+            name = path.relative_to(ROOT).as_posix()
+            folder = f"pytest {path.parent.relative_to(ROOT).as_posix()} "
+            assert name in makefile or folder in makefile, f"no make target runs {name}"

@@ -1,5 +1,6 @@
 """`elmwright embed` into every format, from any text, killed or not, on one process or more."""
 
+import io
 import os
 import re
 import signal
@@ -8,17 +9,20 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 import torch
 from pyarrow import parquet
+from safetensors.numpy import load_file
 
 from elmwright.jobs import embed, sentences
 from elmwright.jobs.cli import main
 from elmwright.jobs.embed import embed_file
 from elmwright.jobs.fill_cache import write_table
+from elmwright.model.elmo import TypeCache
 from elmwright.model.encoder import TokenEncoder
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.errors import UserError
@@ -349,3 +353,60 @@ def test_tables_that_are_refused(model: Path, text: Path, tmp_path: Path) -> Non
         embed_file(str(model), str(text), out, table=str(model / "model.safetensors"))
     with pytest.raises(UserError, match="cannot be read as a table"):
         embed_file(str(model), str(text), out, table=str(tmp_path / "none"))
+
+
+def test_a_table_with_any_changed_byte_is_refused(model: Path, text: Path) -> None:
+    table, out = text.with_name("table.safetensors"), text.with_name("out.npz")
+    write_table(str(model), table)
+    data = table.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    for at in (start, start + 3, (start + len(data)) // 2, len(data) - 1):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        table.write_bytes(changed)
+        with pytest.raises(UserError, match=r"table\.safetensors is damaged; make it again"):
+            embed_file(str(model), str(text), out, table=str(table))
+    table.write_bytes(data)
+    embed_file(str(model), str(text), out, table=str(table))
+
+
+def test_a_table_of_numbers_that_are_none_is_refused(
+    model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = text.with_name("table.safetensors")
+    encode = TypeCache.encode
+
+    def spoilt(self: TypeCache, *arguments: Any) -> Any:
+        vectors, places = encode(self, *arguments)
+        return vectors / 0, places
+
+    with monkeypatch.context() as now:
+        now.setattr(TypeCache, "encode", spoilt)
+        write_table(str(model), table)
+    with pytest.raises(UserError, match="not finite"):
+        embed_file(str(model), str(text), text.with_name("out.npz"), table=str(table))
+
+
+def test_a_word_list_of_another_system_is_understood(model: Path, tmp_path: Path) -> None:
+    lists = {"unix": b"bird\nhouse\n", "other": b"\xef\xbb\xbfbird\r\nhouse\r\n\r\n"}
+    for name, content in lists.items():
+        (tmp_path / name).write_bytes(content)
+        write_table(str(model), tmp_path / f"{name}.table", str(tmp_path / name))
+    words = [bytes(load_file(tmp_path / f"{name}.table")["words"]) for name in lists]
+    assert words == [b"<S>\n</S>\nbird\nhouse"] * 2
+
+
+def test_a_pipe_that_fails_leaves_nothing_and_is_called_standard_input(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed, "PART_BYTES", 50)
+    for content, why in (
+        (b"The cat sees the dog .\n" * 10 + b"\xff\n", "standard input is not UTF-8"),
+        (b"fine\n" * 20 + b"x" * ((1 << 20) + 1), "standard input: the line at byte 100"),
+        (b"", "standard input is empty"),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        with pytest.raises(UserError, match=why) as refused:
+            embed_file(str(model), "-", tmp_path / "out.npz")
+        assert "stdin." not in str(refused.value)
+        assert not list(tmp_path.iterdir())

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import h5py
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 import yaml
 
+import elmwright
 from elmwright.jobs import export as export_module
+from elmwright.jobs import provenance as provenance_module
 from elmwright.jobs.bundle import FILES, SIGNATURE, SUMS, digest, verify_bundle, write_sums
 from elmwright.jobs.checkpoint import list_checkpoints
 from elmwright.jobs.cli import main
@@ -23,11 +26,19 @@ from elmwright.jobs.config_file import load_config
 from elmwright.jobs.export import export_run
 from elmwright.jobs.models import load, resolve
 from elmwright.jobs.provenance import without_password
+from elmwright.jobs.runbook import lay_down
+from elmwright.jobs.submission import Job, new_submission
+from elmwright.jobs.targets import Target
 from elmwright.jobs.training_facts import training_facts, training_svg
+from elmwright.jobs.wheel import wheel_members
+from elmwright.model.bilm_format import write_weights
 from elmwright.pipeline.config import Pieces
 from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.files import write_json
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.words import train_sentencepiece
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -106,27 +117,27 @@ def test_a_bundle_without_softmax_embeds_and_says_that_it_cannot_score(
     assert "no softmax" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        (
-            "recorded",
-            lambda *_: {"heldout": {"perplexity": 43.9, "lanes": 4}},
-            "the trainer had 43.9",
-        ),
-        ("_compare", lambda *_: (0.01, 8), "gives other vectors"),
-    ],
-)
-def test_a_bundle_that_is_not_the_trainers_model_is_never_written(
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    value: Callable[..., object],
-    message: str,
+def test_a_bundle_with_another_perplexity_than_the_trainers_is_never_written(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_module, name, value)
-    with pytest.raises(Failed, match=message):
+    told = {"heldout": {"perplexity": 43.9, "lanes": 4}}
+    monkeypatch.setattr(export_module, "recorded", lambda *_: told)
+    with pytest.raises(Failed, match=r"the trainer had 43\.9"):
+        export_run(str(trained), "latest", str(tmp_path / "bundle"), overrides=[])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["char_embed", "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/B"])
+def test_a_bundle_whose_weights_differ_a_little_is_never_written(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def write_wrong(path: Path, *rest: Any) -> None:
+        write_weights(path, *rest)
+        with h5py.File(path, "r+") as file:
+            file[name][...] = file[name][()] + 0.01
+
+    monkeypatch.setattr(export_module, "write_weights", write_wrong)
+    with pytest.raises(Failed, match="gives other vectors than the trained model"):
         export_run(str(trained), "latest", str(tmp_path / "bundle"), overrides=[])
     assert not list(tmp_path.iterdir())
 
@@ -152,10 +163,13 @@ def test_the_card_has_a_header_the_licences_and_snippets_that_run(
     assert f"| heldout | {score['perplexity']:.2f} |" in card
     snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(snippets) == 4
-    for snippet in snippets[:2]:
+    for snippet in snippets[:2]:  # the third is in test_serving.py
         names: dict[str, object] = {}
         exec(snippet.replace("FOLDER", str(bundle)), names)  # noqa: S102
         assert "vectors" in names or "output" in names
+    compile(snippets[3], "README.md", "exec")  # AllenNLP: tests/bench/interop_allennlp.py runs it
+    for path in re.findall(r'"(FOLDER/.*?)"', snippets[3]):
+        assert Path(path.replace("FOLDER", str(bundle))).is_file()
     picture = ElementTree.fromstring((bundle / "training.svg").read_text())  # noqa: S314 - ours
     assert picture.tag == "{http://www.w3.org/2000/svg}svg"
     assert any(node.get("class") == "curve" for node in picture.iter())
@@ -218,8 +232,38 @@ def test_provenance_tells_what_made_it_and_no_secret(trained: Path, bundle: Path
     assert {"torch", "mlflow", "numpy"} <= set(found["packages"])
     assert found["config"]["train"]["lanes"] == 4
     assert len(found["config_sha256"]) == 64
+    assert found["elmwright"] == elmwright.__version__
+    assert found["code"] == wheel_members()[0]
+    if (ROOT / ".git").exists():
+        said = subprocess.run(
+            ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        )
+        assert found["git"]["commit"] == said.stdout.strip()
     assert without_password("http://me:secret@host:5000/x") == "http://me@host:5000/x"
     assert without_password("sqlite:////tmp/mlflow.db") == "sqlite:////tmp/mlflow.db"
+
+
+def test_provenance_names_the_mlflow_run_and_what_a_submission_came_from(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a job there is no checkout: the submission below run.dir knows the commit."""
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, symlinks=True)
+    write_json(run / "tracking.json", {"run_id": "abc123", "offset": 0})
+    config = export_module._run_config(str(run), [])
+    target = Target("ray", address="http://head:8265")
+    for version, commit in ((wheel_members()[0], "1" * 40), ("0.0.1+000000000000", "2" * 40)):
+        sent = new_submission(config, target, until="publish", version=version)
+        lay_down(Job(dataclasses.replace(sent, dir=str(run), git=f"{commit}+changes")))
+    monkeypatch.setattr(provenance_module, "git_state", lambda: None)
+    target_folder, _ = export_run(str(run), "12", "", overrides=[])
+    found = json.loads((target_folder / "provenance.json").read_text())
+    assert found["mlflow_run_id"] == "abc123"
+    assert found["git"]["commit"] == "1" * 40, "that of the code that runs, not of the newest"
+    assert found["git"]["dirty"] is True
+    (note,) = run.glob(f"submissions/{found['git']['submission']}/job.json")
+    note.write_text("{ garbage")
+    assert provenance_module.submitted_git(str(run)) is None
 
 
 def test_a_sentencepiece_run_publishes_its_pieces(trained: Path, tmp_path: Path) -> None:

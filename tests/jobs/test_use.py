@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -260,9 +262,36 @@ def test_elmo_from_pretrained_takes_any_model(
         elmwright.Elmo.from_pretrained("models:/none@such")
     with pytest.raises(UserError, match="no MLflow database"):
         elmwright.Elmo.from_pretrained("models:/none@such", tracking_uri=f"sqlite:///{tmp_path}/x")
+
+
+@pytest.mark.parametrize("opener", [elmwright.load, elmwright.Elmo.from_pretrained])
+def test_both_ways_to_open_a_model_take_the_same_options(
+    model: Path, opener: Callable[..., elmo.Elmo]
+) -> None:
+    for device in ("auto", "cpu", torch.device("cpu")):
+        assert isinstance(opener(model, device=device, n_mixes=2), elmwright.Elmo)
+    for device in ("gpu", "cuda:x", ""):
+        with pytest.raises(UserError, match=r"no device .* take cpu, cuda|no GPU"):
+            opener(model, device=device)
     if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="no GPU"):
-            elmwright.Elmo.from_pretrained(model, device="cuda")
+        for device in ("cuda", "cuda:1", torch.device("cuda")):
+            with pytest.raises(UserError, match="no GPU"):
+                opener(model, device=device)
+    with pytest.raises(UserError, match="is not a bundle, and only bundles are signed"):
+        opener(model, require_signature="key.pub")
+
+
+def test_a_signature_asked_of_one_command_is_not_asked_of_the_next(
+    model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "ELMWRIGHT_REQUIRE_SIGNATURE"
+    for before in (None, ""):
+        monkeypatch.delenv(name, raising=False)
+        if before is not None:
+            monkeypatch.setenv(name, before)
+        assert main(["score", str(model), str(text), "--require-signature", "key.pub"]) == 2
+        assert os.environ.get(name) == before
+        assert main(["score", str(model), str(text)]) == 0
 
 
 def test_sentence_vectors_are_pooled_representations(model: Path) -> None:

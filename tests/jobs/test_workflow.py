@@ -152,6 +152,32 @@ def test_a_bundle_that_lacks_a_file_is_exported_again_as_the_same_version(flow: 
     assert flow.trained == [20]
 
 
+def test_a_changed_licence_or_name_reaches_the_bundle_and_an_alias_needs_no_other(
+    flow: Flow,
+) -> None:
+    first = flow.run()["published"]
+    found = flow.run("export.licence=cc0-1.0")
+    assert 'license: "cc0-1.0"' in (flow.folder.bundle / "README.md").read_text()
+    assert found["published"]["version"] == 2  # type: ignore[index]
+    flow.run("export.name=other")
+    assert "# other" in (flow.folder.bundle / "README.md").read_text()
+    flow.run()
+    moved = flow.run("export.alias=staging")["published"]
+    assert (moved["version"], moved["digest"]) == (1, first["digest"])  # type: ignore[index]
+    assert flow.trained == [20]
+
+
+def test_a_bundle_with_a_flipped_bit_is_written_again_before_it_is_published(flow: Flow) -> None:
+    first = flow.run()
+    words = flow.folder.bundle / "vocab.txt"
+    data = bytearray(words.read_bytes())
+    data[9] ^= 1
+    words.write_bytes(data)
+    Path(flow.folder.published).unlink()
+    assert flow.run()["published"] == first["published"]
+    assert "vocab.txt does not match its digest" in flow.said
+
+
 def test_damaged_notes_of_our_own_are_no_tracebacks(flow: Flow) -> None:
     flow.run()
     for path in (flow.folder.result, flow.folder.attempt, flow.folder.tracking):
