@@ -101,7 +101,24 @@ def test_from_checkpoint_to_a_clean_process_that_loads_by_alias(
     assert list((store / BUCKET / "mlflow").rglob("data/model.safetensors"))
 
 
+def stored(store: Path) -> set[Path]:
+    """The logged models that have files in the store, whole or not."""
+    home = store / BUCKET / "mlflow"
+    files = [path.relative_to(home) for path in home.rglob("*") if path.is_file()]
+    return {Path(*path.parts[:3]) for path in files}  # experiment, "models", id
+
+
+def logged(server: str, names: set[str]) -> int:
+    """The logged models that MLflow knows for these names."""
+    client = MlflowRegistry(server)._client
+    everywhere = [found.experiment_id for found in client.search_experiments()]
+    models = client.search_logged_models(everywhere)
+    return sum(model.tags.get("elmwright.name") in names for model in models)
+
+
 def test_two_publishes_at_once_give_one_version(server: str, bundle: Path, store: Path) -> None:
+    before = stored(store)
+
     def publish(_: int) -> int:
         return publish_bundle(open_registry(server), bundle, "twice", "candidate")
 
@@ -112,12 +129,16 @@ def test_two_publishes_at_once_give_one_version(server: str, bundle: Path, store
     assert found == {version.version}
     assert version.aliases == ("candidate",)
     registry.fetch("twice", version.version)
+    assert len(stored(store) - before) == logged(server, {"twice"}) == 1
 
 
 def test_killed_at_ten_moments_every_listed_version_verifies_and_the_retry_leaves_one(
-    server: str, bundle: Path
+    server: str, bundle: Path, store: Path
 ) -> None:
+    before = stored(store)
     kill_often(MlflowRegistry(server), server, bundle, 10)
+    names = {"first", "measured", *(f"killed-{number}" for number in range(10))}
+    assert len(stored(store) - before) == logged(server, names) == len(names)
 
 
 def test_a_server_that_dies_in_the_middle_costs_a_sentence_and_a_retry(
