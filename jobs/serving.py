@@ -85,7 +85,7 @@ def signature() -> Any:
 def _load_pyfunc(path: str) -> Embedder:
     from mlflow.models import Model
 
-    from elmwright.jobs.mlflow_registry import DIGEST
+    from elmwright.jobs.logged_models import DIGEST
 
     described = Path(path).with_name("MLmodel")
     saved = (Model.load(str(described)).metadata or {}) if described.is_file() else {}

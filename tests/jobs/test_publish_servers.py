@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from elmwright.jobs.cli import main
+from elmwright.jobs.logged_models import LoggedModels
 from elmwright.jobs.mlflow_registry import MlflowRegistry
 from elmwright.jobs.models import load
 from elmwright.jobs.registry import open_registry, promote, publish_bundle, rollback
@@ -145,19 +146,19 @@ def test_a_server_that_dies_in_the_middle_costs_a_sentence_and_a_retry(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    real = MlflowRegistry._upload
+    real = LoggedModels.upload
     with ExitStack() as running_server:
         uri = running_server.enter_context(mlflow_server(tmp_path))
 
-        def upload_and_die(self: MlflowRegistry, *arguments: Any) -> Any:
+        def upload_and_die(self: LoggedModels, *arguments: Any) -> Any:
             model = real(self, *arguments)
             running_server.close()
             return model
 
-        monkeypatch.setattr(MlflowRegistry, "_upload", upload_and_die)
+        monkeypatch.setattr(LoggedModels, "upload", upload_and_die)
         with pytest.raises(UserError, match=r"did not let us publish; .* is safe"):
             publish_bundle(MlflowRegistry(uri), bundle, "tiny", "candidate")
-        monkeypatch.setattr(MlflowRegistry, "_upload", real)
+        monkeypatch.setattr(LoggedModels, "upload", real)
     with mlflow_server(tmp_path) as uri:  # the same files, another port
         registry = MlflowRegistry(uri)
         assert registry.versions("tiny") == []

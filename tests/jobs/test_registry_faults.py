@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import mlflow
 import pytest
 from botocore.exceptions import EndpointConnectionError
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 from elmwright.jobs.bundle import SUMS, verify_bundle, write_sums
 from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.logged_models import LoggedModels
 from elmwright.jobs.mlflow_registry import MlflowRegistry
 from elmwright.jobs.models import cached, load, resolve
 from elmwright.jobs.publish import is_published, publish
@@ -141,6 +144,51 @@ def test_leftovers_are_found_on_every_page(
     assert leftovers(registry) == 2
     publish_bundle(registry, bundle, "tiny", "candidate")
     assert leftovers(registry) == 1
+
+
+def test_a_version_whose_creation_was_not_answered_keeps_its_files(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
+) -> None:
+    registry = sqlite(tmp_path, empty_database, monkeypatch)
+    real = MlflowRegistry._create_version
+
+    def unanswered(self: MlflowRegistry, *given: Any) -> None:
+        real(self, *given)
+        raise MlflowException("timed out")
+
+    monkeypatch.setattr(MlflowRegistry, "_create_version", unanswered)
+    assert publish_bundle(registry, bundle, "tiny", "candidate") == 1
+    verify_bundle(registry.fetch("tiny", 1))
+
+
+def test_who_comes_second_removes_what_it_sent_after_it_was_swept_away(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
+) -> None:
+    """As on a server, where nobody is alone."""
+    registry = sqlite(tmp_path, empty_database, monkeypatch)
+
+    @contextmanager
+    def not_alone(_: MlflowRegistry) -> Iterator[bool]:
+        yield False
+
+    monkeypatch.setattr(MlflowRegistry, "_alone", not_alone)
+    real = LoggedModels.upload
+    first: list[int] = []
+
+    def slow(self: LoggedModels, *given: Any) -> Any:
+        if not first:
+            first.append(0)
+            first[0] = publish_bundle(registry, bundle, "tiny", "candidate")
+            stored = Path(given[1].artifact_location.removeprefix("file://"))
+            stored.mkdir(parents=True, exist_ok=True)
+            (stored / "sent-late").write_text("")
+        return real(self, *given)
+
+    monkeypatch.setattr(LoggedModels, "upload", slow)
+    assert publish_bundle(registry, bundle, "tiny", "candidate") == 1
+    assert first == [1]
+    assert leftovers(registry) == 1
+    verify_bundle(registry.fetch("tiny", 1))
 
 
 def test_pyfunc_refuses_files_without_a_list_and_files_of_another_model(
