@@ -33,6 +33,7 @@ STAGES = ("corpus", "train", "export", "publish")
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the console script's entry point."""
     options = _parser().parse_args(arguments)
+    before = os.environ.get("ELMWRIGHT_REQUIRE_SIGNATURE")
     if getattr(options, "require_signature", None):
         os.environ["ELMWRIGHT_REQUIRE_SIGNATURE"] = options.require_signature
     command: Callable[[argparse.Namespace], int | None] = options.command
@@ -68,6 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"error: {sentence}", file=sys.stderr)
         return MISTAKE
+    finally:
+        if before is None:
+            os.environ.pop("ELMWRIGHT_REQUIRE_SIGNATURE", None)
+        else:
+            os.environ["ELMWRIGHT_REQUIRE_SIGNATURE"] = before
 
 
 def _parser() -> argparse.ArgumentParser:

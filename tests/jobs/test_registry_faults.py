@@ -1,6 +1,7 @@
 """What goes wrong in a registry: files lost or exchanged, two commands at once, nonsense."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from mlflow.exceptions import MlflowException
 from elmwright.jobs.bundle import SUMS, verify_bundle, write_sums
 from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import load_config
+from elmwright.jobs.gate import bits_per_character
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.logged_models import LoggedModels
 from elmwright.jobs.mlflow_registry import MlflowRegistry
@@ -26,6 +28,7 @@ from elmwright.jobs.serving import Embedder
 from elmwright.jobs.shelf import Shelf
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import sha256_bytes
+from tests.jobs.servers import missing
 from tests.jobs.test_registry import leftovers, registry, sqlite
 from tests.jobs.tiny import write_config, write_text
 
@@ -437,3 +440,34 @@ def test_a_password_is_not_written_down(
     publish(config, folder)
     assert "secret" not in Path(folder.published).read_text()
     assert is_published(config, folder)
+
+
+def test_a_required_signature_is_required_for_one_command(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ELMWRIGHT_REQUIRE_SIGNATURE", raising=False)
+    (tmp_path / "text.txt").write_text("The cat\n")
+    command = ["embed", str(bundle), str(tmp_path / "text.txt"), "-o", str(tmp_path / "out.npz")]
+    assert main([*command, "--require-signature", str(tmp_path / "key.pub")]) == 2
+    assert "ELMWRIGHT_REQUIRE_SIGNATURE" not in os.environ
+
+
+def test_a_bundle_that_does_not_say_how_it_tokenises_scores_no_text(
+    bundle: Path, tmp_path: Path
+) -> None:
+    mine = another(bundle, tmp_path / "mine")
+    change(mine / "config.json", lambda saved: saved.pop("tokenizer"))
+    (tmp_path / "text.txt").write_text("The cat\n")
+    with pytest.raises(UserError, match="does not say its tokenizer"):
+        bits_per_character(mine, tmp_path / "text.txt")
+
+
+def test_where_servers_are_what_is_tested_a_missing_one_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ELMWRIGHT_SERVERS", "required")
+    with pytest.raises(pytest.fail.Exception):
+        missing("PostgreSQL is not installed")
+    monkeypatch.setenv("ELMWRIGHT_SERVERS", "")
+    with pytest.raises(pytest.skip.Exception):
+        missing("PostgreSQL is not installed")
