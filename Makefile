@@ -47,7 +47,7 @@ chaos: $(READY)  ## kill runs at random moments and compare what comes out
 	$(BIN)/python -m pytest -m heavy tests/jobs/test_chaos.py tests/jobs/test_faults.py tests/jobs/test_tracking_faults.py --timeout=3600
 
 publish-test: $(READY)  ## publish to PostgreSQL and S3, and be killed while doing it
-	$(BIN)/python -m pytest -m heavy tests/jobs/test_publish_servers.py tests/jobs/test_registry.py
+	ELMWRIGHT_SERVERS=required $(BIN)/python -m pytest -m heavy tests/jobs/test_publish_servers.py tests/jobs/test_registry.py
 
 # Two validators are large (162 MB) and concern infra/ alone: they get an environment of their own.
 VALIDATORS := build/infra-venv

@@ -28,7 +28,9 @@ def add_commands(
     sub = add("export", _export, "write the bundle: frozen weights, vocabulary, model card")
     sub.add_argument("config", metavar="RUN", help="a run's folder, or its config")
     with_overrides(sub)
-    sub.add_argument("--step", help="its number, best, or latest (default: training's result)")
+    sub.add_argument(
+        "--step", help="a checkpoint: its number, best, or latest (by default training's result)"
+    )
     sub.add_argument("-o", "--output", metavar="DIR", help="folder to write (RUN/bundle)")
     sub.add_argument("--without-softmax", action="store_true", help="leave the softmax out")
     sub.add_argument("--sign", metavar="KEY", help="sign it with this private key (PEM)")
@@ -40,7 +42,10 @@ def add_commands(
     sub.add_argument("config", metavar="BUNDLE", help="a bundle's folder, or a run's config")
     with_overrides(sub)
     sub.add_argument("--name", help="name of the model")
-    sub.add_argument("--alias", help="alias that moves to the version (candidate)")
+    sub.add_argument(
+        "--alias", help="alias that moves to the version (candidate); others only if it is no worse"
+    )
+    sub.add_argument("--force", action="store_true", help="move the alias also if it is worse")
     sub.add_argument("--to", metavar="URI", help=TO_HELP)
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
     sub.set_defaults(until="publish", run_stages=run_stages)
@@ -106,20 +111,20 @@ def _export(options: argparse.Namespace) -> int | None:
 def _publish(options: argparse.Namespace) -> int | None:
     bundle = Path(options.config)
     if not bundle.is_dir():
-        if options.name or options.alias or options.to:
+        if options.name or options.alias or options.to or options.force:
             raise UserError(
                 f"there is no bundle {options.config!r}; a config publishes by its own [export] "
-                "and [tracking], without --name, --alias and --to"
+                "and [tracking], without --name, --alias, --to and --force"
             )
         stages: Command = options.run_stages
         return stages(options)
     if not options.name:
         raise UserError("a bundle needs a name to be published under: --name NAME")
-    from elmwright.jobs.registry import open_registry, publish_bundle
+    from elmwright.jobs.registry import CANDIDATE, open_registry, publish_bundle
 
     registry = open_registry(_registry_uri(options.to))
-    alias = options.alias or "candidate"
-    version = publish_bundle(registry, bundle, options.name, alias)
+    alias = options.alias or CANDIDATE
+    version = publish_bundle(registry, bundle, options.name, alias, force=options.force)
     if options.json:
         found = {"name": options.name, "version": version, "alias": alias, "uri": registry.uri}
         print(json.dumps(found, indent=1))
@@ -131,7 +136,7 @@ def _publish(options: argparse.Namespace) -> int | None:
 def _promote(options: argparse.Namespace) -> None:
     from elmwright.jobs.registry import open_registry, promote
 
-    if not options.version.isdigit():
+    if not options.version.isdecimal():
         raise UserError(f"{options.version!r} is not the number of a version")
     registry = open_registry(_registry_uri(options.to))
     print(

@@ -128,6 +128,9 @@ def _sentences(bundle: Path, text: str) -> list[list[str]]:
     from elmwright.pipeline import words
 
     config = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
+    unsaid = [key for key in ("tokenizer", "sentences", "language") if key not in config]
+    if unsaid:
+        raise UserError(f"{bundle / 'config.json'} does not say its {unsaid[0]}; export again")
     if config["tokenizer"] == "sentencepiece":
         tokenise = words.sentencepiece(bundle / "sentencepiece.model")
     else:

@@ -1,54 +1,46 @@
 """Bundles as versions of an MLflow registered model.
 
-A bundle is stored as a logged model of MLflow (the run that made it stays linked): a folder with
-MLmodel, which names `elmwright.jobs.serving` as its loader, and `data/`, which is the bundle. No
-pickle, no code. The version is created last, after what was stored has been read back, so every
-version that MLflow lists is whole; its digest stands on it as a tag and is compared at every load.
+A bundle is stored as a logged model of MLflow (logged_models.py). The version is created last,
+after what was stored has been read back, so every version that MLflow lists is whole; its digest
+stands on it as a tag and is compared at every load.
 
 One bundle is one version, keyed on its digest. With a SQLite file a lock beside it lets one publish
 at a time. On a server two may run at once: each creates its version last and then looks; the lowest
 number wins, and the other version is removed. What a killed publish left behind is removed by the
 next.
 
-MLflow moves aliases and forgets where they were: the history is a tag of the registered model.
+MLflow moves aliases and forgets where they were: the history is a tag of the registered model. A
+move starts from what is there: with a SQLite file under the lock; a server knows no lock, and two
+moves of one alias within the same moment may leave one of them out of the history.
 """
 
 import fcntl
 import json
 import os
-import shutil
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
-from urllib.request import url2pathname
 
-from elmwright.jobs.bundle import SUMS, digest, verify_bundle
-from elmwright.jobs.models import cached
+from elmwright.jobs.bundle import digest, verify_bundle
+from elmwright.jobs.logged_models import (
+    DATA,
+    LoggedModels,
+    all_pages,
+    logged_model,
+    sqlite_file,
+    twice,
+)
 from elmwright.jobs.provenance import without_password
-from elmwright.jobs.registry import Version, about
+from elmwright.jobs.registry import Change, Version, about, check_about
 from elmwright.jobs.tracking import connect
 from elmwright.pipeline.errors import Failed, UserError
-from elmwright.pipeline.storage import sha256_bytes
 
 ABOUT = "elmwright.about"
 """Tag of a version: what its bundle says about itself, as JSON."""
-NAME, DIGEST = "elmwright.name", "elmwright.digest"
-"""Tags of a logged model: the registered model it is for, and its bundle's digest."""
 HISTORY = "elmwright.history."
 """Tag of a registered model, with an alias behind: the versions it has pointed to, as JSON."""
-KIND = "elmwright-bundle"
-"""The type of our logged models."""
-EXPERIMENT = "elmwright"
-"""Where a bundle is logged whose run this MLflow does not know."""
-DATA = "data"
-"""The bundle's folder inside the logged model."""
-OLD_MS = 86_400_000
-"""Age of an unfinished publish on a server that nobody can still be at, in milliseconds."""
 
 
 class MlflowRegistry:
@@ -64,25 +56,35 @@ class MlflowRegistry:
     @property
     def _client(self) -> Any:
         if self._connected is None:
+            database = sqlite_file(self._uri)
+            if database is not None and not database.is_file():
+                # MLflow would create it, and say that it knows no such model.
+                raise UserError(f"there is no MLflow database {database}; check the path")
             self._connected = connect(self._uri)
         return self._connected
+
+    @property
+    def _models(self) -> LoggedModels:
+        return LoggedModels(self._client, self._uri)
 
     def publish(self, bundle: Path, name: str) -> int:
         """Store the files, read them back, and create the version last."""
         verify_bundle(bundle)
         facts = about(bundle)
         with self._answering(f"publish; {bundle} is safe"), self._alone() as alone:
+            self._connected = self._connected or connect(self._uri)  # which may create a database
             self._create_name(name)
             number = self._settle(name, facts["digest"])
             if number is None:
                 number = self._create(bundle, name, facts)
-            self._sweep(name, facts, alone)
+            self._models.keep(self._client.get_model_version(name, str(number)))
+            self._models.sweep(name, facts, alone, lambda: self._versions(name))
         return number
 
     def versions(self, name: str) -> list[Version]:
         """Those that were published from here; others have no bundle."""
         with self._answering("list versions"):
-            found = self._client.search_model_versions(f"name = '{name}'")
+            found = self._versions(name)
             aliases = self._aliases(name) if found else {}
         versions = []
         for version in found:
@@ -98,31 +100,29 @@ class MlflowRegistry:
     def history(self, name: str, alias: str) -> list[int]:
         """As remembered, and corrected by where the alias points: others may have moved it."""
         with self._answering("read aliases"):
-            model = self._client.get_registered_model(name)
+            return self._history(name, alias)
+
+    def _history(self, name: str, alias: str) -> list[int]:
+        model = self._client.get_registered_model(name)
         holder = {key: int(value) for key, value in model.aliases.items()}.get(alias)
         saved = model.tags.get(f"{HISTORY}{alias}")
-        history: list[int] = json.loads(saved) if saved else []
+        history = _numbers(saved) if saved else []
         if holder is None:
             return []
         if holder not in history:
             return [*history, holder]
         return history[: len(history) - history[::-1].index(holder)]
 
-    def point(self, name: str, alias: str, history: list[int]) -> None:
+    def point(self, name: str, alias: str, change: Change) -> None:
         """Remember first, then move: a kill in between only leaves an entry too many."""
-        from mlflow.exceptions import MlflowException
 
         def move() -> None:
             self._client.set_registered_model_tag(name, f"{HISTORY}{alias}", json.dumps(history))
             self._client.set_registered_model_alias(name, alias, str(history[-1]))
 
-        with self._answering("move an alias"):
-            try:
-                move()
-            except MlflowException:
-                # Of two that create one row at once the database refuses the slower; now it exists.
-                time.sleep(0.5)
-                move()
+        with self._answering("move an alias"), self._alone():
+            history = change(self._history(name, alias))
+            twice(move)
 
     def fetch(self, name: str, version: int) -> Path:
         """Where it lies, if that is on this disk; else a copy."""
@@ -131,7 +131,7 @@ class MlflowRegistry:
             source = self._client.get_model_version_download_uri(name, str(version))
             if ABOUT not in found.tags:
                 raise UserError(f"version {version} of {name} was not published by elmwright")
-            folder = self._download(f"{source}/{DATA}")
+            folder = self._models.download(f"{source}/{DATA}")
         if digest(folder) != _about(found)["digest"]:
             raise UserError(
                 f"{source} is not the model that was published as version {version} of {name}; "
@@ -139,70 +139,23 @@ class MlflowRegistry:
             )
         return folder
 
-    def _download(self, source: str) -> Path:
-        """The verified folder of a bundle in MLflow's artifact store."""
-        import mlflow
-
-        here = _local_path(source)
-        if here is not None:
-            verify_bundle(here)
-            return here
-
-        def fetch(what: str, target: Path) -> Path:
-            options = {"artifact_uri": what, "dst_path": str(target), "tracking_uri": self._uri}
-            return Path(mlflow.artifacts.download_artifacts(**options))
-
-        def fill(target: Path) -> None:
-            with tempfile.TemporaryDirectory(dir=target.parent) as beside:
-                for file in fetch(source, Path(beside)).iterdir():
-                    shutil.move(file, target / file.name)
-
-        with tempfile.TemporaryDirectory() as beside:
-            listed = fetch(f"{source}/{SUMS}", Path(beside)).read_bytes()
-        return cached(sha256_bytes(listed), fill)
-
     def _create(self, bundle: Path, name: str, facts: dict[str, Any]) -> int:
+        model = self._models.begin(name, facts)
         try:
-            model = self._upload(bundle, name, facts)
-            self._create_version(name, model, facts)
+            self._create_version(name, self._models.upload(bundle, model, facts), facts)
         except Exception:
-            # Another publish of this bundle may have finished and swept ours away half-way.
+            # Another publish of this bundle may have finished and swept ours away half-way; what
+            # we have sent since then is ours to remove.
             number = self._settle(name, facts["digest"])
             if number is None:
                 raise
+            if logged_model(self._client.get_model_version(name, str(number))) != model.model_id:
+                self._models.remove(model)
             return number
         number = self._settle(name, facts["digest"])
         if number is None:
             raise Failed(f"version of {name} vanished after it was created; publish again")
         return number
-
-    def _upload(self, bundle: Path, name: str, facts: dict[str, Any]) -> Any:
-        """A logged model with the bundle's files, read back."""
-        run_id, experiment_id = self._home(facts)
-        key = facts["digest"]
-        model = self._client.create_logged_model(
-            experiment_id,
-            name=f"{name}-{key[:12]}".replace(".", "-"),
-            source_run_id=run_id or None,
-            tags={NAME: name, DIGEST: key},
-            params={"step": str(facts["step"]), "corpus": facts["corpus_fingerprint"]},
-            model_type=KIND,
-        )
-        with tempfile.TemporaryDirectory() as beside:
-            _write_mlmodel(Path(beside) / "MLmodel", model.model_id, run_id)
-            self._client.log_model_artifacts(model.model_id, beside)
-        self._client.log_model_artifacts(model.model_id, str(bundle), DATA)
-        if digest(self._download(f"{model.artifact_location}/{DATA}")) != key:
-            raise Failed("MLflow stored something else than the bundle; publish again")
-        for split, value in facts["perplexity"].items() if run_id else ():
-            self._client.log_metric(
-                run_id,
-                f"bundle/{split}_perplexity",
-                value,
-                step=facts["step"],
-                model_id=model.model_id,
-            )
-        return self._client.finalize_logged_model(model.model_id, "READY")
 
     def _create_version(self, name: str, model: Any, facts: dict[str, Any]) -> None:
         tags = {ABOUT: json.dumps(facts), "elmwright.step": str(facts["step"])}
@@ -217,32 +170,13 @@ class MlflowRegistry:
                 model_id=model.model_id,
             )
 
-    def _home(self, facts: dict[str, Any]) -> tuple[str, str]:
-        """The run and the experiment a bundle belongs to, as far as this MLflow knows them."""
-        from mlflow.exceptions import MlflowException
-
-        if facts["run_id"]:
-            try:
-                run = self._client.get_run(facts["run_id"])
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                    raise
-            else:
-                return facts["run_id"], run.info.experiment_id
-        experiment = self._client.get_experiment_by_name(EXPERIMENT)
-        if experiment is not None:
-            return "", experiment.experiment_id
-        database = self._database()
-        place = (database.parent / "artifacts").as_uri() if database else None
-        return "", self._client.create_experiment(EXPERIMENT, artifact_location=place)
-
     def _settle(self, name: str, key: str) -> int | None:
         """The version of a bundle, if there is one; of several, the first stays."""
         from mlflow.exceptions import MlflowException
 
         numbers = sorted(
             int(version.version)
-            for version in self._client.search_model_versions(f"name = '{name}'")
+            for version in self._versions(name)
             if ABOUT in version.tags and _about(version)["digest"] == key
         )
         for number in numbers[1:]:
@@ -253,28 +187,8 @@ class MlflowRegistry:
                     raise
         return numbers[0] if numbers else None
 
-    def _sweep(self, name: str, facts: dict[str, Any], alone: bool) -> None:
-        """Remove logged models that became no version.
-
-        Those of this bundle are no longer needed, whoever is at them. Of others only those that
-        nobody can be at.
-        """
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-        versions = self._client.search_model_versions(f"name = '{name}'")
-        used = {version.source.removeprefix("models:/") for version in versions}
-        _, experiment_id = self._home(facts)
-        unfinished = self._client.search_logged_models(
-            [experiment_id], filter_string=f"tags.`{NAME}` = '{name}'"
-        )
-        for model in unfinished:
-            mine = model.tags.get(DIGEST) == facts["digest"]
-            old = model.creation_timestamp < time.time() * 1000 - OLD_MS
-            if model.model_id not in used and (mine or alone or old):
-                get_artifact_repository(
-                    model.artifact_location, tracking_uri=self._uri
-                ).delete_artifacts()
-                self._client.delete_logged_model(model.model_id)
+    def _versions(self, name: str) -> list[Any]:
+        return all_pages(self._client.search_model_versions, filter_string=f"name = '{name}'")
 
     def _aliases(self, name: str) -> dict[str, int]:
         found = self._client.get_registered_model(name).aliases
@@ -289,16 +203,10 @@ class MlflowRegistry:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
 
-    def _database(self) -> Path | None:
-        """The SQLite file, if that is what MLflow is here."""
-        if not self._uri.startswith("sqlite:///"):
-            return None
-        return Path(self._uri.removeprefix("sqlite:///")).absolute()
-
     @contextmanager
     def _alone(self) -> Iterator[bool]:
         """With a SQLite file: wait until no other publish is at it, or creates its tables."""
-        database = self._database()
+        database = sqlite_file(self._uri)
         if database is None:
             yield False
             return
@@ -315,12 +223,12 @@ class MlflowRegistry:
     def _answering(self, what: str) -> Iterator[None]:
         """Say in a sentence that MLflow does not answer, or why it refuses."""
         from mlflow.exceptions import MlflowException
-        from requests.exceptions import RequestException
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
             yield
-        except (MlflowException, SQLAlchemyError, RequestException) as error:
+        # OSError: of the network (requests' errors are some), of a folder with artifacts.
+        except (MlflowException, SQLAlchemyError, OSError, *_errors_of_s3()) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(
                 f"MLflow at {self.uri} did not let us {what} ({reason}); "
@@ -329,26 +237,33 @@ class MlflowRegistry:
 
 
 def _about(version: Any) -> dict[str, Any]:
-    return dict(json.loads(version.tags[ABOUT]))
+    try:
+        facts = dict(json.loads(version.tags[ABOUT]))
+        check_about(facts)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"the tag {ABOUT} of version {version.version} of {version.name} was changed "
+            f"({error!r:.100}); delete that version in MLflow and publish again"
+        ) from error
+    return facts
 
 
-def _write_mlmodel(path: Path, model_id: str, run_id: str) -> None:
-    """What MLflow needs to load and serve the bundle beside it."""
-    from mlflow.models import Model
-    from mlflow.pyfunc import add_to_model
-
-    from elmwright.jobs.serving import LOADER, signature
-
-    model = Model(run_id=run_id or None, model_id=model_id, signature=signature())
-    add_to_model(model, loader_module=LOADER, data=DATA)
-    model.save(str(path))
+def _numbers(saved: str) -> list[int]:
+    """The history in a tag, which anybody may have changed: it is a help, not a truth."""
+    try:
+        return [int(number) for number in json.loads(saved)]
+    except (ValueError, TypeError, RecursionError):
+        return []
 
 
-def _local_path(source: str) -> Path | None:
-    parsed = urlparse(source)
-    if parsed.scheme not in ("", "file"):
-        return None
-    return Path(url2pathname(parsed.path))
+def _errors_of_s3() -> tuple[type[Exception], ...]:
+    """Raised where MLflow speaks to an S3 store itself; boto3 need not be installed."""
+    try:
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        return ()
+    return Boto3Error, BotoCoreError, ClientError
 
 
 @contextmanager

@@ -86,6 +86,12 @@ def verify_folder(folder: Path) -> None:
         verify_bundle(folder)
     elif (folder / MANIFEST).is_file() and (folder / "state.json").is_file():
         verify_checkpoint(folder)
+    else:
+        there = {path.name for path in folder.iterdir()}
+        if "provenance.json" in there or {"model.safetensors", "README.md"} <= there:
+            raise UserError(f"{folder / SUMS} is missing: the bundle is damaged")
+        if "state.json" in there:
+            raise UserError(f"{folder / MANIFEST} is missing: the checkpoint is damaged")
 
 
 def _from_registry(uri: str, tracking_uri: str) -> Path:
@@ -95,13 +101,9 @@ def _from_registry(uri: str, tracking_uri: str) -> Path:
             f"{uri} is looked up in MLflow; set MLFLOW_TRACKING_URI, for example "
             "sqlite:///runs/demo/mlflow/mlflow.db"
         )
-    database = tracking_uri.removeprefix("sqlite:///")
-    if database != tracking_uri and not Path(database).is_file():
-        raise UserError(f"there is no MLflow database {database} (MLFLOW_TRACKING_URI)")
-    from elmwright.jobs.mlflow_registry import MlflowRegistry
-    from elmwright.jobs.registry import find_version
+    from elmwright.jobs.registry import find_version, open_registry
 
-    registry = MlflowRegistry(tracking_uri)
+    registry = open_registry(tracking_uri)
     return registry.fetch(*find_version(registry, uri.removeprefix("models:/"), uri))
 
 
@@ -142,12 +144,15 @@ def _checkpoint_files(listed: bytes, where: str) -> list[str]:
 
 
 def cached(key: str, download: Callable[[Path], None]) -> Path:
-    """The verified folder `key` of the cache; `download` fills it if it is missing or damaged."""
+    """The verified folder `key` of the cache; `download` fills it if it is missing or damaged.
+
+    `key` is the sha256 of the folder's list of digests: what has no such list is not that folder.
+    """
     home = Path(os.environ.get(CACHE) or "~/.cache/elmwright").expanduser()
     place = home / key
     if place.is_dir():
         try:
-            verify_folder(place)
+            _verify_cached(place, key)
         except UserError:
             shutil.rmtree(place)
         else:
@@ -156,7 +161,7 @@ def cached(key: str, download: Callable[[Path], None]) -> Path:
     beside = Path(tempfile.mkdtemp(prefix=".writing-", dir=home))
     try:
         download(beside)
-        verify_folder(beside)
+        _verify_cached(beside, key)
         try:
             beside.rename(place)
         except OSError:
@@ -165,3 +170,13 @@ def cached(key: str, download: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return place
+
+
+def _verify_cached(folder: Path, key: str) -> None:
+    from elmwright.jobs.bundle import SUMS
+    from elmwright.jobs.checkpoint import MANIFEST
+
+    lists = [folder / name for name in (SUMS, MANIFEST) if (folder / name).is_file()]
+    if [sha256_bytes(path.read_bytes()) for path in lists] != [key]:
+        raise UserError(f"{folder} is not what was asked for; fetch it again")
+    verify_folder(folder)

@@ -10,6 +10,7 @@ from elmwright.jobs.bundle import digest
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.mlflow_registry import MlflowRegistry
+from elmwright.jobs.provenance import without_password
 from elmwright.jobs.registry import publish_bundle
 from elmwright.jobs.tracking import read_run_id, tracking_uri
 from elmwright.pipeline.errors import UserError
@@ -24,7 +25,7 @@ def is_published(config: RunConfig, folder: RunFolder) -> bool:
             saved["digest"] == digest(folder.bundle)
             and saved["name"] == config.export.name
             and saved["alias"] == config.export.alias
-            and saved["uri"] == tracking_uri(config, folder)
+            and saved["uri"] == without_password(tracking_uri(config, folder))
         )
     except (OSError, KeyError, ValueError, UserError):
         return False
@@ -44,7 +45,7 @@ def publish(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
         "version": version,
         "alias": alias,
         "digest": digest(folder.bundle),
-        "uri": uri,
+        "uri": without_password(uri),
     }
     write_json(folder.published, saved)
     return saved

@@ -1,8 +1,10 @@
 """What MLflow loads a published model with: `mlflow.pyfunc.load_model`, `mlflow models serve`.
 
 The published folder holds the bundle and the name of this module, nothing that is executed. The
-bundle's digests are checked before anything is loaded; where ELMWRIGHT_REQUIRE_SIGNATURE names a
-public key, its signature, too.
+bundle's digests are checked before anything is loaded, and it must be the one that MLmodel beside
+it was written for; where ELMWRIGHT_REQUIRE_SIGNATURE names a public key, its signature is checked,
+too. MLflow does not tell us which version it was asked for: who can write MLmodel as well can put
+one version in another's place, and only `elmwright.load` or a signature would notice.
 
 The input is a list (or a column) of tokenised sentences, each a string of words separated by spaces
 or a list of words; the answer has, for each, the vectors of `elmwright embed`:
@@ -22,10 +24,14 @@ BATCH = 32
 class Embedder:
     """A bundle behind MLflow's `predict`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, expected: str = "") -> None:
+        from elmwright.jobs.bundle import digest
         from elmwright.jobs.models import resolve
         from elmwright.model.elmo import Elmo
+        from elmwright.pipeline.errors import UserError
 
+        if expected not in ("", digest(folder)):  # which there must be: a bundle has a list
+            raise UserError(f"{folder} is not the model that was published; do not trust it")
         self.elmo = Elmo.from_pretrained(resolve(str(folder)))
         self.elmo.eval()
 
@@ -90,4 +96,10 @@ def signature() -> Any:
 
 
 def _load_pyfunc(path: str) -> Embedder:
-    return Embedder(Path(path))
+    from mlflow.models import Model
+
+    from elmwright.jobs.logged_models import DIGEST
+
+    described = Path(path).with_name("MLmodel")
+    saved = (Model.load(str(described)).metadata or {}) if described.is_file() else {}
+    return Embedder(Path(path), str(saved.get(DIGEST, "")))

@@ -7,9 +7,12 @@
 
 A version is in the index only after its files have been stored and read back, so every listed
 version is whole; publishing the same bundle again finds it by its digest, and what a killed publish
-left behind is completed or removed by the next. On a disk a lock lets one command at an index. A
-store has no locks: after writing, the index is read again, and written again if another command has
-overwritten it in between, which makes losing an entry unlikely but not impossible.
+left behind is removed by the next. The index is there before the first bundle: bundles without one
+mean that it was lost, and then nothing is published, because what no index lists would be removed.
+
+On a disk a lock lets one command at an index. A store has no locks: after writing, the index is
+read again, and written again if another command has overwritten it in between, which makes losing
+an entry unlikely but not impossible.
 """
 
 import fcntl
@@ -24,9 +27,10 @@ from typing import Any
 
 from elmwright.jobs.bundle import SUMS, digest_of, parse_sums, read_sums, verify_bundle
 from elmwright.jobs.models import local_folder
-from elmwright.jobs.registry import Version, about, check_name, find_version
+from elmwright.jobs.registry import Change, Version, about, check_about, check_name, find_version
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.files import (
+    Stat,
     exists,
     is_url,
     join,
@@ -41,6 +45,8 @@ from elmwright.pipeline.storage import sha256_bytes
 
 FORMAT = 1
 INDEX = "index.json"
+WRITING = ".writing-"
+"""How the name of a folder begins that is not whole yet."""
 ATTEMPTS = 5
 OLD_S = 86_400
 """Age of an unlisted folder in a store that nobody can still be writing, in seconds."""
@@ -63,13 +69,11 @@ class Shelf:
             known = _number(self._read(name), key)
             if known is not None:
                 return known
+            if not exists(join(self.uri, name, INDEX)):
+                self._write(name, _empty())
             # Of all files, provenance too: a re-export must not write into a listed version.
             folder = sha256_bytes((bundle / SUMS).read_bytes())[:32]
-            if not is_url(self.uri):
-                # Nobody else is here and no version lists it: left by a publish that was killed,
-                # perhaps with a half-written file.
-                remove_folder(join(self.uri, name, folder))
-            self._store(bundle, join(self.uri, name, folder), key)
+            self._place(bundle, name, folder, key)
 
             def add(index: Index) -> None:
                 if _number(index, key) is None:
@@ -102,14 +106,19 @@ class Shelf:
         """As the index says."""
         return list(self._read(name)["aliases"].get(alias, []))
 
-    def point(self, name: str, alias: str, history: list[int]) -> None:
+    def point(self, name: str, alias: str, change: Change) -> None:
         """Write the alias into the index."""
+        written: list[int] = []
+
+        def move(index: Index) -> None:
+            written[:] = change(index["aliases"].get(alias, []))
+            index["aliases"][alias] = list(written)
+
+        def moved(index: Index) -> bool:  # and perhaps moved on by another command
+            return bool(index["aliases"].get(alias, [])[: len(written)] == written)
+
         with self._alone(name):
-            self._change(
-                name,
-                lambda index: index["aliases"].update({alias: history}),
-                lambda index: index["aliases"].get(alias) == history,
-            )
+            self._change(name, move, moved)
 
     def fetch(self, name: str, version: int) -> Path:
         """The version's folder (a copy of it, out of a store)."""
@@ -124,6 +133,27 @@ class Shelf:
                 "do not trust it"
             )
         return folder
+
+    def _place(self, bundle: Path, name: str, folder: str, key: str) -> None:
+        """Let the bundle's files lie in a folder of this name."""
+        target = join(self.uri, name, folder)
+        if is_url(self.uri):
+            self._store(bundle, target, key)
+            return
+        source = bundle.resolve()
+        if source == Path(target):
+            return  # it lies where it belongs, and has been verified
+        if source.is_relative_to(Path(self.uri, name)):
+            raise UserError(
+                f"{bundle} lies on the shelf itself, where what no version lists is removed; copy "
+                "it elsewhere and publish the copy"
+            )
+        # Nobody else is here, and no version lists what is there: a publish was killed.
+        beside = join(self.uri, name, f"{WRITING}{folder}")
+        remove_folder(beside)
+        self._store(bundle, beside, key)
+        remove_folder(target)
+        Path(beside).rename(target)
 
     def _store(self, bundle: Path, target: str, key: str) -> None:
         """Copy the bundle's files, its list last, and read them back."""
@@ -142,37 +172,59 @@ class Shelf:
     def _sweep(self, name: str, index: Index) -> None:
         """Remove folders that no version lists: a publish was killed before it listed them."""
         listed = {facts["folder"] for facts in index["versions"].values()}
-        found: dict[str, float] = {}
-        start = len(join(self.uri, name)) + 1
-        for file in list_folder(join(self.uri, name)):
-            folder, slash, _ = file.path[start:].partition("/")
-            if slash and re.fullmatch(r"[0-9a-f]{32}", folder):
-                found[folder] = max(found.get(folder, 0.0), file.mtime_ns / 1e9)
-        for folder, changed in found.items():
+        for folder, files in self._folders(name).items():
+            changed = max(file.mtime_ns for file in files) / 1e9
             # In a store another command may be writing this very folder.
             if folder not in listed and (not is_url(self.uri) or changed < time.time() - OLD_S):
                 remove_folder(join(self.uri, name, folder))
+
+    def _folders(self, name: str) -> dict[str, list[Stat]]:
+        """The files of every bundle that lies here, listed or not, whole or not."""
+        found: dict[str, list[Stat]] = {}
+        start = len(join(self.uri, name)) + 1
+        for file in list_folder(join(self.uri, name)):
+            folder, slash, _ = file.path[start:].partition("/")
+            if slash and _is_folder(folder.removeprefix(WRITING)):
+                found.setdefault(folder, []).append(file)
+        return found
 
     def _read(self, name: str) -> Index:
         check_name(name)
         path = join(self.uri, name, INDEX)
         if not exists(path):
-            return {"format": FORMAT, "versions": {}, "aliases": {}}
+            self._check_not_lost(name)
+            return _empty()
         try:
             index = json.loads(read_bytes(path))
             found = index["format"]
             for number, facts in index["versions"].items():
-                whole = {"digest", "created", "step", "perplexity"} <= facts.keys()
-                if not re.fullmatch(r"\d+", number) or not whole or not _is_folder(facts["folder"]):
+                check_about(facts)
+                named = re.fullmatch(r"[0-9]+", number) and _is_folder(facts["folder"])
+                if not named or not isinstance(facts["created"], str):
                     raise ValueError(f"version {number!r}")
             for history in index["aliases"].values():
-                if not history or not all(str(at) in index["versions"] for at in history):
+                known = [isinstance(at, int) and str(at) in index["versions"] for at in history]
+                if not known or not all(known):
                     raise ValueError("an alias points nowhere")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is damaged ({error})") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"{path} is damaged ({error}); put it back from a backup") from error
         if found != FORMAT:
             raise UserError(f"{path} has format {found!r}, and this version reads {FORMAT}")
         return dict(index)
+
+    def _check_not_lost(self, name: str) -> None:
+        folders = self._folders(name).values()
+        bundles = sum(any(file.path.endswith(f"/{SUMS}") for file in files) for files in folders)
+        if bundles:
+            raise UserError(
+                f"{join(self.uri, name, INDEX)} is missing, but bundles lie beside it ({bundles}); "
+                "put the index back from a backup, or move the bundles elsewhere and publish them "
+                "again"
+            )
+
+    def _write(self, name: str, index: Index) -> None:
+        text = json.dumps(index, indent=1, sort_keys=True)
+        write_bytes(join(self.uri, name, INDEX), text.encode())
 
     def _change(
         self, name: str, change: Callable[[Index], None], done: Callable[[Index], bool]
@@ -181,8 +233,7 @@ class Shelf:
         for _ in range(ATTEMPTS):
             index = self._read(name)
             change(index)
-            text = json.dumps(index, indent=1, sort_keys=True)
-            write_bytes(join(self.uri, name, INDEX), text.encode())
+            self._write(name, index)
             index = self._read(name)
             if done(index):
                 return index
@@ -205,6 +256,10 @@ class Shelf:
             os.close(descriptor)
 
 
+def _empty() -> Index:
+    return {"format": FORMAT, "versions": {}, "aliases": {}}
+
+
 def _is_folder(name: object) -> bool:
     """Names of folders are digests: nothing leads out of the shelf."""
     return isinstance(name, str) and re.fullmatch(r"[0-9a-f]{32}", name) is not None
@@ -217,7 +272,7 @@ def _number(index: Index, key: str) -> int | None:
 
 def fetch_reference(model: str) -> Path | None:
     """The bundle that `ROOT/NAME@ALIAS` or `ROOT/NAME/3` names; None if it is no such name."""
-    match = re.fullmatch(r"(.*?)/?([^/@]+(?:@[\w-]+|/\d+))", model)
+    match = re.fullmatch(r"(.*?)/?([^/@]+(?:@[\w-]+|/[0-9]+))", model)
     if not match:
         return None
     root, reference = match.groups()

@@ -9,6 +9,7 @@ from pathlib import Path
 from elmwright.jobs.bundle import SUMS, verify_bundle
 from elmwright.jobs.checkpoint import MANIFEST, checkpoint_folders, verify_checkpoint
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.shelf import fetch_reference
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join
 from elmwright.pipeline.manifest import Manifest
@@ -27,12 +28,16 @@ def verify_path(name: str, key: str = "") -> list[str]:
     if not is_url(name):
         path = Path(name)
         if not path.exists():
+            if fetch_reference(name) is not None:
+                return [f"bundle {name}"]
             raise UserError(f"there is no {path}")
         if path.suffix == ".tar":
             return [_shard(path)]
         if (path / SUMS).is_file():
             verify_bundle(path)
             return [f"bundle {path}"]
+    elif not exists(join(name, MANIFEST)) and fetch_reference(name) is not None:
+        return [f"bundle {name}"]
     name = name.rstrip("/")
     if exists(join(name, "state.json")) or name.rpartition("/")[2].startswith("step-"):
         verify_checkpoint(name)

@@ -30,6 +30,9 @@ from elmwright.pipeline.errors import UserError
 
 Array = npt.NDArray[np.float32]
 
+DEPTH = 8
+"""Groups inside groups that are followed; those of a biLM are five deep."""
+
 Place = tuple[str, int | None]
 """A tensor of the state dict, and which direction of it (None: all of it)."""
 
@@ -44,7 +47,7 @@ def read_options(path: Path) -> ModelConfig:
         options = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(options, dict):
         raise UserError(f"{path} is not a JSON object, so no options of a biLM")
@@ -67,21 +70,24 @@ def read_options(path: Path) -> ModelConfig:
             f"{path} has char_cnn.activation {get('char_cnn', 'activation')!r}; relu or tanh"
         )
     try:
-        return ModelConfig(
-            dim=int(get("lstm", "dim")),
-            projection_dim=int(get("lstm", "projection_dim")),
-            n_layers=int(get("lstm", "n_layers")),
-            char_dim=int(get("char_cnn", "embedding", "dim")),
-            filters=tuple((int(w), int(n)) for w, n in get("char_cnn", "filters")),
-            n_highway=int(get("char_cnn").get("n_highway") or 0),
-            max_chars=int(get("char_cnn", "max_characters_per_token")),
+        config = ModelConfig(
+            dim=get("lstm", "dim"),
+            projection_dim=get("lstm", "projection_dim"),
+            n_layers=get("lstm", "n_layers"),
+            char_dim=get("char_cnn", "embedding", "dim"),
+            filters=tuple((width, number) for width, number in get("char_cnn", "filters")),
+            n_highway=get("char_cnn").get("n_highway") or 0,
+            max_chars=get("char_cnn", "max_characters_per_token"),
             activation=get("char_cnn", "activation"),
             cell_clip=float(get("lstm", "cell_clip")),
             proj_clip=float(get("lstm", "proj_clip")),
             residual=bool(get("lstm").get("use_skip_connections", False)),
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{path} has a value of the wrong kind: {error}") from error
+    if problem := config.problem():
+        raise UserError(f"{path} has a value of the wrong kind: {problem}")
+    return config
 
 
 def options(config: ModelConfig) -> dict[str, Any]:
@@ -190,26 +196,35 @@ def _checked(path: Path, file: Any, config: ModelConfig) -> dict[str, Array]:
 
 
 def _members(
-    path: Path, group: Any, inside: str = "", seen: tuple[int, ...] = ()
+    path: Path, group: Any, inside: str = "", seen: set[int] | None = None
 ) -> dict[str, Any]:
     """Every dataset below a group with its shape.
 
     A file of weights holds its own numbers: links and storage elsewhere could make a reader open
-    any file of the machine, and a group inside itself would never end.
+    any file of the machine. Each group is in one place: one that is inside itself would never end,
+    and some dozens, each twice inside the one before, would take years.
     """
     shapes: dict[str, Any] = {}
+    seen = set() if seen is None else seen
     here = h5py.h5o.get_info(group.id).addr
     if here in seen:
-        raise UserError(f"{path}: the group {inside}is inside itself")
+        raise UserError(f"{path}: the group {inside} is in two places, or inside itself")
+    seen.add(here)
+    if inside.count("/") > DEPTH:
+        raise UserError(f"{path}: {inside} lies deeper than any weights do")
     for key in group:
         name = f"{inside}{key}"
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
             raise UserError(f"{path}: {name} is a link to something else, which weights never are")
         item = group[key]
         if isinstance(item, h5py.Group):
-            shapes |= _members(path, item, f"{name}/", (*seen, here)) or {name: "of a group"}
+            shapes |= _members(path, item, f"{name}/", seen) or {name: "of a group"}
         elif not isinstance(item, h5py.Dataset) or item.external or item.is_virtual:
             raise UserError(f"{path}: {name} does not hold its own numbers, as weights do")
+        elif item.dtype.kind != "f":
+            raise UserError(
+                f"{path}: dataset {name} holds {item.dtype}, not floating point numbers"
+            )
         else:
             shapes[name] = item.shape
     return shapes
@@ -239,8 +254,6 @@ def _check_names(path: Path, shapes: dict[str, Any], config: ModelConfig) -> Non
 
 
 def _finite(path: Path, name: str, dataset: Any) -> Array:
-    if dataset.dtype.kind != "f":
-        raise UserError(f"{path}: dataset {name} holds {dataset.dtype}, not floating point numbers")
     array: Array = np.asarray(dataset[()], dtype=np.float32)
     bad = int(array.size - np.isfinite(array).sum())
     if bad:

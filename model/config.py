@@ -45,6 +45,32 @@ class ModelConfig:
         """The encoder's last linear layer is left out where the widths already agree."""
         return self.n_filters != self.projection_dim
 
+    def problem(self) -> str:
+        """What is wrong with these values, which a file may have said; empty if nothing is."""
+        for name, least in (
+            ("dim", 1), ("projection_dim", 1), ("n_layers", 1), ("char_dim", 1),
+            ("n_highway", 0), ("max_chars", 3),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                return f"{name} is {value!r:.50}, not a whole number from {least}"
+        for name in ("cell_clip", "proj_clip"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value < float("inf"):
+                return f"{name} is {value!r:.50}, not a number from 0"
+        for width, number in self.filters:
+            if type(width) is not int or type(number) is not int or width < 1 or number < 1:
+                return f"filters has [{width!r:.50}, {number!r:.50}], not two whole numbers from 1"
+            if width > self.max_chars:
+                return f"filters has a width of {width}, and max_chars is {self.max_chars}"
+        if not self.filters:
+            return "filters is empty"
+        if self.activation not in ("relu", "tanh"):
+            return f"activation is {self.activation!r:.50}, not relu or tanh"
+        return (
+            "" if type(self.residual) is bool else f"residual is {self.residual!r:.50}, not a yes"
+        )
+
     def parameter_counts(self) -> dict[str, int]:
         """Parameters by part, without the softmax (which also depends on the vocabulary)."""
         n, p, d = self.n_filters, self.projection_dim, self.dim

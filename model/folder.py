@@ -61,6 +61,7 @@ def load_folder(
     else:
         config = read_config(folder / CONFIG)
         tensors = _read_tensors(folder / MODEL)
+    _check_size(folder, config, tensors)
     bilm = BiLM(config)
     load_tensors(bilm, tensors, source=str(folder))
     vocab = read_vocab(folder / VOCAB) if (folder / VOCAB).is_file() else None
@@ -106,7 +107,7 @@ def read_config(path: Path) -> ModelConfig:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise UserError(f'{path} has no section "model"; it is not the config of a model')
@@ -121,15 +122,21 @@ def read_config(path: Path) -> ModelConfig:
         odd = ", ".join(sorted(model.keys() ^ known))
         raise UserError(f"{path}: the model section lacks or does not know: {odd}")
     try:
-        model["filters"] = tuple((int(width), int(number)) for width, number in model["filters"])
+        model["filters"] = tuple((width, number) for width, number in model["filters"])
     except (TypeError, ValueError) as error:
         raise UserError(f"{path}: model.filters is not a list of [width, number] pairs") from error
-    return ModelConfig(**model)
+    config = ModelConfig(**model)
+    if problem := config.problem():
+        raise UserError(f"{path}: model.{problem}")
+    return config
 
 
 def read_vocab(path: Path) -> tuple[str, ...]:
     """One word a line. Only the newline ends a line: words may hold other separators."""
-    text = path.read_bytes().decode("utf-8")
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error.reason} at byte {error.start})") from error
     return tuple(text.removesuffix("\n").split("\n"))
 
 
@@ -156,6 +163,16 @@ def load_tensors(bilm: BiLM, tensors: Mapping[str, Tensor], source: str = "the m
         raise UserError(f"{source} has a tensor {name} that the config does not explain")
     for name, tensor in own.items():
         tensor.copy_(tensors[name])
+
+
+def _check_size(folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+    """A config that asks for far more than the file holds must not take all memory first."""
+    asked = sum(config.parameter_counts().values())
+    there = sum(tensor.numel() for tensor in tensors.values())
+    if asked > 10 * there + 1_000_000:
+        raise UserError(
+            f"{folder}: the config asks for {asked:,} parameters, and the file holds {there:,}"
+        )
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

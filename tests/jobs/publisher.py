@@ -22,6 +22,7 @@ import mlflow.store.model_registry.sqlalchemy_store
 import mlflow.store.tracking.rest_store
 import mlflow.store.tracking.sqlalchemy_store
 
+import elmwright.jobs.logged_models
 import elmwright.jobs.mlflow_registry
 import elmwright.jobs.serving
 import elmwright.jobs.shelf

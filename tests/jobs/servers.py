@@ -1,7 +1,8 @@
 """The servers of a real installation, private to a test: PostgreSQL, an S3 store, MLflow.
 
 Each is a context manager that starts one on a free port of 127.0.0.1, waits until it answers, and
-stops exactly what it started. What is missing on a machine is a skip, not a failure.
+stops exactly what it started. What is missing on a machine is a skip, unless
+ELMWRIGHT_SERVERS=required, as `make publish-test` says.
 
     with postgres(tmp_path) as database, s3_server(tmp_path) as store, environment(store):
         with mlflow_server(tmp_path, database, "s3://bucket/mlflow") as uri: …
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -32,15 +34,22 @@ __all__ = ["BUCKET", "environment", "mlflow_server", "postgres", "s3_server"]
 BUCKET = "bucket"
 
 
+def missing(what: str) -> NoReturn:
+    """A skip; where the servers are what is tested, a failure."""
+    if os.environ.get("ELMWRIGHT_SERVERS") == "required":
+        pytest.fail(what)
+    pytest.skip(what)
+
+
 @contextmanager
 def postgres(folder: Path) -> Iterator[str]:
     """An empty PostgreSQL database; its SQLAlchemy URI. The server's log is in `folder`."""
     if find_spec("psycopg2") is None:
-        pytest.skip("psycopg2 is not installed: MLflow cannot speak to PostgreSQL")
+        missing("psycopg2 is not installed: MLflow cannot speak to PostgreSQL")
     binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     found = shutil.which("postgres") or (binaries and binaries[-1] / "postgres")
     if not found:
-        pytest.skip("PostgreSQL is not installed")
+        missing("PostgreSQL is not installed")
     here = Path(found).resolve().parent
     # Its data lies where its own user may go: pytest's folders are closed to others.
     data = Path(tempfile.mkdtemp(prefix="elmwright-pg-"))
@@ -71,7 +80,7 @@ def s3_server(folder: Path, host: str = "127.0.0.1") -> Iterator[dict[str, str]]
     """An S3 store with one empty `BUCKET`, kept in `folder/buckets`; the `AWS_…` variables that
     lead to it."""
     if rclone() is None:
-        pytest.skip("rclone is not installed: no S3 server to test with")
+        missing("rclone is not installed: no S3 server to test with")
     buckets = folder / "buckets"
     (buckets / BUCKET).mkdir(parents=True)
     with serve(buckets, host) as settings:
@@ -92,7 +101,7 @@ def mlflow_server(
     s3://… (by default a folder there). The store's variables must be in the environment.
     """
     if artifacts.startswith("s3://") and find_spec("boto3") is None:
-        pytest.skip("boto3 is not installed: MLflow cannot keep artifacts in S3")
+        missing("boto3 is not installed: MLflow cannot keep artifacts in S3")
     port = port or free_port(host)
     command = [
         sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port),

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from elmwright.jobs.cli import main
+from elmwright.jobs.logged_models import LoggedModels
 from elmwright.jobs.mlflow_registry import MlflowRegistry
 from elmwright.jobs.models import load
 from elmwright.jobs.registry import open_registry, promote, publish_bundle, rollback
@@ -101,7 +102,24 @@ def test_from_checkpoint_to_a_clean_process_that_loads_by_alias(
     assert list((store / BUCKET / "mlflow").rglob("data/model.safetensors"))
 
 
+def stored(store: Path) -> set[Path]:
+    """The logged models that have files in the store, whole or not."""
+    home = store / BUCKET / "mlflow"
+    files = [path.relative_to(home) for path in home.rglob("*") if path.is_file()]
+    return {Path(*path.parts[:3]) for path in files}  # experiment, "models", id
+
+
+def logged(server: str, names: set[str]) -> int:
+    """The logged models that MLflow knows for these names."""
+    client = MlflowRegistry(server)._client
+    everywhere = [found.experiment_id for found in client.search_experiments()]
+    models = client.search_logged_models(everywhere)
+    return sum(model.tags.get("elmwright.name") in names for model in models)
+
+
 def test_two_publishes_at_once_give_one_version(server: str, bundle: Path, store: Path) -> None:
+    before = stored(store)
+
     def publish(_: int) -> int:
         return publish_bundle(open_registry(server), bundle, "twice", "candidate")
 
@@ -112,31 +130,35 @@ def test_two_publishes_at_once_give_one_version(server: str, bundle: Path, store
     assert found == {version.version}
     assert version.aliases == ("candidate",)
     registry.fetch("twice", version.version)
+    assert len(stored(store) - before) == logged(server, {"twice"}) == 1
 
 
 def test_killed_at_ten_moments_every_listed_version_verifies_and_the_retry_leaves_one(
-    server: str, bundle: Path
+    server: str, bundle: Path, store: Path
 ) -> None:
+    before = stored(store)
     kill_often(MlflowRegistry(server), server, bundle, 10)
+    names = {"first", "measured", *(f"killed-{number}" for number in range(10))}
+    assert len(stored(store) - before) == logged(server, names) == len(names)
 
 
 def test_a_server_that_dies_in_the_middle_costs_a_sentence_and_a_retry(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    real = MlflowRegistry._upload
+    real = LoggedModels.upload
     with ExitStack() as running_server:
         uri = running_server.enter_context(mlflow_server(tmp_path))
 
-        def upload_and_die(self: MlflowRegistry, *arguments: Any) -> Any:
+        def upload_and_die(self: LoggedModels, *arguments: Any) -> Any:
             model = real(self, *arguments)
             running_server.close()
             return model
 
-        monkeypatch.setattr(MlflowRegistry, "_upload", upload_and_die)
+        monkeypatch.setattr(LoggedModels, "upload", upload_and_die)
         with pytest.raises(UserError, match=r"did not let us publish; .* is safe"):
             publish_bundle(MlflowRegistry(uri), bundle, "tiny", "candidate")
-        monkeypatch.setattr(MlflowRegistry, "_upload", real)
+        monkeypatch.setattr(LoggedModels, "upload", real)
     with mlflow_server(tmp_path) as uri:  # the same files, another port
         registry = MlflowRegistry(uri)
         assert registry.versions("tiny") == []

@@ -10,7 +10,13 @@ import torch
 from hypothesis import given, settings
 
 from elmwright.model.bilm import BiLM
-from elmwright.model.bilm_format import datasets, read_options, read_weights, write_weights
+from elmwright.model.bilm_format import (
+    check_members,
+    datasets,
+    read_options,
+    read_weights,
+    write_weights,
+)
 from elmwright.model.config import ModelConfig
 from elmwright.model.folder import load_folder, load_tensors, model_tensors
 from elmwright.pipeline.errors import UserError
@@ -116,6 +122,9 @@ def test_weights_that_do_not_fit_are_named(tmp_path, name, value, message):
         (lambda o: o["char_cnn"].update(activation="gelu"), "gelu"),
         (lambda o: o["char_cnn"].update(filters=[1, 2]), "wrong kind"),
         (lambda o: o.update(bidirectional=False), "one direction"),
+        (lambda o: o["lstm"].update(dim=16.5), r"wrong kind: dim is 16\.5"),
+        (lambda o: o["lstm"].update(cell_clip="much"), "wrong kind"),
+        (lambda o: o["char_cnn"].update(filters=[]), "filters is empty"),
     ],
 )
 def test_options_that_do_not_fit_are_named(tmp_path, change, message):
@@ -137,6 +146,43 @@ def test_hdf5_of_another_layout_is_told_from_a_damaged_file(tmp_path):
         pass
     with pytest.raises(UserError, match="another layout: it holds nothing"):
         load_folder(tmp_path)
+
+
+def test_groups_in_two_places_are_refused_before_they_multiply(tmp_path):
+    _, weights = write_model(tmp_path, BiLM(TINY, 1))
+    with h5py.File(weights, "r+") as file:
+        group = file.create_group("z")
+        for _ in range(5):  # 40^5 paths, none of them deep
+            inner = group.create_group("0")
+            for number in range(1, 40):
+                group[str(number)] = inner
+            group = inner
+    with pytest.raises(UserError, match="is in two places, or inside itself"):
+        check_members(weights, TINY)
+    with h5py.File(weights, "r+") as file:
+        del file["z"]
+        file["z/a"], file["z/b"] = np.zeros(1, np.float32), np.zeros(1, np.float32)
+        file["y"] = file["z"]
+    with pytest.raises(UserError, match="is in two places"):
+        check_members(weights, TINY)
+
+
+def test_groups_nested_deeper_than_weights_are_refused(tmp_path):
+    _, weights = write_model(tmp_path, BiLM(TINY, 1))
+    with h5py.File(weights, "r+") as file:
+        file.create_group("/".join(["a"] * 1200))
+    with pytest.raises(UserError, match="deeper than any weights"):
+        check_members(weights, TINY)
+
+
+def test_text_in_the_place_of_numbers_is_seen_without_reading_it(tmp_path):
+    _, weights = write_model(tmp_path, BiLM(TINY, 1))
+    with h5py.File(weights, "r+") as file:
+        shape = file["char_embed"].shape
+        del file["char_embed"]
+        file.create_dataset("char_embed", shape, dtype=h5py.string_dtype())
+    with pytest.raises(UserError, match="char_embed holds object, not floating point"):
+        check_members(weights, TINY)
 
 
 def test_files_that_are_something_else(tmp_path):

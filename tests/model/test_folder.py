@@ -101,6 +101,17 @@ def test_damaged_safetensors_are_the_users_to_hear_of(bundle):
         (lambda c: c.pop("model"), 'no section "model"'),
         (lambda c: c["model"].pop("dim"), "lacks or does not know: dim"),
         (lambda c: c["model"].update(filters=[3]), "pairs"),
+        (lambda c: c["model"].update(filters=[]), r"model\.filters is empty"),
+        (lambda c: c["model"].update(filters=[[99, 2]]), "width of 99, and max_chars is"),
+        (lambda c: c["model"].update(filters=[["1", 2]]), "not two whole numbers"),
+        (lambda c: c["model"].update(dim="x"), r"model\.dim is 'x', not a whole number from 1"),
+        (lambda c: c["model"].update(dim=-1), "dim is -1"),
+        (lambda c: c["model"].update(dim=16.5), r"dim is 16\.5"),
+        (lambda c: c["model"].update(max_chars=0), "max_chars is 0"),
+        (lambda c: c["model"].update(cell_clip="3"), "cell_clip is '3', not a number"),
+        (lambda c: c["model"].update(proj_clip=float("nan")), "proj_clip is nan"),
+        (lambda c: c["model"].update(activation="evil"), "activation is 'evil', not relu or tanh"),
+        (lambda c: c["model"].update(residual=2), "residual is 2"),
     ],
 )
 def test_configs_that_do_not_fit_are_named(bundle, change, message):
@@ -117,3 +128,23 @@ def test_only_newlines_separate_words(tmp_path):
     words = ("<S>", "a\u2028b", "c\x85d", "e\rf")
     (tmp_path / "vocab.txt").write_bytes("".join(f"{word}\n" for word in words).encode())
     assert read_vocab(tmp_path / "vocab.txt") == words
+
+
+def test_a_config_nested_without_end_is_no_json(bundle):
+    (bundle / "config.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="is not JSON"):
+        load_folder(bundle)
+
+
+def test_a_config_that_asks_for_more_than_the_file_holds_takes_no_memory(bundle):
+    content = json.loads((bundle / "config.json").read_text())
+    content["model"]["dim"] = 10**9
+    (bundle / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"asks for [\d,]+ parameters, and the file holds"):
+        load_folder(bundle)
+
+
+def test_a_vocabulary_that_is_not_text_is_named(tmp_path):
+    (tmp_path / "vocab.txt").write_bytes(b"<S>\n\xff\n")
+    with pytest.raises(UserError, match=r"vocab\.txt is not UTF-8 .* at byte 4"):
+        read_vocab(tmp_path / "vocab.txt")
