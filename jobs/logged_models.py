@@ -20,6 +20,7 @@ from urllib.request import url2pathname
 
 from elmwright.jobs.bundle import SUMS, digest, verify_bundle
 from elmwright.jobs.models import cached
+from elmwright.jobs.tracking import artifact_folder
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.storage import sha256_bytes
 
@@ -102,8 +103,7 @@ class LoggedModels:
             )
         if experiment is not None:
             return "", experiment.experiment_id
-        database = sqlite_file(self._uri)
-        place = (database.parent / "artifacts").as_uri() if database else None
+        place = artifact_folder(self._uri)
         return "", self._client.create_experiment(EXPERIMENT, artifact_location=place)
 
     def download(self, source: str) -> Path:
@@ -182,13 +182,6 @@ def logged_model(version: Any) -> str:
     """Its id; empty for a copy of another version, which names that one."""
     source = str(version.source).removeprefix("models:/")
     return "" if "/" in source else source
-
-
-def sqlite_file(uri: str) -> Path | None:
-    """The database, if MLflow is a SQLite file here."""
-    if not uri.startswith("sqlite:///"):
-        return None
-    return Path(uri.removeprefix("sqlite:///").partition("?")[0]).absolute()
 
 
 def twice(write: Callable[[], object]) -> None:

@@ -29,12 +29,11 @@ from elmwright.jobs.logged_models import (
     LoggedModels,
     all_pages,
     logged_model,
-    sqlite_file,
     twice,
 )
 from elmwright.jobs.provenance import without_password
 from elmwright.jobs.registry import Change, Version, about, check_about
-from elmwright.jobs.tracking import connect
+from elmwright.jobs.tracking import connect, sqlite_file
 from elmwright.pipeline.errors import Failed, UserError
 
 ABOUT = "elmwright.about"

@@ -120,10 +120,9 @@ class Tracker:
         name = self._config.tracking.experiment
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
-            local = None
-            if not self._config.tracking.uri:
-                local = (self._folder.mlflow / "artifacts").as_uri()
-            experiment_id = client.create_experiment(name, artifact_location=local)
+            experiment_id = client.create_experiment(
+                name, artifact_location=artifact_folder(self._uri)
+            )
         else:
             experiment_id = experiment.experiment_id
         if not self._state.get("key"):
@@ -276,13 +275,27 @@ def _metrics(record: Record) -> list[Any]:
     ]
 
 
+def artifact_folder(uri: str) -> str | None:
+    """Beside a SQLite file; MLflow would put artifacts into whatever folder a command is run in.
+    A server has a place of its own."""
+    database = sqlite_file(uri)
+    return (database.parent / "artifacts").as_uri() if database else None
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The database, if MLflow is a SQLite file here."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    return Path(uri.removeprefix("sqlite:///").partition("?")[0]).absolute()
+
+
 def connect(uri: str) -> Any:
     """An MLflow client; a SQLite file's folder is created, a missing server is retried later."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    if uri.startswith("sqlite:///"):
-        Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    if database := sqlite_file(uri):
+        database.parent.mkdir(parents=True, exist_ok=True)
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 

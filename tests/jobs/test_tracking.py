@@ -1,5 +1,6 @@
 """MLflow is fed from the journal: nothing missing, nothing doubled, and never in the way."""
 
+import dataclasses
 import json
 import shutil
 import socket
@@ -125,3 +126,20 @@ def test_a_server_that_never_answers_costs_no_more_than_the_time_allowed(
         assert time.monotonic() - start < 3
     assert problem is not None
     assert "the journal has it" in problem
+
+
+def test_artifacts_lie_beside_a_database_that_the_config_names(
+    run: tuple[RunConfig, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in whatever folder the command was run in."""
+    config, folder = run
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    database = tmp_path / "lab" / "mlflow.db"
+    database.parent.mkdir()
+    shutil.copyfile(folder.mlflow / "mlflow.db", database)
+    section = dataclasses.replace(config.tracking, uri=f"sqlite:///{database}")
+    write_records(folder, range(1, 6))
+    assert feed((dataclasses.replace(config, tracking=section), folder)) is None
+    assert list((tmp_path / "lab" / "artifacts").rglob("report.html"))
+    assert not list((tmp_path / "elsewhere").iterdir())
