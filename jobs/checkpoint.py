@@ -206,8 +206,9 @@ def check_attempt(path: str | Path, attempt: int) -> None:
         raise StaleAttempt(f"{path} no longer names attempt {attempt}, which stops")
 
 
-def begin_attempt(path: str | Path) -> int:
-    """Take the next attempt number; whoever still writes under an older one will stop."""
-    attempt = current_attempt(path) + 1
+def begin_attempt(path: str | Path, above: int = 0) -> int:
+    """Take the next attempt number, `above` any that is known; whoever still writes under an older
+    one will stop."""
+    attempt = max(current_attempt(path), above) + 1
     write_json(path, {"attempt": attempt})
     return attempt

@@ -27,11 +27,11 @@ from elmwright.jobs.stopping import ask_to_stop, take_back
 from elmwright.jobs.watching import Watcher
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.files import (
+    clear,
     exists,
     file_system,
     join,
     read_json,
-    remove,
     with_patience,
     write_bytes,
     write_json,
@@ -107,12 +107,12 @@ def launch(
 ) -> None:
     """Train to the end; raises Interrupted when asked to stop, UserError or the failure else."""
     take_back(folder.stop_request)
-    remove(folder.result)  # of a shorter training, or of a damaged checkpoint
-    restarts, ever_ran, reached = 0, False, _newest(folder)
+    clear(folder.result)  # of a shorter training, or of a damaged checkpoint
+    restarts, ever_ran, reached, attempt = 0, False, _newest(folder), 0
     with console.bar("train", config.train.max_steps, "steps", PLAIN_SECONDS) as bar:
         watcher = Watcher(config, folder, console, bar)
         while True:
-            attempt = begin_attempt(folder.attempt)
+            attempt = begin_attempt(folder.attempt, above=attempt)
             error = _attempt(config, folder, attempt, watcher, stopped)
             if error is None:
                 break
@@ -304,7 +304,7 @@ def worker(job: dict[str, Any]) -> None:
 
     if ranks.rank == 0:
         write_bytes(_begun(folder, attempt), b"")
-        remove(_begun(folder, attempt - 1))
+        clear(_begun(folder, attempt - 1))
     try:
         train(config, folder, attempt, ranks, drained)
     except (UserError, Failed, OSError) as error:
@@ -331,7 +331,7 @@ def _raise_ending(error: Exception, folder: RunFolder, attempt: int) -> None:
     """If an attempt failed by something that trying again would not change, say that."""
     path = _mistake_file(folder, attempt)
     endings = [read_json(path) or {}]
-    remove(path)
+    clear(path)
     failures = getattr(error, "worker_failures", None) or {}
     endings += [_ending(failure, folder) for failure in (error, *failures.values())]
     for ending in endings:

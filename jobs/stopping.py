@@ -8,7 +8,7 @@ import logging
 import threading
 
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import exists, is_url, remove, write_bytes
+from elmwright.pipeline.files import clear, exists, is_url, stat, write_bytes
 
 log = logging.getLogger("elmwright")
 
@@ -20,7 +20,7 @@ def ask_to_stop(path: str) -> None:
 
 
 def take_back(path: str) -> None:
-    remove(path)
+    clear(path)
 
 
 class StopNote:
@@ -41,7 +41,8 @@ class StopNote:
     def _watch(self) -> None:
         while not self._closed.is_set():
             try:
-                if exists(self._path):
+                note = stat(self._path)
+                if note and note.bytes:  # one that was taken back is empty
                     self._found.set()
                     return
             except (OSError, UserError) as error:

@@ -248,6 +248,19 @@ def remove(path: str | Path) -> None:
                 raise
 
 
+def clear(path: str | Path) -> None:
+    """Let a small file say nothing any more: remove it, or leave it empty in a store.
+
+    With every object that Arrow deletes it writes an empty one in the name of its folder, and some
+    stores then show nothing of what else lies there. So among things that must stay seen nothing is
+    deleted.
+    """
+    if not is_url(path):
+        Path(path).unlink(missing_ok=True)
+    elif (found := stat(path)) and found.bytes:
+        write_bytes(path, b"")
+
+
 def remove_folder(folder: str | Path) -> None:
     """Remove a folder and all below it, if it is there."""
     if not is_url(folder):

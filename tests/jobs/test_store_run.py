@@ -24,7 +24,7 @@ from elmwright.jobs.journal import Journal, journal_end, read_journal
 from elmwright.jobs.launch import _reason, _storage
 from elmwright.jobs.layout import RunFolder, locked, open_run_folder
 from elmwright.jobs.lease import leased
-from elmwright.jobs.stopping import ask_to_stop, take_back
+from elmwright.jobs.stopping import StopNote, ask_to_stop, take_back
 from elmwright.jobs.train import train
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, list_folder, read_json, remove, write_json
@@ -215,3 +215,26 @@ def test_the_reason_of_a_failure_is_what_happened_and_not_where() -> None:
     told = RuntimeError("The actor died:\nTraceback …\n  File x\nOSError: no such bucket\n")
     assert _reason(told) == "OSError: no such bucket"
     assert _reason(RuntimeError("one\ntwo")) == "one"
+
+
+def test_what_lies_beside_a_note_that_is_taken_back_stays_in_sight(s3: Path) -> None:
+    """Arrow's way of deleting makes some stores forget the rest of the folder."""
+    attempt, stop = "s3://bucket/notes/train/attempt.json", "s3://bucket/notes/train/stop"
+    assert begin_attempt(attempt) == 1
+    ask_to_stop(stop)
+    take_back(stop)
+    take_back(stop)
+    take_back("s3://bucket/notes/train/never")
+    assert read_json(attempt) == {"attempt": 1}
+    note = StopNote(stop)
+    time.sleep(0.5)
+    assert not note.found()
+    note.close()
+    ask_to_stop(stop)
+    note = StopNote(stop)
+    end = time.monotonic() + 20
+    while not note.found() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert note.found()
+    note.close()
+    assert begin_attempt(attempt, above=6) == 7
