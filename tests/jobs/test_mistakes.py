@@ -129,7 +129,8 @@ def test_more_than_the_cluster_has_is_said_at_once() -> None:
     _check_resources(config, [{"CPU": 2.0}, {"CPU": 6.0}], use_gpu=False)
 
 
-def test_models_that_are_none(tmp_path: Path) -> None:
+def test_models_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     out = tmp_path / "out.hdf5"
     text = write_text(tmp_path / "text.txt", 1)
     assert "no model folder" in fails("embed", tmp_path / "nothing", text, "-o", out)
