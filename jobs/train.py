@@ -404,4 +404,5 @@ def _finish(
             "skipped": len(trainer.skipped),
             "evaluation": {split: score.as_dict() for split, score in scores.items()},
         }
+        journal.flush()  # nothing is written after the result
         write_json(folder.result, result)
