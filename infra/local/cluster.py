@@ -258,14 +258,15 @@ class Cluster:
         # Ray's Unix sockets lie below its temporary folder, and their paths must be short.
         temporary = Path(tempfile.mkdtemp(prefix=RAY_TEMPORARY, dir="/tmp"))
         self.path("ray").symlink_to(temporary)
+        # A folder for each node: they would take what one has unpacked from under the other.
         common = [
             str(BIN / "ray"), "start", "--block", f"--node-ip-address={HOST}",
-            f"--temp-dir={temporary}", "--disable-usage-stats",
-            f"--object-store-memory={256 * 2**20}",
+            "--disable-usage-stats", f"--object-store-memory={256 * 2**20}",
             "--min-worker-port=0", "--max-worker-port=0",  # any: several nodes share this machine
         ]  # fmt: skip
         head = [
-            "--head", "--num-cpus=0", f"--port={ports['RAY']}", f"--dashboard-host={HOST}",
+            "--head", "--num-cpus=0", f"--temp-dir={temporary / 'head'}",
+            f"--port={ports['RAY']}", f"--dashboard-host={HOST}",
             f"--dashboard-port={ports['DASHBOARD']}", f"--ray-client-server-port={_free_port()}",
             f"--dashboard-agent-listen-port={_free_port()}",
         ]  # fmt: skip
@@ -277,7 +278,8 @@ class Cluster:
         for name in names:
             if name.startswith("worker"):
                 worker = [
-                    f"--address={HOST}:{ports['RAY']}", f"--num-cpus={cpus}",
+                    f"--temp-dir={temporary / name}", f"--address={HOST}:{ports['RAY']}",
+                    f"--num-cpus={cpus}",
                     f"--dashboard-agent-listen-port={_free_port()}", "--include-log-monitor=false",
                 ]  # fmt: skip
                 self.start(name, common + worker, environment)
