@@ -106,10 +106,10 @@ class Namespace(Machine):
         super().__init__(network, number)
         self.name = f"{network.bridge}n{number}"
         self.address = f"{network.prefix}.{number + 1}"
-        outside = f"{network.bridge}v{number}"
+        self.outside = f"{network.bridge}v{number}"
         ip("netns", "add", self.name)
-        ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", self.name)
-        ip("link", "set", outside, "master", network.bridge, "up")
+        ip("link", "add", self.outside, "type", "veth", "peer", "name", "eth0", "netns", self.name)
+        ip("link", "set", self.outside, "master", network.bridge, "up")
         ip("-n", self.name, "addr", "add", f"{self.address}/24", "dev", "eth0")
         ip("-n", self.name, "link", "set", "eth0", "up")
         ip("-n", self.name, "link", "set", "lo", "up")
@@ -127,6 +127,7 @@ class Namespace(Machine):
         ip("-n", self.name, "link", "set", "eth0", "down")
 
     def remove(self) -> None:
+        ip("link", "del", self.outside)
         ip("netns", "del", self.name)
 
 
