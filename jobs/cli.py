@@ -186,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--verify", action="store_true", help="compare every file with its digest")
     with_json(sub)
 
-    add_cluster_commands(commands, add, with_config, with_json)
+    add_cluster_commands(commands, add, with_config, with_overrides, with_json)
     return parser
 
 

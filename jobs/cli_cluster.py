@@ -20,6 +20,7 @@ def add_cluster_commands(
     commands: Any,
     add: Callable[..., argparse.ArgumentParser],
     with_config: Callable[[argparse.ArgumentParser], None],
+    with_overrides: Callable[[argparse.ArgumentParser], None],
     with_json: Callable[[argparse.ArgumentParser], None],
 ) -> None:
     """Register the commands with the parser of `elmwright`."""
@@ -57,6 +58,7 @@ def add_cluster_commands(
     sub = add("doctor", _doctor, "check a target: version, token, resources, storage, environment")
     sub.add_argument("target", metavar="TARGET", help=TARGET_HELP)
     sub.add_argument("--config", metavar="CONFIG", help="check also what this config needs")
+    with_overrides(sub)
     with_json(sub)
 
     # What a job runs (entry.py); no help text, so it is not listed.
@@ -253,7 +255,9 @@ def _doctor(options: argparse.Namespace) -> int:
     from elmwright.jobs.doctor import examine
     from elmwright.jobs.targets import find_target
 
-    findings = examine(find_target(options.target), options.config)
+    if options.overrides and not options.config:
+        raise UserError("--set changes a setting of a config; name that with --config")
+    findings = examine(find_target(options.target), options.config, options.overrides)
     if options.json:
         print(json.dumps([{"ok": good, "about": text} for good, text in findings], indent=1))
     else:

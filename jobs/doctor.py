@@ -1,10 +1,11 @@
 """`elmwright doctor TARGET`: is everything there that a run will need?
 
 Versions, the token, the size of the cluster and, on every one of its machines, the dependencies,
-the storage of `run.dir` and the names in the environment. The last three cannot be seen from
-outside, so a small job asks: it ships the package as any submission does, and trains nothing. Of a
-Slurm cluster only this machine, its login node, is looked at, with the Python and the `env_file` of
-the target: a job that asks would have to wait in the queue.
+the storage of `run.dir` and the names in the environment; where the driver will be, the MLflow
+server and the store's secrets too. None of these can be seen from outside, so a small job asks: it
+ships the package as any submission does, and trains nothing. Of a Slurm cluster only this machine,
+its login node, is looked at, with the Python and the `env_file` of the target: a job that asks
+would have to wait in the queue.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from, load_config
 from elmwright.jobs.entry import check_names, missing_dependencies
 from elmwright.jobs.ray_jobs import RayCluster, check_size, find_token
-from elmwright.jobs.submission import Job, Submission, folder_of, new_submission
+from elmwright.jobs.submission import Job, Submission, new_submission
+from elmwright.jobs.submit import prepare
 from elmwright.jobs.targets import Target
+from elmwright.jobs.tracking import check_server
 from elmwright.jobs.wheel import content_version, package_files, wheel_members
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.files import exists, is_url, join, remove, write_bytes
@@ -38,10 +41,12 @@ PROBE_SECONDS = 180.0
 MARK = "elmwright-doctor: "
 
 
-def examine(target: Target, config_name: str | None = None) -> list[Finding]:
+def examine(
+    target: Target, config_name: str | None = None, settings: Sequence[str] = ()
+) -> list[Finding]:
     """Everything found out about a target: whether it is good, and what it is."""
     overrides = [] if target.kind == "local" else ['cluster.address="auto"']
-    config = load_config(config_name, overrides) if config_name else None
+    config = load_config(config_name, [*settings, *overrides]) if config_name else None
     found: list[Finding] = []
     try:
         if target.kind == "ray":
@@ -74,10 +79,11 @@ def _local(target: Target, config: RunConfig | None, found: list[Finding]) -> No
 
 def _submission(target: Target, config: RunConfig | None) -> Submission:
     """What would be sent; without a config, nothing is asked about its folder."""
+    if config is not None:
+        return prepare(config, target, "publish")
     version = content_version(package_files())
-    given = config or load_config("demo")
-    submission = new_submission(given, target, until="publish", version=version)
-    return submission if config else dataclasses.replace(submission, dir="")
+    given = new_submission(load_config("demo"), target, until="publish", version=version)
+    return dataclasses.replace(given, dir="")
 
 
 def _ray(cluster: RayCluster, config: RunConfig | None, found: list[Finding]) -> None:
@@ -92,18 +98,14 @@ def _ray(cluster: RayCluster, config: RunConfig | None, found: list[Finding]) ->
     if config is not None:
         check_size(config.train, nodes, cluster.address)
         found.append((True, "enough for train.processes × train.threads"))
-    folder = folder_of(config) if config else ""
-    found += _machines(_look_by_job(cluster, folder), folder, cluster.target.secrets)
+    submission = _submission(cluster.target, config)
+    found += _machines(_look_by_job(cluster, submission), submission.dir, cluster.target.secrets)
 
 
-def _look_by_job(cluster: RayCluster, folder: str) -> list[dict[str, Any]]:
+def _look_by_job(cluster: RayCluster, submission: Submission) -> list[dict[str, Any]]:
     """Let a small job look at every machine of a cluster."""
-    version = content_version(package_files())
-    submission = new_submission(
-        load_config("demo"), cluster.target, until="corpus", version=version
-    )
     name = f"doctor-{uuid.uuid4().hex[:12]}"
-    submission = dataclasses.replace(submission, id=name, run=name, dir=folder)
+    submission = dataclasses.replace(submission, id=name, run=name)
     job = Job(submission, cluster.submit(submission, "elmwright.jobs.doctor"))
     end = time.monotonic() + PROBE_SECONDS
     while not (state := cluster.state(job)).ended:
@@ -143,7 +145,28 @@ def _look_at_all(submission: Submission) -> list[dict[str, Any]]:
             ).remote(probe, submission.target.secrets)
             for node in nodes
         ]
-        return list(ray.get(answers, timeout=PROBE_SECONDS))
+        looked = list(ray.get(answers, timeout=PROBE_SECONDS))
+    if submission.dir:  # the config is the user's
+        config = config_from(submission.config, "the config")
+        looked[0]["config"] = _look_at_config(submission, config)
+    return looked
+
+
+def _look_at_config(submission: Submission, config: RunConfig) -> list[Finding]:
+    """What only the config names, as this machine sees it: secrets of its stores, its MLflow."""
+    found: list[Finding] = []
+    try:
+        check_names(dataclasses.replace(submission, target=Target("local")), config)
+    except UserError as error:
+        found.append((False, str(error)))
+    if config.tracking.uri.startswith("http"):
+        try:
+            silent = check_server(config.tracking.uri)
+        except UserError as error:
+            silent = str(error)
+        text = silent or f"MLflow at {config.tracking.uri} answers"
+        found.append((silent is None, f"{platform.node()}: {text}"))
+    return found
 
 
 @contextmanager
@@ -172,10 +195,7 @@ def look_for(submission: Submission, config: RunConfig | None) -> dict[str, Any]
     except (UserError, OSError) as error:
         answer = look_here("", submission.target.secrets) | {"sees": str(error)}
     if config is not None:
-        try:
-            check_names(dataclasses.replace(submission, target=Target("local")), config)
-        except UserError as error:
-            answer["names"] = str(error)
+        answer["config"] = _look_at_config(submission, config)
     return answer
 
 
@@ -217,8 +237,7 @@ def _machines(
             found.append(
                 (not unset, f"{host}: {unset or 'every secret'} is {'not ' * bool(unset)}set")
             )
-        if answer.get("names"):
-            found.append((False, answer["names"]))
+        found += [(good, text) for good, text in answer.get("config", ())]
     return found
 
 

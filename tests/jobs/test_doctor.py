@@ -2,6 +2,9 @@
 
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,22 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def mlflow() -> Iterator[str]:
+    """Something that answers as an MLflow server would."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200 if self.path == "/api/2.0/mlflow/experiments/search" else 404)
+            self.end_headers()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
 def wrong(target: Target, config: Path | None = None) -> list[str]:
     return [text for good, text in examine(target, config and str(config)) if not good]
 
@@ -57,8 +76,28 @@ def test_this_machine_is_held_against_a_config(
     assert "MLFLOW_TRACKING_PASSWORD is not set" in wrong(Target("local"), config)[0]
 
 
-def test_a_slurm_cluster_is_held_against_a_config(slurm: Path) -> None:
-    server = {"tracking_uri": "http://mlflow:5000"}
+def test_the_mlflow_of_a_config_must_answer(tmp_path: Path, mlflow: str) -> None:
+    one = {"train_processes": 1}
+    for uri, problem in (
+        (mlflow, ""),
+        (f"{mlflow}/elsewhere", "is no MLflow server; check tracking.uri"),
+        ("http://127.0.0.1:9", "Connection refused"),
+    ):
+        config = write_config(tmp_path, tmp_path / "text.txt", tracking_uri=uri, **one)
+        said = "; ".join(wrong(Target("local"), config))
+        assert problem in said
+        assert bool(problem) == bool(said)
+
+
+def test_a_config_with_a_password_in_it_is_not_sent_to_look_around(slurm: Path) -> None:
+    config = write_config(slurm, slurm / "t", tracking_uri=f"http://me:{PLANTED}@mlflow:5000")
+    said = wrong(Target("slurm"), config)
+    assert "holds a password or a token" in said[0]
+    assert PLANTED not in said[0]
+
+
+def test_a_slurm_cluster_is_held_against_a_config(slurm: Path, mlflow: str) -> None:
+    server = {"tracking_uri": mlflow}
     (slurm / "secrets.env").write_text(f"LAB_TOKEN={PLANTED}\n")
     target = Target("slurm", env_file=str(slurm / "secrets.env"), secrets=("LAB_TOKEN",))
     good = write_config(slurm, slurm / "text.txt", **server)
@@ -66,7 +105,7 @@ def test_a_slurm_cluster_is_held_against_a_config(slurm: Path) -> None:
     assert all(found for found, _ in findings), findings
     said = "\n".join(text for _, text in findings)
     for part in ("slurm-wlm 22.05", "partition main", "all dependencies", "enough for train.",
-                 "is visible", "every secret is set", "Python 3."):  # fmt: skip
+                 "is visible", "every secret is set", "Python 3.", "answers"):  # fmt: skip
         assert part in said
     assert PLANTED not in said
     large = write_config(slurm, slurm / "text.txt", train_threads=64, **server)

@@ -113,10 +113,14 @@ def test_the_doctor_looks_at_every_machine(user: User) -> None:
     assert "machines: 1, CPUs: 1" in said
     assert "all dependencies" in said
     assert "run.dir" in said
-    assert [line for line in said.splitlines() if line.startswith("missing")] == [
-        line for line in said.splitlines() if line.endswith("NOT_THERE is not set")
-    ]
-    assert "NOT_THERE is not set" in said
+    missing = [line for line in said.splitlines() if line.startswith("missing")]
+    assert len(missing) == 2
+    assert missing[0].endswith("NOT_THERE is not set")
+    assert "MLflow at http://127.0.0.1:9 does not answer" in missing[1]
+    said = user.run("doctor", "lab", "--set", "train.threads=8", code=2)
+    assert "name that with --config" in said
+    said = user.run("doctor", "lab", "--config", user.config, "--set", "train.threads=8", code=2)
+    assert "needs 8 CPUs" in said
 
 
 def test_a_token_is_wanted_and_a_wrong_one_refused(user: User) -> None:
