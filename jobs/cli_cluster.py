@@ -104,10 +104,21 @@ def _submit(options: argparse.Namespace) -> int:
         else:
             print(open_place(target).describe(submission))
         return 0
+    _check_follow(options, target)
     if target.kind == "ray" and not is_url(submission.dir) and not is_this_machine(target.address):
         print(f"note: run.dir {submission.dir} must be on storage that every machine of "
               f"{target.address} mounts; the job looks first", file=sys.stderr)  # fmt: skip
     return _sent(submit(submission), options)
+
+
+def _check_follow(options: argparse.Namespace, target: Any) -> None:
+    """Before anything is sent: a command that fails after that looks as if nothing had been."""
+    if options.follow and target.kind == "k8s" and not target.address:
+        raise UserError(
+            "--follow reads the log through the head's dashboard, which is there only once the job "
+            "has its cluster; submit without it, forward the dashboard as infra/README.md shows, "
+            "set address of the target, and use 'elmwright logs -f'"
+        )
 
 
 def _sent(job: Any, options: argparse.Namespace) -> int:
@@ -232,12 +243,15 @@ def _resume(options: argparse.Namespace) -> int:
 
     from elmwright.jobs.ray_jobs import Unreachable
     from elmwright.jobs.runbook import find_run, outcome_of
-    from elmwright.jobs.submit import about_resuming, again, state_of, submit
+    from elmwright.jobs.submit import about_resuming, again, already, state_of, submit
     from elmwright.jobs.targets import find_target
 
     job = find_run(options.run)[-1]
     try:
-        finished = state_of(job).word == "finished"
+        state = state_of(job)
+        if not state.ended:
+            raise already(job.submission.run, job.submission.id, job.submission.target)
+        finished = state.word == "finished"
     except Unreachable as error:
         # Gone, or not to be asked from here; the run's own lock guards its folder.
         finished = outcome_of(job.submission) == 0
@@ -247,6 +261,7 @@ def _resume(options: argparse.Namespace) -> int:
     if options.to:
         job = replace(job, submission=replace(job.submission, target=find_target(options.to)))
     submission = again(job, wait_minutes=options.wait)
+    _check_follow(options, submission.target)
     print(about_resuming(job), flush=True)
     return _sent(submit(submission), options)
 

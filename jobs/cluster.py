@@ -11,7 +11,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,17 @@ def room_for(machines: Iterable[Mapping[str, float]], threads: int, *, gpu: bool
 
 
 @contextmanager
-def ray_cluster(config: RunConfig, folder: RunFolder) -> Iterator[None]:
-    """Ray for the length of a run."""
+def ray_cluster(
+    config: RunConfig,
+    folder: RunFolder,
+    connected: Callable[[], object] = lambda: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """Ray for the length of a run.
+
+    `connected` is called as soon as Ray is there, for it takes SIGTERM for itself when it starts,
+    and dies of it; `stopped` is asked while a cluster is waited for.
+    """
     # Ray reads these when it is imported. Nothing is reported to anyone; our own journal has the
     # metrics; and a finished worker is noticed at once instead of up to two seconds later.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -57,7 +66,7 @@ def ray_cluster(config: RunConfig, folder: RunFolder) -> Iterator[None]:
     try:
         if is_remote(config):
             _check_answers(config.cluster.address)
-            _connect(config, arguments)
+            _connect(config, arguments, stopped)
         else:
             ray.init(
                 address="local",
@@ -75,8 +84,9 @@ def ray_cluster(config: RunConfig, folder: RunFolder) -> Iterator[None]:
             raise UserError(_why_not(config.cluster.address, error)) from error
         raise
     try:
+        connected()
         if is_remote(config):
-            _wait_for_room(config)
+            _wait_for_room(config, stopped)
             if not folder.remote:
                 _check_shared(Path(folder.root))
         yield
@@ -109,7 +119,7 @@ def _why_not(address: str, error: Exception) -> str:
     )
 
 
-def _connect(config: RunConfig, arguments: dict[str, Any]) -> None:
+def _connect(config: RunConfig, arguments: dict[str, Any], stopped: Callable[[], bool]) -> None:
     """Connect, as often as cluster.wait_minutes allows: a cluster may just be coming up."""
     import ray
 
@@ -121,12 +131,12 @@ def _connect(config: RunConfig, arguments: dict[str, Any]) -> None:
             if time.monotonic() >= end:
                 raise
             ray.shutdown()
-            time.sleep(3)
+            _pause(3, stopped)
         else:
             return
 
 
-def _wait_for_room(config: RunConfig) -> None:
+def _wait_for_room(config: RunConfig, stopped: Callable[[], bool]) -> None:
     """Let a cluster that grows by itself grow to what training needs, for as long as allowed."""
     if not config.cluster.wait_minutes:
         return  # launch.py says at once what is not there
@@ -145,7 +155,16 @@ def _wait_for_room(config: RunConfig) -> None:
         return
     request_resources(bundles=[bundle] * train.processes)
     while lacking() and time.monotonic() < end:
-        time.sleep(2)
+        _pause(2, stopped)
+
+
+def _pause(seconds: float, stopped: Callable[[], bool]) -> None:
+    """Wait for a cluster; nothing has been begun that a wish to stop would have to save."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if stopped():
+            raise Interrupted("while the cluster was waited for; the same command goes on")
+        time.sleep(0.1)
 
 
 def machines() -> list[dict[str, float]]:

@@ -136,7 +136,7 @@ def _look_at_all(submission: Submission) -> list[dict[str, Any]]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    with probing(submission.dir) as probe:
+    def look_with(probe: str) -> list[dict[str, Any]]:
         look = ray.remote(num_cpus=0)(look_here)
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         answers = [
@@ -145,7 +145,13 @@ def _look_at_all(submission: Submission) -> list[dict[str, Any]]:
             ).remote(probe, submission.target.secrets)
             for node in nodes
         ]
-        looked = list(ray.get(answers, timeout=PROBE_SECONDS))
+        return list(ray.get(answers, timeout=PROBE_SECONDS))
+
+    try:
+        with probing(submission.dir) as probe:
+            looked = look_with(probe)
+    except (UserError, OSError) as error:  # the folder cannot be written to; the rest is asked
+        looked = [answer | {"sees": str(error)} for answer in look_with("")]
     if submission.dir:  # the config is the user's
         config = config_from(submission.config, "the config")
         looked[0]["config"] = _look_at_config(submission, config)
@@ -306,10 +312,18 @@ def _kubernetes(target: Target, config: RunConfig | None, found: list[Finding]) 
     found.append((True, "KubeRay is installed"))
     may = place.kubectl("auth", "can-i", "create", "rayjobs.ray.io").strip()
     found.append((may == "yes", f"may create RayJobs in namespace {target.namespace}: {may}"))
+    for kind, name in (("persistentvolumeclaim", target.volume), ("secret", target.secret)):
+        if name:
+            there = place.kubectl("get", kind, name, "--ignore-not-found", "-o", "name").strip()
+            missing = "" if there else f"; create it in namespace {target.namespace}"
+            found.append((bool(there), f"{kind} {name} is {'' if there else 'not '}there{missing}"))
     if config is not None:
         place.check(_submission(target, config))
         found.append((True, "the target asks for enough for the config"))
-    if target.address:
+    if not target.address:
+        said = "no address of the target: the machines, their storage and the token are not seen"
+        found.append((True, said))
+    else:
         _ray(RayCluster(target), config, found)
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import Any
 
+from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from
 from elmwright.jobs.kubernetes_objects import (
     LABEL,
@@ -20,12 +21,21 @@ from elmwright.jobs.kubernetes_objects import (
     render,
     state_of_rayjob,
 )
+from elmwright.jobs.ports import RUNS_PATH
 from elmwright.jobs.ray_jobs import RayCluster, Unreachable
 from elmwright.jobs.runbook import outcome_of
 from elmwright.jobs.slurm import job_size
-from elmwright.jobs.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
+from elmwright.jobs.submission import (
+    GRACE_SECONDS,
+    Job,
+    State,
+    Submission,
+    relative_paths,
+    state_of_exit,
+)
 from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.files import is_url
 
 SILENT = ("unable to connect", "connection to the server", "timeout", "no such host")
 """What kubectl says, in small letters, when Kubernetes itself does not answer."""
@@ -44,7 +54,9 @@ class Kubernetes:
                 "kubectl is not on this machine's PATH; install it, or create what "
                 "'elmwright submit … --dry-run' prints by other means"
             )
-        train = config_from(submission.config, "the config").train
+        config = config_from(submission.config, "the config")
+        check_paths(submission, config)
+        train = config.train
         workers, cpus = job_size(submission)
         if workers * (cpus // train.threads) < train.processes:
             raise UserError(
@@ -104,7 +116,7 @@ class Kubernetes:
         self.kubectl("create", "-f", "-", text=json.dumps(config_map))
         try:
             answer = self.kubectl("create", "-o", "json", "-f", "-", text=json.dumps(rayjob))
-        except UserError as error:
+        except (UserError, Failed) as error:
             answer = self._arrived(name, error)
         owner = {
             "apiVersion": rayjob["apiVersion"],
@@ -120,14 +132,18 @@ class Kubernetes:
                   file=sys.stderr)  # fmt: skip
         return {"rayjob": name}
 
-    def _arrived(self, name: str, error: UserError) -> str:
+    def _arrived(self, name: str, error: Exception) -> str:
         """The RayJob, which may be there although kubectl failed; else nothing is left behind."""
         try:
             answer = self.kubectl("get", "rayjob", name, "--ignore-not-found", "-o", "json")
             if not answer.strip():
                 self.kubectl("delete", "configmap", name, "--ignore-not-found")
-        except UserError:
-            raise error from None  # Kubernetes is gone; what it took stays there
+        except (UserError, Failed):
+            raise Failed(
+                f"Kubernetes went away while the job was being sent ({error}); 'elmwright jobs' "
+                "tells whether it arrived, once it answers again, and 'elmwright cancel' stops it "
+                "then"
+            ) from None
         if not answer.strip():
             raise error
         return answer
@@ -223,6 +239,28 @@ class Kubernetes:
                 "namespace, and that KubeRay is installed"
             )
         return done.stdout
+
+
+def check_paths(submission: Submission, config: RunConfig) -> None:
+    """Pods have the image and what they mount, and nothing of the submitter's disk."""
+    relative = relative_paths(config)
+    if relative:
+        raise UserError(
+            f"{relative[0]!r} is relative to a folder of this machine, which no pod has; write "
+            f"absolute paths below {RUNS_PATH}, or s3:// URLs"
+        )
+    if is_url(submission.dir):
+        return
+    if not submission.target.volume:
+        raise UserError(
+            f"run.dir {submission.dir} would be lost with its pods: name a claim as volume of the "
+            f"target, which is mounted at {RUNS_PATH}, or use an s3:// URL"
+        )
+    if not submission.dir.startswith(f"{RUNS_PATH}/"):
+        raise UserError(
+            f"run.dir {submission.dir} is on no volume of the pods; put it below {RUNS_PATH}, "
+            f"where the claim {submission.target.volume} is mounted, or use an s3:// URL"
+        )
 
 
 def amount(text: str | None) -> float:

@@ -111,7 +111,7 @@ def _rayjob(
                 "headGroupSpec": {
                     # Without work of its own: what is lost with a worker can be computed again.
                     "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104
-                    "template": _pod("ray-head", target, name, {"cpu": "1", "memory": "4Gi"}),
+                    "template": _head(target, name, submission.id),
                 },
                 "workerGroupSpecs": [
                     {
@@ -126,6 +126,18 @@ def _rayjob(
             },
         },
     }
+
+
+def _head(target: Target, name: str, job: str) -> dict[str, Any]:
+    """A head that must go, because its machine does, lets the driver write its checkpoint first.
+
+    `ray job stop` waits until the job has ended; one that has ended already is left alone.
+    """
+    pod = _pod("ray-head", target, name, {"cpu": "1", "memory": "4Gi"})
+    dashboard = f"http://127.0.0.1:{ports.DASHBOARD_PORT}"
+    command = ["ray", "job", "stop", "--address", dashboard, job]
+    pod["spec"]["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": command}}}
+    return pod
 
 
 def _size(target: Target, cpus: int) -> dict[str, str]:
@@ -209,7 +221,7 @@ def state_of_rayjob(status: dict[str, Any]) -> State:
         return _state_of_failure(message or reason)
     if deployment == "Failed" and reason == "DeadlineExceeded":
         return State("interrupted", "its time limit (activeDeadlineSeconds) is over")
-    if deployment == "Failed":
+    if deployment in ("Failed", "ValidationFailed"):
         return State("failed", f"KubeRay gave it up ({reason or 'no reason'}) {message}"[:300])
     if word == "RUNNING":
         return State("running")

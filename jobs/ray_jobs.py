@@ -41,6 +41,10 @@ class Unreachable(UserError):  # noqa: N818 - a state of the world
     """The cluster does not answer."""
 
 
+class NotLetIn(Unreachable):
+    """The cluster answers, but not to us: to ask it again would not help."""
+
+
 class RayCluster:
     """Jobs of a running Ray cluster."""
 
@@ -64,10 +68,14 @@ class RayCluster:
 
     def running(self, run: str) -> str:
         """The submission id of a job of this run that has not ended, if there is one."""
-        for job in self._get("/api/jobs/"):
-            mine = (job.get("metadata") or {}).get("elmwright.run") == run
-            if mine and job["status"] in ("PENDING", "RUNNING"):
-                return str(job["submission_id"])
+        jobs = self._get("/api/jobs/")
+        try:
+            for job in jobs:
+                mine = (job.get("metadata") or {}).get("elmwright.run") == run
+                if mine and job["status"] in ("PENDING", "RUNNING"):
+                    return str(job["submission_id"])
+        except (KeyError, TypeError, AttributeError):
+            raise self._not_ray() from None
         return ""
 
     def describe(self, submission: Submission) -> str:
@@ -90,6 +98,8 @@ class RayCluster:
                 self._ok("PUT", path, package, SUBMIT_TIMEOUT)
             data = json.dumps(self._request_of(submission, name, module)).encode()
             self._ok("POST", "/api/jobs/", data, SUBMIT_TIMEOUT)
+        except NotLetIn:
+            raise
         except Unreachable as error:
             raise Failed(
                 f"the Ray cluster at {self.address} went away while the job was being sent "
@@ -113,7 +123,10 @@ class RayCluster:
         if status == 404:
             return State("interrupted", "the cluster does not know it (any more)")
         self._must(status, body)
-        return state_of_job(json.loads(body))
+        try:
+            return state_of_job(json.loads(body))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise self._not_ray() from None
 
     def log(self, job: Job, start: int) -> tuple[str, int]:
         status, body = self._call(
@@ -121,7 +134,10 @@ class RayCluster:
         )
         if status != 200:
             return "", start  # not started yet, or its node is gone with its log
-        text = str(json.loads(body)["logs"] or "")
+        try:
+            text = str(json.loads(body)["logs"] or "")
+        except (ValueError, KeyError, TypeError):
+            raise self._not_ray() from None
         return text[start:], max(start, len(text))
 
     def stop(self, job: Job) -> None:
@@ -191,6 +207,11 @@ class RayCluster:
         lines = [line for line in body.decode(errors="replace").splitlines() if line.strip()]
         # Ray answers with a traceback; its last line says what is wrong.
         reason = lines[-1][:300] if lines else "nothing"
+        if status in (502, 503, 504):
+            raise Unreachable(
+                f"the Ray cluster at {self.address} does not answer: what stands before it says "
+                f"{status}; check that the cluster is up"
+            )
         raise Failed(f"the Ray cluster at {self.address} answers {status}: {reason}")
 
     def _not_ray(self) -> UserError:
@@ -208,13 +229,18 @@ class RayCluster:
             if self._token:
                 status, body = self._once(method, path, data, timeout)
         if status == 401:
-            raise UserError(
+            raise NotLetIn(
                 f"the Ray cluster at {self.address} wants a token; set RAY_AUTH_TOKEN, or "
                 f"RAY_AUTH_TOKEN_PATH to the file that holds it, or put it into {DEFAULT_TOKEN}, "
                 "or name its file as token_file of the target"
             )
+        if status == 403 and not self._token:
+            raise NotLetIn(
+                f"{self.address} refuses us (403) and asks for no token; check the address, and "
+                "what stands between this machine and the cluster's dashboard"
+            )
         if status == 403:
-            raise UserError(
+            raise NotLetIn(
                 f"the Ray cluster at {self.address} refuses the token in "
                 f"{find_token(self.target)[1]}: it is expired or another cluster's; put the "
                 "current one there ('ray get-auth-token' on the cluster's head prints it)"

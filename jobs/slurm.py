@@ -27,10 +27,12 @@ from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import Failed, UserError
 
 TEMPLATE = Path(__file__).parent / "templates" / "elmwright.sbatch"
-WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED")
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED")
+SILENT = "unable to contact|timed out|connection refused|configuration source"
+"""What Slurm's commands say when there is nobody to ask; the last where they do not know whom."""
 STANDSTILLS = 5
 """How often a job goes back into the queue without having got any further."""
-GOING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED")
+GOING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
 
 
 class Slurm:
@@ -182,6 +184,8 @@ def render(submission: Submission) -> str:
         )
         if value
     ]
+    # sbatch reads its options only above the first command.
+    directives += [line for line in target.lines if line.startswith("#SBATCH")]
     lines = [f"export {name}={shlex.quote(text)}" for name, text in submission.settings.items()]
     if target.env_file:
         lines += [
@@ -200,7 +204,9 @@ def render(submission: Submission) -> str:
         # Slurm replaces what begins with a percent sign.
         "OUTPUT": _one_word(str(folder / "output.log").replace("%", "%%")),
         "DIRECTIVES": "\n".join(directives) or "# (no further options)",
-        "LINES": "\n".join([*lines, *target.lines]),
+        "LINES": "\n".join(
+            [*lines, *(line for line in target.lines if not line.startswith("#SBATCH"))]
+        ),
         "PYTHON": _path(target.python or sys.executable),
         "CODE": shlex.quote(str(folder / "code")),
         "RAY_LOG": shlex.quote(str(folder / "ray.log")),
@@ -253,7 +259,7 @@ def run_slurm(*command: str) -> str:
         return done.stdout
     lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
     reason = re.sub(r"^\w+: (error: )?", "", lines[-1])
-    if re.search("unable to contact|timed out|connection refused", reason, re.IGNORECASE):
+    if re.search(SILENT, reason, re.IGNORECASE):
         raise _silent(command[0], reason)
     if command[0] == "sbatch":
         raise UserError(

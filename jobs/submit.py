@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from elmwright.jobs import runbook
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from, to_dict
-from elmwright.jobs.ray_jobs import Unreachable
+from elmwright.jobs.ray_jobs import NotLetIn, Unreachable
 from elmwright.jobs.status import has_checkpoint
 from elmwright.jobs.submission import (
     Job,
@@ -25,7 +25,7 @@ from elmwright.jobs.submission import (
     new_submission,
     state_of_exit,
 )
-from elmwright.jobs.targets import Target
+from elmwright.jobs.targets import Target, as_now
 from elmwright.jobs.wheel import content_version, package_files
 from elmwright.pipeline.errors import Failed, UserError
 
@@ -149,22 +149,28 @@ def refuse_second(submission: Submission, place: Place) -> None:
             # That cluster is gone or cannot be asked; the run's own lock still guards its folder.
             state = State("interrupted")
         if not state.ended:
-            raise _already(submission.run, known[-1].submission.id, known[-1].submission.target)
+            raise already(submission.run, known[-1].submission.id, known[-1].submission.target)
     elsewhere = place.running(submission.run)
     if elsewhere:
-        raise _already(submission.run, elsewhere, submission.target)
+        raise already(submission.run, elsewhere, submission.target)
 
 
-def _already(run: str, job: str, target: Target) -> UserError:
+def already(run: str, job: str, target: Target) -> UserError:
+    """What is said to whoever would send a run a second time."""
     return UserError(
         f"run {run!r} is going on already on {target} (job {job}); follow it with 'elmwright logs "
         f"-f {run}', stop it with 'elmwright cancel {run}', or give this one another --name"
     )
 
 
+def _place_of(job: Job) -> Place:
+    """The code that speaks to the target of a job that was sent."""
+    return open_place(as_now(job.submission.target))
+
+
 def state_of(job: Job) -> State:
     """What has become of a job; what it left below run.dir counts when its target is unsure."""
-    state = open_place(job.submission.target).state(job)
+    state = _place_of(job).state(job)
     if state.word == "interrupted":
         code = runbook.outcome_of(job.submission)
         # A job may also have come to its end just when it was asked to stop.
@@ -176,7 +182,7 @@ def state_of(job: Job) -> State:
 def cancel(job: Job, *, wait: bool = True) -> State:
     """Ask a job to checkpoint and stop, and see it do so."""
     run = job.submission.run
-    place = open_place(job.submission.target)
+    place = _place_of(job)
     state = state_of(job)
     if state.ended:
         again = f"; 'elmwright resume {run}' goes on" if state.word == "interrupted" else ""
@@ -205,7 +211,7 @@ def again(job: Job, wait_minutes: int | None = None) -> Submission:
     wait = config.cluster.wait_minutes if wait_minutes is None else wait_minutes
     cluster = dataclasses.replace(config.cluster, address=address, wait_minutes=wait)
     config = dataclasses.replace(config, cluster=cluster)
-    new = prepare(config, old.target, old.until, old.settings)
+    new = prepare(config, as_now(old.target), old.until, old.settings)
     return dataclasses.replace(new, cwd=old.cwd, dir=old.dir)
 
 
@@ -221,7 +227,7 @@ def about_resuming(job: Job) -> str:
 
 def read_log(job: Job) -> str:
     """All that a job has said."""
-    return open_place(job.submission.target).log(job, 0)[0]
+    return _place_of(job).log(job, 0)[0]
 
 
 def follow(run: str, job: Job, *, through: bool) -> State:
@@ -254,7 +260,7 @@ def _attempts_after(run: str, job: Job) -> list[Job]:
 
 
 def _follow_one(job: Job) -> State:
-    place = open_place(job.submission.target)
+    place = _place_of(job)
     position = size = 0
     while True:
         # The state first: what is said between the two is then still read.
@@ -273,6 +279,8 @@ def _patiently(ask: Callable[[], Answer]) -> Answer:
     for misses in range(1, 10):
         try:
             return ask()
+        except NotLetIn:
+            raise
         except (Unreachable, Failed):
             time.sleep(POLL_SECONDS * misses)
     return ask()

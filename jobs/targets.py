@@ -81,7 +81,8 @@ class Target:
     gpus: int = 0
     """slurm: GPUs of each machine. k8s: GPUs of a worker pod."""
     lines: tuple[str, ...] = ()
-    """slurm: further lines for the script, such as "module load python"."""
+    """slurm: further lines for the script, such as "module load python"; one that begins with
+    #SBATCH is an option of the job."""
     image: str = ""
     """k8s: image with Ray and the dependencies; else elmwright:VERSION-cpu or -cuda."""
     namespace: str = "default"
@@ -133,7 +134,8 @@ def find_target(text: str) -> Target:
             f"{text!r} is not the address of a Ray dashboard; jobs are submitted there, usually at "
             f"http://{host}:8265"
         )
-    close = difflib.get_close_matches(text, [*named, *KINDS], n=1, cutoff=0.5)
+    kinds = [kind for kind in KINDS if kind != "ray"]  # which is said by its address
+    close = difflib.get_close_matches(text, [*named, *kinds], n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     known = (
         f"{', '.join(sorted(named))} in {targets_file()}" if named else f"none in {targets_file()}"
@@ -142,6 +144,20 @@ def find_target(text: str) -> Target:
         f"there is no target {text!r}{hint or ''}; say local, slurm, k8s, http://HEAD:8265, or a "
         f"name ({known})"
     )
+
+
+def as_now(target: Target) -> Target:
+    """A target of a job that was sent, reached as the user's file says now.
+
+    Where a Kubernetes cluster is forwarded to and which file holds a token change while a job
+    runs; the address of a Ray cluster is the cluster itself, and stays.
+    """
+    now = named_targets().get(target.name)
+    if now is None or now.kind != target.kind:
+        return target
+    if target.kind == "k8s":
+        return dataclasses.replace(target, address=now.address, token_file=now.token_file)
+    return dataclasses.replace(target, token_file=now.token_file)
 
 
 def check_address(address: str, name: str) -> str:
@@ -199,5 +215,6 @@ def _target(path: Path, name: str, table: Any) -> Target:
     if target.kind == "ray" and not re.match(r"https?://[^/@]+$", target.address.rstrip("/")):
         raise UserError(f"{path}: {name}.address: write it as http://HEAD:8265")
     if target.address:
-        check_address(target.address, f"{path}: {name}.address: {target.address!r}")
+        shown = f": {target.address!r}" if "@" not in target.address else ""  # a password
+        check_address(target.address, f"{path}: {name}.address{shown}")
     return dataclasses.replace(target, address=target.address.rstrip("/"))

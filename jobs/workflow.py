@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,7 @@ def _do(
     if "corpus" in pending or "train" in pending:
         from elmwright.jobs.cluster import ray_cluster
 
-        with ray_cluster(config, folder):
-            take_signals(stop)  # Ray takes SIGTERM for itself when it starts, and dies of it
+        with ray_cluster(config, folder, partial(take_signals, stop), stop.is_set):
             if "corpus" in pending:
                 _corpus(config, folder, console, stop)
             _stop_here(stop)

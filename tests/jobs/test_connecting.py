@@ -1,12 +1,25 @@
 """Why a cluster does not take us, in a sentence; and waiting for one that grows."""
 
+import os
+import signal
 import sys
+import threading
+import time
 import types
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.cluster import _connect, _wait_for_room, _why_not
+from elmwright.jobs.cluster import _connect, _wait_for_room, _why_not, ray_cluster
 from elmwright.jobs.config_file import load_config
+from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.workflow import take_signals
+from elmwright.pipeline.errors import Interrupted
+
+
+def never() -> bool:
+    return False
 
 
 def test_other_versions_are_named() -> None:
@@ -50,13 +63,13 @@ def test_a_cluster_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> Non
     sdk = types.SimpleNamespace(request_resources=request_resources)
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.autoscaler.sdk", sdk)
-    monkeypatch.setattr("elmwright.jobs.cluster.time.sleep", lambda _: None)
+    monkeypatch.setattr("elmwright.jobs.cluster._pause", lambda *_: None)
     config = load_config("demo", ["cluster.wait_minutes=1", "train.processes=2",
                                   'train.device="cuda"', "train.threads=2"])  # fmt: skip
-    _wait_for_room(config)
+    _wait_for_room(config, never)
     assert asked == [[{"CPU": 2, "GPU": 1}] * 2]
     assert len(have) == 1
-    _wait_for_room(load_config("demo"))
+    _wait_for_room(load_config("demo"), never)
 
 
 def test_a_cluster_that_is_coming_up_is_tried_again_if_it_may_take_time(
@@ -73,9 +86,44 @@ def test_a_cluster_that_is_coming_up_is_tried_again_if_it_may_take_time(
 
     fake = types.SimpleNamespace(init=init, shutdown=lambda: None)
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr("elmwright.jobs.cluster.time.sleep", lambda _: None)
+    monkeypatch.setattr("elmwright.jobs.cluster._pause", lambda *_: None)
     server = ["cluster.address=auto", "tracking.uri=http://mlflow:5000"]
     with pytest.raises(ConnectionError):
-        _connect(load_config("demo", server), {})
-    _connect(load_config("demo", [*server, "cluster.wait_minutes=1"]), {})
+        _connect(load_config("demo", server), {}, never)
+    _connect(load_config("demo", [*server, "cluster.wait_minutes=1"]), {}, never)
     assert tried == ["auto"] * 3
+
+
+def test_a_wish_to_stop_ends_the_waiting_for_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray takes SIGTERM for itself when it connects, and would end the driver with exit 15."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    shut = []
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+
+    fake = types.SimpleNamespace(init=init, nodes=list, shutdown=lambda: shut.append(True))
+    sdk = types.SimpleNamespace(request_resources=lambda bundles: None)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setitem(sys.modules, "ray.autoscaler.sdk", sdk)
+    config = load_config("demo", ["cluster.address=auto", "tracking.uri=http://mlflow:5000",
+                                  "cluster.wait_minutes=5"])  # fmt: skip
+    folder = RunFolder(str(tmp_path), tmp_path)
+    stop = threading.Event()
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    timer.start()
+    begun = time.monotonic()
+    try:
+        with (
+            pytest.raises(Interrupted, match="while the cluster was waited for"),
+            ray_cluster(config, folder, partial(take_signals, stop), stop.is_set),
+        ):
+            pytest.fail("there is no room")
+    finally:
+        timer.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert time.monotonic() - begun < 5
+    assert shut == [True]

@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 from elmwright import __version__
+from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import load_config
+from elmwright.jobs.doctor import examine
 from elmwright.jobs.kubernetes import Kubernetes
 from elmwright.jobs.kubernetes_objects import (
     CONFIG_MAP_BYTES,
@@ -29,10 +31,10 @@ from elmwright.jobs.kubernetes_objects import (
     state_of_rayjob,
 )
 from elmwright.jobs.ray_jobs import Unreachable
-from elmwright.jobs.submission import Job, Submission
+from elmwright.jobs.submission import GRACE_SECONDS, Job, Submission
 from elmwright.jobs.submit import prepare, state_of, submit
 from elmwright.jobs.targets import Target
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Failed, UserError
 from tests.jobs.tiny import write_config, write_text
 
 GPU = Target.from_data(
@@ -49,6 +51,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def submission(folder: Path, target: Target, **changes: Any) -> Submission:
     write_text(folder / "text.txt", 3)
+    changes = {"run_dir": "/runs/tiny", **changes}
     file = write_config(
         folder, folder / "text.txt", tracking_uri="http://mlflow:5000", **changes
     )  # fmt: skip
@@ -84,6 +87,9 @@ def test_the_objects_hang_together(tmp_path: Path) -> None:
         assert mounted["runs"] == "/runs"
         assert {volume["name"] for volume in pod["volumes"]} == set(mounted)
         assert container["resources"]["limits"] == container["resources"]["requests"]
+    stop = head["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert stop == ["ray", "job", "stop", "--address", "http://127.0.0.1:8265", sent.id]
+    assert head["template"]["spec"]["terminationGracePeriodSeconds"] > GRACE_SECONDS
     (volume,) = [v for v in pod["volumes"] if v["name"] == "job"]
     assert volume["configMap"]["name"] == config_map["metadata"]["name"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
@@ -117,6 +123,7 @@ cd {folder}
 echo "$*" >>calls
 if [ -e "fail-$3" ]; then cat "fail-$3" >&2; exit 1; fi
 case "$*" in
+*" auth can-i "*) cat answer ;;
 *" create "*) cat >>created; echo '{{"metadata": {{"uid": "u-1"}}}}' ;;
 *" get nodes "*) cat nodes ;;
 *" get "*) cat answer ;;
@@ -245,7 +252,7 @@ def test_a_run_is_looked_for_by_the_label_it_was_given(kubectl: Path) -> None:
 def test_a_target_too_small_for_the_run_is_refused(
     target: dict[str, int], settings: dict[str, Any], words: str, kubectl: Path
 ) -> None:
-    sent = submission(kubectl, Target("k8s", **target))  # type: ignore[arg-type]
+    sent = submission(kubectl, Target("k8s", volume="runs", **target))  # type: ignore[arg-type]
     sent.config["train"].update(settings)
     with pytest.raises(UserError, match=words):
         submit(sent)
@@ -256,7 +263,7 @@ def test_machines_that_are_not_there_are_told_of_at_once(
     kubectl: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes(kubectl, 2, {"cpu": "3920m"})
-    sent = submission(kubectl, Target("k8s", gpus=1))
+    sent = submission(kubectl, Target("k8s", gpus=1, volume="runs"))
     Kubernetes(sent.target).check(sent)
     said = capsys.readouterr().err
     assert "wants 2 pods with 1 CPUs and 1 GPUs each" in said
@@ -290,6 +297,7 @@ def test_without_kubectl_there_is_a_sentence(
         ({"jobStatus": "FAILED", "message": "The actor died"}, "interrupted"),
         ({"jobStatus": "FAILED", "message": "runtime_env setup failed: no zip"}, "failed"),
         ({"jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"}, "interrupted"),
+        ({"jobDeploymentStatus": "ValidationFailed", "message": "no such field"}, "failed"),
         # What Ray said last stays when KubeRay has given up.
         ({"jobStatus": "RUNNING", "jobDeploymentStatus": "Failed"}, "failed"),
         ({"jobStatus": "RUNNING", "jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"},
@@ -301,10 +309,12 @@ def test_kuberays_words_become_ours(status: dict[str, Any], word: str) -> None:
 
 
 class Dashboard(http.server.BaseHTTPRequestHandler):
-    """A Ray dashboard that knows of no job."""
+    """A Ray dashboard that knows of no job, or is another cluster's and refuses our token."""
+
+    code = 404
 
     def do_GET(self) -> None:
-        self.send_error(404)
+        self.send_error(self.code)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -319,11 +329,13 @@ def dashboard() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize("up", [True, False])
+@pytest.mark.parametrize("code", [404, 401, 403, 0])
 def test_what_ray_cannot_tell_is_asked_of_kubernetes(
-    up: bool, kubectl: Path, dashboard: str
+    code: int, kubectl: Path, dashboard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = Target("k8s", address=dashboard if up else "http://127.0.0.1:9")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-another-cluster")
+    monkeypatch.setattr(Dashboard, "code", code)
+    target = Target("k8s", address=dashboard if code else "http://127.0.0.1:9")
     job = Job(submission(kubectl, target))
     (kubectl / "answer").write_text('{"status": {"jobDeploymentStatus": "Initializing"}}')
     assert (state_of(job).word, state_of(job).why) == ("pending", "Initializing")
@@ -337,3 +349,73 @@ def test_a_job_nobody_can_be_asked_about_is_not_called_interrupted(kubectl: Path
     for target in (Target("k8s"), Target("k8s", address="http://127.0.0.1:9")):
         with pytest.raises(Unreachable, match="Unable to connect to the server"):
             state_of(Job(submission(kubectl, target)))
+
+
+def test_a_rayjob_that_is_lost_on_its_way_can_be_found_again(
+    kubectl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """kubectl fails after the ConfigMap, and nobody can be asked what has arrived."""
+    sent = submission(kubectl, GPU)
+    create = 'case "$(cat)" in *\'"RayJob"\'*) touch fail-get; echo timeout >&2; exit 1 ;; esac'
+    script = kubectl / "bin" / "kubectl"
+    played = script.read_text().replace("cat >>created", create)
+    script.write_text(played)
+    (kubectl / "answer").write_text('{"items": []}')
+    with pytest.raises(Failed, match=r"went away while the job was being sent .*'elmwright jobs'"):
+        submit(sent)
+    (kubectl / "fail-get").unlink()
+    (kubectl / "answer").write_text('{"status": {"jobStatus": "RUNNING"}}')
+    assert main(["status", "tiny"]) == 0
+    assert "running" in capsys.readouterr().out
+
+
+def test_an_address_that_is_set_later_reaches_the_job(
+    kubectl: Path, dashboard: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dashboard can only be forwarded when the job has its cluster."""
+    targets = kubectl / "config" / "elmwright" / "targets.toml"
+    targets.parent.mkdir(parents=True)
+    targets.write_text('[cloud]\nkind = "k8s"\nvolume = "runs"\n')
+    submission(kubectl, GPU)  # writes the config
+    send = ["submit", str(kubectl / "tiny.toml"), "--to", "cloud"]
+    assert main([*send, "--follow"]) == 2
+    assert "set address of the target" in capsys.readouterr().err
+    assert not (kubectl / "created").exists()
+    assert main(send) == 0
+    (kubectl / "answer").write_text('{"status": {"jobStatus": "RUNNING"}}')
+    assert main(["logs", "tiny"]) == 2
+    assert "no Ray address" in capsys.readouterr().err
+    targets.write_text(targets.read_text() + f'address = "{dashboard}"\n')
+    assert main(["logs", "tiny"]) == 0
+    assert "it has said nothing yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "words"),
+    [
+        (GPU, {"run_dir": "runs/tiny"}, "'runs/tiny' is relative to a folder of this machine"),
+        (GPU, {"run_dir": "/home/me/tiny"}, "is on no volume of the pods; put it below /runs"),
+        (Target("k8s"), {}, "would be lost with its pods: name a claim as volume"),
+    ],
+)
+def test_a_folder_that_no_pod_has_is_refused(
+    target: Target, changes: dict[str, str], words: str, kubectl: Path
+) -> None:
+    with pytest.raises(UserError, match=words):
+        submit(submission(kubectl, target, **changes))
+    assert not (kubectl / "created").exists()
+
+
+def test_a_run_in_a_store_needs_no_volume(kubectl: Path) -> None:
+    submit(submission(kubectl, Target("k8s"), run_dir="s3://bucket/tiny"))
+    assert (kubectl / "created").exists()
+
+
+def test_the_doctor_looks_for_what_a_target_names(kubectl: Path) -> None:
+    (kubectl / "answer").write_text("yes\n")
+    good = examine(GPU)
+    assert all(found for found, _ in good), good
+    (kubectl / "answer").write_text("")
+    wrong = [text for found, text in examine(GPU) if not found]
+    assert "persistentvolumeclaim claim is not there; create it in namespace ml" in wrong
+    assert "secret s3 is not there; create it in namespace ml" in wrong

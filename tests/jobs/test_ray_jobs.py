@@ -2,90 +2,31 @@
 
 import json
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elmwright.jobs import ray_jobs, runbook
+from elmwright.jobs import ray_jobs
 from elmwright.jobs import submit as submit_module
 from elmwright.jobs.cli import main
-from elmwright.jobs.config_file import load_config
 from elmwright.jobs.ray_jobs import RayCluster, Unreachable, parcel, state_of_job
 from elmwright.jobs.submission import Job, Submission
-from elmwright.jobs.submit import prepare, submit
+from elmwright.jobs.submit import submit
 from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import Failed, UserError
-from tests.jobs.tiny import write_config, write_text
+from tests.jobs.dashboard import Answer, Dashboard, nodes, play_job, submission_to
 
-Answer = tuple[int, Any]
 GOOD = "the-right-one"
-
-
-class Dashboard:
-    """A dashboard that answers as it is told and remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, Answer | Callable[[], Answer]] = {
-            "GET /api/version": (200, {"ray_version": "2.60.0"}),
-            "GET /api/v0/nodes": (200, nodes({"CPU": 4.0})),
-            "GET /api/jobs/": (200, []),
-            "GET /api/packages": (404, "no such package"),
-            "PUT /api/packages": (200, ""),
-            "POST /api/jobs/": (200, {"submission_id": "x"}),
-        }
-        self.asked: list[tuple[str, str, bytes]] = []
-        self.token = ""
-        dashboard = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                key = f"{self.command} {self.path}"
-                given = self.headers.get("Authorization", "")
-                dashboard.asked.append((key, given, body))
-                if dashboard.token and given != f"Bearer {dashboard.token}":
-                    status, content = (403, "Forbidden") if given else (401, "Unauthorized")
-                else:
-                    matching = [k for k in dashboard.answers if key.startswith(k)]
-                    found = dashboard.answers[max(matching, key=len)] if matching else (404, "")
-                    status, content = found() if callable(found) else found
-                if status == 0:
-                    self.connection.close()  # gone in the middle
-                    return
-                data = (content if isinstance(content, str) else json.dumps(content)).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                if status == 302:
-                    self.send_header("Location", "http://127.0.0.1:9/elsewhere")
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = do_PUT = answer  # noqa: N815
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-
-def nodes(*resources: dict[str, float]) -> dict[str, Any]:
-    rows = [{"state": "ALIVE", "node_ip": "10.0.0.1", "resources_total": one} for one in resources]
-    return {"result": True, "msg": "", "data": {"result": {"result": rows}}}
 
 
 @pytest.fixture
 def dashboard() -> Iterator[Dashboard]:
     one = Dashboard()
     yield one
-    one.server.shutdown()
-    one.server.server_close()
+    one.close()
 
 
 @pytest.fixture(autouse=True)
@@ -100,14 +41,6 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def submission(dashboard: Dashboard, tmp_path: Path) -> Submission:
     return submission_to(dashboard, tmp_path)
-
-
-def submission_to(dashboard: Dashboard, folder: Path, **changes: Any) -> Submission:
-    text = folder / "text.txt"
-    write_text(text, 3)
-    file = write_config(folder, text, tracking_uri="http://127.0.0.1:9", **changes)
-    config = load_config(str(file), ["cluster.address=auto"])
-    return prepare(config, Target("ray", address=dashboard.address), "corpus")
 
 
 def test_a_submission_sends_the_package_and_then_the_job(
@@ -294,75 +227,6 @@ def test_a_connection_that_is_dropped_once_is_tried_again(
     answers = [(0, ""), (0, ""), (200, {"ray_version": "2.60.0"})]
     dashboard.answers["GET /api/version"] = lambda: answers.pop(0)
     assert RayCluster(Target("ray", address=dashboard.address)).check_version() == "2.60.0"
-
-
-def play_job(dashboard: Dashboard, submission: Submission, status: str = "RUNNING") -> None:
-    """The dashboard has this job."""
-    info = {"submission_id": submission.id, "status": status,
-            "metadata": {"elmwright.run": submission.run}}  # fmt: skip
-    dashboard.answers["GET /api/jobs/"] = (200, [info])
-    dashboard.answers[f"GET /api/jobs/{submission.id}"] = (200, info)
-
-
-def test_a_job_that_arrived_while_the_answer_was_lost_can_be_found_and_stopped(
-    dashboard: Dashboard, submission: Submission, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def arrives() -> Answer:
-        play_job(dashboard, submission)
-        return 0, ""
-
-    dashboard.answers["POST /api/jobs/"] = arrives
-    with pytest.raises(Failed, match=r"'elmwright jobs' tells whether it arrived"):
-        submit(submission)
-    assert main(["jobs"]) == 0
-    assert "tiny                     running" in capsys.readouterr().out
-    dashboard.answers[f"POST /api/jobs/{submission.id}/stop"] = (200, "")
-    assert main(["cancel", "tiny", "--no-wait"]) == 0
-    assert any(key.endswith("/stop") for key, _, _ in dashboard.asked)
-
-
-def test_a_job_that_was_refused_is_not_in_the_run_book(
-    dashboard: Dashboard, submission: Submission
-) -> None:
-    dashboard.answers["PUT /api/packages"] = (404, "")
-    with pytest.raises(UserError):
-        submit(submission)
-    assert runbook.attempts_of("tiny") == []
-
-
-def test_a_run_whose_cluster_is_gone_is_resumed_elsewhere(
-    dashboard: Dashboard, submission: Submission, capsys: pytest.CaptureFixture[str]
-) -> None:
-    submit(submission)
-    dashboard.server.shutdown()
-    dashboard.server.server_close()
-    assert main(["resume", "tiny"]) == 2
-    assert "does not answer" in capsys.readouterr().err.splitlines()[-1]
-    assert len(runbook.attempts_of("tiny")) == 1
-    other = Dashboard()
-    try:
-        assert main(["resume", "tiny", "--to", other.address]) == 0
-    finally:
-        other.server.shutdown()
-        other.server.server_close()
-    assert any(key == "POST /api/jobs/" for key, _, _ in other.asked)
-    assert runbook.attempts_of("tiny")[-1].submission.target.address == other.address
-
-
-def test_a_cluster_that_does_not_answer_leaves_the_state_unknown(
-    dashboard: Dashboard, submission: Submission, capsys: pytest.CaptureFixture[str]
-) -> None:
-    submit(submission)
-    Path(submission.dir).mkdir()
-    capsys.readouterr()
-    dashboard.token = GOOD
-    assert main(["status", "tiny"]) == 0
-    said = capsys.readouterr().out
-    assert "state        unknown: " in said
-    assert "resume" not in said
-    runbook.lay_down_outcome(submission, 2)
-    assert main(["status", "tiny", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "failed"
 
 
 def test_a_process_must_fit_on_one_machine(dashboard: Dashboard, tmp_path: Path) -> None:

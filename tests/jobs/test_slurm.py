@@ -1,6 +1,7 @@
 """The batch script and the words of Slurm; the real thing is in test_slurm_cluster.py."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,8 @@ def test_the_script_asks_for_what_the_run_needs(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store:9000/$(touch x)")
     target = Target(
         "slurm", nodes=2, gpus=1, partition="gpu", time="02:00:00", warning=300,
-        python="~/my env/bin/python", lines=("module load cuda",), env_file="/etc/secrets.env",
+        python="~/my env/bin/python", lines=("module load cuda", "#SBATCH --mem=8G"),
+        env_file="/etc/secrets.env",
     )  # fmt: skip
     script = render(submission(tmp_path, target, train_processes=4, train_threads=3))
     lines = script.splitlines()
@@ -59,6 +61,12 @@ def test_the_script_asks_for_what_the_run_needs(
         "export AWS_ENDPOINT_URL='http://store:9000/$(touch x)'",
     ):  # fmt: skip
         assert line in lines
+    # sbatch reads no option below the first command, and a step has one CPU unless it asks.
+    assert lines.index("#SBATCH --mem=8G") < lines.index('asked=""')
+    (start,) = re.findall(
+        r"srun [^\n]*--cpus-per-task=(\d+)[^\n]*ray.scripts.scripts start", script
+    )
+    assert start == re.findall(r"--num-cpus=(\d+)", script)[0] == "6"
     assert "symmetric-run" not in "".join(line for line in lines if not line.startswith("#"))
 
 
@@ -80,6 +88,8 @@ def test_shellcheck_has_nothing_to_say(tmp_path: Path, target: Target) -> None:
     [
         ({"JobState": "PENDING", "Reason": "BeginTime"}, "pending", None),
         ({"JobState": "RUNNING"}, "running", None),
+        # It has begun: to end it as one that waits would take its checkpoint away.
+        ({"JobState": "SUSPENDED"}, "running", None),
         ({"JobState": "COMPLETED"}, "finished", 0),
         ({"JobState": "FAILED", "ExitCode": "75:0"}, "interrupted", 75),
         ({"JobState": "FAILED", "ExitCode": "2:0"}, "failed", 2),
@@ -200,6 +210,10 @@ def test_a_slurm_that_does_not_answer_has_not_forgotten_the_job(
     assert "resume" not in said
     play(fake, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert state_of(job).word == "interrupted"
+    unknown = "squeue: fatal: Could not establish a configuration source"
+    play(fake, "squeue", f"echo '{unknown}' >&2; exit 1")
+    with pytest.raises(Unreachable, match="configuration source"):
+        submit(submission(fake, Target("slurm"), run_name="another"))
 
 
 def test_a_job_that_arrived_while_sbatch_lost_its_answer_can_be_stopped(fake: Path) -> None:

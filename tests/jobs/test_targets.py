@@ -35,6 +35,7 @@ def test_a_name_stands_for_what_the_users_file_says(config_home: Path) -> None:
     ("text", "words"),
     [
         ("labb", r"no target 'labb'; did you mean 'lab'\?"),
+        ("ray", r"no target 'ray'; say local, slurm, k8s, http://HEAD:8265"),
         ("ray://head:10001", "http://head:8265"),
         ("head:6379", "http://head:8265"),
         ("http://me:pass@head:8265", "no user or password"),
@@ -65,6 +66,7 @@ def test_what_is_no_target_gets_a_hint(config_home: Path, text: str, words: str)
         ('[lab]\nkind = "slurm"\nnodes = -3\n', "lab.nodes: '-3' is not"),
         ('[lab]\nkind = "slurm"\npartition = "a\\n#SBATCH x"\n', "lab.partition: "),
         ('[lab]\nkind = "slurm"\nlines = ["a\\nb"]\n', "write one string a line"),
+        ('[lab]\nkind = "k8s"\naddress = "http://me:pass@h:1"\n', "lab.address is not an address"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_its_key(
