@@ -140,7 +140,7 @@ def test_names_of_secrets_services_database_and_bucket_are_the_packages() -> Non
     }
     assert set(re.findall(r"create secret generic (\S+)", everything())) == secrets
     assert set(re.findall(r"configMapRef:\s+name: (\S+)", everything())) == {ports.CONFIG_STORE}
-    assert set(re.findall(r"postgresql://(\w+):", everything())) == {ports.DATABASE}
+    assert set(re.findall(r"postgresql[+\w]*://(\w+):", everything())) == {ports.DATABASE}
     assert set(re.findall(r"@(\w+):\d+/(\w+)", everything())) == {
         (ports.SERVICE_POSTGRES, ports.DATABASE)
     }
