@@ -15,7 +15,7 @@ from elmwright.jobs import ports
 from elmwright.jobs.submission import GRACE_SECONDS
 from elmwright.jobs.targets import Target, _target
 from tests.infra import test_commands
-from tests.infra.texts import TEXT, everything
+from tests.infra.texts import TEXT, everything, source
 from tests.infra.validators import INFRA, ROOT, documents, manifests, pod_templates
 
 AGENT_PORT = 52365  # of Ray's agent on every node; Ray's default, which KubeRay's probes count on
@@ -175,7 +175,17 @@ def test_a_stopped_job_has_the_time_it_was_promised() -> None:
     assert re.findall(r'STOP_WAIT_TIME_S: "(\d+)"', TEXT["kubernetes/job/rayjob.yaml"]) == [
         promised
     ]
-    assert re.findall(r"stop_grace_period: (\d+)s", TEXT["compose/compose.yaml"]) == [promised]
+
+
+def test_ray_has_time_to_drain_a_node_that_is_stopped() -> None:
+    """More is not promised of a worker, nor of compose: only Ray is told, and not the driver."""
+    (drain,) = re.findall(
+        r'"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", (\d+)',
+        source("ray", "_private/ray_constants.py"),
+    )
+    given = re.findall(r"(?:stop_grace_period|GracePeriodSeconds): (\d+)", everything())
+    assert len(given) == 5
+    assert all(int(seconds) > int(drain) for seconds in given)
 
 
 CHANGES = {
@@ -186,7 +196,7 @@ CHANGES = {
     rf"(?<=[ :=]){ports.SECRETS_PATH}\b": "/mnt/secrets",
     rf"\b{re.escape(__version__)}-(?:cpu|cuda)": "0.0.9-cpu",
     r"(?<=rayVersion: )\S+": "2.59.0",
-    r"(?<=USR1@)\d+|(?<=grace_period: )\d+|(?<=TIME_S: \")\d+": "30",
+    r"(?<=grace_period: )\d+|(?<=GracePeriodSeconds: )\d+|(?<=TIME_S: \")\d+": "30",
     r"(?<=elmwright )run(?= )": "walk",
     r"(?<=--set )[a-z]+\.[a-z]+(?==)": "cluster.adress",
     r"--(?:dashboard-host|num-cpus|allowed-hosts)(?==| )": "--no-such-option",
@@ -222,6 +232,7 @@ def noticed() -> bool:
         test_image_tags_are_those_of_this_version,
         test_versions_are_the_pinned_ones,
         test_a_stopped_job_has_the_time_it_was_promised,
+        test_ray_has_time_to_drain_a_node_that_is_stopped,
         test_commands.test_options_of_ray_and_mlflow_exist,
         test_commands.test_every_subcommand_that_is_named_exists,
         test_commands.test_every_command_line_is_understood_by_the_real_parser,
