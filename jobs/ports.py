@@ -58,4 +58,4 @@ CONFIG_STORE = "elmwright-store"
 
 STOP_SECONDS = 120
 """Time that a stopped job is given to write its checkpoint, by Slurm's warning and by Kubernetes.
-`docker compose stop` gives it none: it asks Ray, which does not ask the driver."""
+`docker compose stop` is no such stop: it asks Ray, which does not ask the driver."""

@@ -178,7 +178,7 @@ def test_a_stopped_job_has_the_time_it_was_promised() -> None:
 
 
 def test_ray_has_time_to_drain_a_node_that_is_stopped() -> None:
-    """More is not promised of a worker, nor of compose: only Ray is told, and not the driver."""
+    """Compose and workers promise no more than that: Ray is told, and not the driver."""
     (drain,) = re.findall(
         r'"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", (\d+)',
         source("ray", "_private/ray_constants.py"),
