@@ -12,6 +12,7 @@ import yaml
 
 from elmwright.jobs import cli, ports
 from elmwright.jobs.config_file import explain, load_config
+from elmwright.jobs.entry import STARTING_MINUTES
 from tests.infra.texts import TEXT, everything, source
 from tests.infra.validators import INFRA, ROOT, documents, pod_templates
 
@@ -32,7 +33,10 @@ def rayjob() -> ModuleType:
 def test_the_rayjob_names_itself_and_may_stop_its_own_retries() -> None:
     (job,) = documents(INFRA / "kubernetes" / "job" / "rayjob.yaml")
     run = shlex.split(job["spec"]["entrypoint"])
+    assert job["spec"]["submissionMode"] == "HTTPMode", "what the README says of lost heads"
     assert run[:4] == ["rayjob", "run", job["metadata"]["name"], "elmwright"]
+    # After a lost head it starts before its workers are back: no mistake of the user's.
+    assert f"cluster.wait_minutes={STARTING_MINUTES}" in run
     objects = documents(INFRA / "kubernetes" / "base" / "service-account.yaml")
     (role,) = [o for o in objects if o["kind"] == "Role"]
     (rule,) = role["rules"]
