@@ -5,8 +5,10 @@ unpacks it from there: no image has to be built for a changed line. Both fit the
 `infra/kubernetes`: a namespace that enforces restricted pods, `/runs` on every node, a token for
 Ray, credentials of the store as a mounted file.
 
-There are no retries by Kubernetes: it would build a new cluster for a mistake in the config as well
-as for a lost machine. `elmwright resume` sends the run again.
+A driver that has ended is not retried (`backoffLimit: 0`): KubeRay would build a new cluster for a
+mistake in the config as well as for a lost machine. `elmwright resume` sends the run again. A head
+that is lost is no end of the driver to KubeRay (read, not run): in HTTPMode it finds the new head
+without the job and submits it there once more, whatever `backoffLimit` says.
 """
 
 import base64

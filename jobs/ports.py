@@ -57,5 +57,5 @@ CONFIG_STORE = "elmwright-store"
 """Kubernetes ConfigMap with what is not secret about the store: AWS_ENDPOINT_URL and the like."""
 
 STOP_SECONDS = 120
-"""Time that a stopped job is given to write its checkpoint, by Slurm's warning, by Kubernetes and
-by compose."""
+"""Time that a stopped job is given to write its checkpoint, by Slurm's warning and by Kubernetes.
+`docker compose stop` is no such stop: it asks Ray, which does not ask the driver."""

@@ -1,0 +1,179 @@
+"""The launcher's file for AWS and the policies beside it, held against Ray's own code.
+
+Ray's launcher and autoscaler run here for real, with the settings of `infra/ray/aws.yaml`; only the
+last step, the request to AWS, is answered by `Account`, which notes what was asked.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import botocore.client
+import pytest
+
+from elmwright.jobs import ports
+from tests.infra.texts import TEXT, source
+from tests.infra.validators import INFRA, documents
+
+
+class Account:
+    """As much of EC2 as Ray asks for, in an account where nothing has been made yet."""
+
+    def __init__(self, groups: tuple[str, ...] = ()) -> None:
+        self.calls: dict[str, dict[str, Any]] = {}
+        self.nodes: list[dict[str, Any]] = []
+        self.groups = [self._group(name) for name in groups]
+
+    def answer(self, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        self.calls[f"{service}:{operation}"] = request
+        match operation:
+            case "CreateKeyPair":
+                return {"KeyName": request["KeyName"], "KeyMaterial": "key"}
+            case "DescribeSubnets":
+                return {"Subnets": [{
+                    "SubnetId": "subnet-1", "VpcId": "vpc-1", "State": "available",
+                    "MapPublicIpOnLaunch": True, "AvailabilityZone": "us-east-1a",
+                }]}  # fmt: skip
+            case "CreateSecurityGroup":
+                self.groups.append(self._group(request["GroupName"]))
+            case "DescribeSecurityGroups":
+                return {"SecurityGroups": self.groups}
+            case "DescribeInstanceTypes":
+                sizes = {"VCpuInfo": {"DefaultVCpus": 4}, "MemoryInfo": {"SizeInMiB": 16384}}
+                kinds = re.findall(r"InstanceType: (\S+)", TEXT["ray/aws.yaml"])
+                return {"InstanceTypes": [{"InstanceType": kind, **sizes} for kind in kinds]}
+            case "RunInstances":
+                (tags,) = request["TagSpecifications"]
+                state = {"Name": "running"}
+                self.nodes = [{"InstanceId": "i-1", "State": state, "Tags": tags["Tags"]}]
+                return {"Instances": self.nodes}
+            case "DescribeInstances":
+                return {"Reservations": [{"Instances": self.nodes}]}
+        return {}
+
+    @staticmethod
+    def _group(name: str) -> dict[str, Any]:
+        return {"GroupId": f"sg-{name}", "GroupName": name, "VpcId": "vpc-1", "IpPermissions": []}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Ray puts the key that it makes."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    return tmp_path
+
+
+def answered_by(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(client: Any, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        return account.answer(client.meta.service_model.service_name, operation, request)
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", answer)
+
+
+def prepare(account: Account, monkeypatch: pytest.MonkeyPatch, **node: Any) -> dict[str, Any]:
+    """What `ray up` does before it starts anything, with further settings for every node."""
+    from ray.autoscaler._private.aws import config as launcher
+    from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
+
+    launcher._get_subnets_or_die.cache_clear()
+    answered_by(account, monkeypatch)
+    (settings,) = documents(INFRA / "ray" / "aws.yaml")
+    for kind in settings["available_node_types"].values():
+        kind["node_config"] |= node
+    filled = AWSNodeProvider.fillout_available_node_types_resources(settings)
+    result: dict[str, Any] = launcher.bootstrap_aws(filled)
+    return result
+
+
+def start_and_end(config: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Ray does with a node in its life: the launcher with the head, the head with workers."""
+    from ray.autoscaler._private.aws import node_provider
+
+    monkeypatch.setattr(node_provider, "TAG_BATCH_DELAY", 0)
+    provider = node_provider.AWSNodeProvider(config["provider"], config["cluster_name"])
+    provider.create_node(config["available_node_types"][kind]["node_config"], {}, 1)
+    (node,) = provider.non_terminated_nodes({})
+    provider.set_node_tags(node, {"ray-node-status": "up-to-date"})
+    provider.terminate_node(node)
+    provider.terminate_nodes([node])
+
+
+def allowed(file: str) -> set[str]:
+    return set(re.findall(r'"((?:ec2|iam):\w+)"', TEXT[file]))
+
+
+def passed_role(file: str) -> str:
+    (statement,) = [
+        one for one in json.loads(TEXT[file])["Statement"] if one["Action"] == "iam:PassRole"
+    ]
+    return str(statement["Resource"])
+
+
+@pytest.mark.usefixtures("home")
+def test_who_runs_ray_up_may_do_what_ray_asks_for_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    account = Account()
+    start_and_end(prepare(account, monkeypatch), "head", monkeypatch)
+    profile = account.calls["ec2:RunInstances"]["IamInstanceProfile"]
+    assert profile == {"Name": "HEAD_INSTANCE_PROFILE"}, "a role is passed"
+    assert allowed("ray/launcher-policy.json") == account.calls.keys() | {"iam:PassRole"}
+    assert passed_role("ray/launcher-policy.json").endswith("/HEAD_ROLE")
+    assert "(ray/launcher-policy.json)" in TEXT["README.md"]
+
+
+@pytest.mark.usefixtures("home")
+def test_the_head_on_aws_may_start_workers_and_end_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = prepare(Account(), monkeypatch)
+    account = Account()
+    answered_by(account, monkeypatch)
+    start_and_end(config, "worker", monkeypatch)
+    assert account.calls["ec2:RunInstances"]["InstanceMarketOptions"] == {"MarketType": "spot"}
+    assert account.calls.keys() <= allowed("ray/head-policy.json")
+
+
+@pytest.mark.usefixtures("home")
+def test_the_group_that_ray_makes_is_open_for_ssh_and_itself_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So storage must let the nodes in by itself; and a group of one's own is taken instead."""
+    account = Account()
+    prepare(account, monkeypatch)
+    within, ssh = account.calls["ec2:AuthorizeSecurityGroupIngress"]["IpPermissions"]
+    (made,) = account.groups
+    assert within["UserIdGroupPairs"] == [{"GroupId": made["GroupId"]}]
+    assert (ssh["FromPort"], ssh["IpRanges"]) == (22, [{"CidrIp": "0.0.0.0/0"}])
+    assert made["GroupName"] in TEXT["README.md"]
+
+    own = Account(groups=("own",))
+    config = prepare(own, monkeypatch, SecurityGroupIds=["sg-own"])
+    assert config["available_node_types"]["worker"]["node_config"]["SecurityGroupIds"] == ["sg-own"]
+    assert not own.calls.keys() & {"ec2:CreateSecurityGroup", "ec2:AuthorizeSecurityGroupIngress"}
+
+
+def test_the_head_on_aws_has_a_profile_of_its_own_and_a_short_list_of_rights() -> None:
+    (aws,) = documents(INFRA / "ray" / "aws.yaml")
+    kinds = aws["available_node_types"]
+    head, worker = (kinds[kind]["node_config"] for kind in ("head", "worker"))
+    assert head["IamInstanceProfile"] != worker["IamInstanceProfile"]
+    provider = source("ray", "autoscaler/_private/aws/node_provider.py")
+    calls = {"RunInstances": "create_instances", "TerminateInstances": "terminate_instances",
+             "CreateTags": "create_tags", "DescribeInstances": "instances.filter",
+             "DescribeImages": "describe_images",
+             "DescribeInstanceTypes": "describe_instance_types"}  # fmt: skip
+    assert all(call in provider for call in calls.values())
+    listed = allowed("ray/head-policy.json")
+    assert listed == {f"ec2:{action}" for action in calls} | {"iam:PassRole"}
+    assert passed_role("ray/head-policy.json").endswith("/WORKER_ROLE")
+
+
+def test_storage_on_aws_is_mounted_once() -> None:
+    """Ray runs these commands at every `ray up`, also on a head that is there already."""
+    (aws,) = documents(INFRA / "ray" / "aws.yaml")
+    commands = aws["initialization_commands"]
+    (mount,) = [command for command in commands if "mount -t" in command]
+    assert mount.startswith(f"mountpoint -q {ports.RUNS_PATH} || sudo mount -t nfs4 ")
+    install = next(command for command in commands if "nfs-common" in command)
+    assert commands.index(install) < commands.index(mount)
