@@ -301,7 +301,7 @@ def _check(config: RunConfig) -> None:
     if uri and not re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri):
         raise _BadKey(
             "tracking.uri",
-            f"{uri!r} is not an MLflow server (http://…) or database (sqlite:///…, postgresql://…)",
+            f"{uri!r} is not an MLflow server (http://…) or database (sqlite:///…)",
         )
     remote = config.cluster.address not in ("", "local")
     if remote and (not uri or uri.startswith("sqlite")):

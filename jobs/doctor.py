@@ -165,12 +165,14 @@ def _look_at_config(submission: Submission, config: RunConfig) -> list[Finding]:
         check_names(dataclasses.replace(submission, target=Target("local")), config)
     except UserError as error:
         found.append((False, str(error)))
-    if config.tracking.uri.startswith("http"):
+    if config.tracking.uri:
         try:
             silent = check_server(config.tracking.uri)
         except UserError as error:
             silent = str(error)
-        text = silent or f"MLflow at {config.tracking.uri} answers"
+        server = config.tracking.uri.startswith("http")
+        good = f"MLflow at {config.tracking.uri} answers" if server else "MLflow's driver is there"
+        text = silent or good
         found.append((silent is None, f"{platform.node()}: {text}"))
     return found
 

@@ -19,6 +19,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from elmwright.jobs.config import RunConfig
@@ -299,10 +300,33 @@ def connect(uri: str) -> Any:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
+    check_driver(uri)
     try:
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
     except MlflowException as error:
         raise UserError(f"tracking.uri {uri!r} is not one MLflow knows: {error.message}") from error
+
+
+def check_driver(uri: str) -> None:
+    """A database that is spoken to directly needs a package that speaks to it."""
+    if uri.startswith(("http", "sqlite")):
+        return
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    name = urlsplit(uri).scheme
+    advice = "or give the address of an MLflow server (http://…)"
+    try:
+        make_url(uri).get_dialect().import_dbapi()
+    except ImportError as error:
+        raise UserError(
+            f"an MLflow in {name}://… needs the package {error.name}, which is missing; install "
+            f"it, name one that is there (as postgresql+psycopg2:// does), {advice}"
+        ) from None
+    except ArgumentError as error:
+        raise UserError(
+            f"{name}://… is no database that MLflow knows ({error}); {advice}"
+        ) from None
 
 
 def check_server(uri: str) -> str | None:
@@ -311,6 +335,7 @@ def check_server(uri: str) -> str | None:
     That one is no reason to wait: it gets everything when it is back.
     """
     if not uri.startswith("http"):
+        check_driver(uri)
         return None
     address = f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search"
     request = Request(address, b'{"max_results": 1}', {"Content-Type": "application/json"})  # noqa: S310

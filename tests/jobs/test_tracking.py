@@ -15,7 +15,8 @@ from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.journal import Journal
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.tracking import Tracker
+from elmwright.jobs.tracking import Tracker, check_server, connect
+from elmwright.pipeline.errors import UserError
 from tests.jobs.tiny import manifest, write_config, write_text
 
 
@@ -143,3 +144,17 @@ def test_artifacts_lie_beside_a_database_that_the_config_names(
     assert feed((dataclasses.replace(config, tracking=section), folder)) is None
     assert list((tmp_path / "lab" / "artifacts").rglob("report.html"))
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("mssql+nodriver://me:planted-9c@h/x", r"mssql\+nodriver://… is no database .* or give"),
+        ("mysql+pymysql://me:planted-9c@h/x", r"needs the package pymysql, .* install it"),
+    ],
+)
+def test_a_database_without_its_driver_is_told_before_anything_starts(uri: str, words: str) -> None:
+    for check in (check_server, connect):
+        with pytest.raises(UserError, match=words) as caught:
+            check(uri)
+        assert "planted-9c" not in str(caught.value)
