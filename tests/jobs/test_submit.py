@@ -1,12 +1,10 @@
-"""Submitting to the background of this machine, the run book, and what never travels."""
+"""Submitting to the background of this machine, and the run book."""
 
-import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +17,10 @@ from elmwright.jobs import submit as submit_module
 from elmwright.jobs.background import Background, is_alive, process_mark, wait_until
 from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import load_config
-from elmwright.jobs.ray_jobs import Unreachable
 from elmwright.jobs.submission import (
     Job,
     State,
     Submission,
-    passed_on,
     relative_paths,
     state_of_exit,
 )
@@ -156,103 +152,6 @@ def test_a_run_nobody_knows(tmp_path: Path) -> None:
         runbook.find_run("nothing")
     with pytest.raises(UserError, match=r"nothing was submitted for"):
         runbook.find_run(str(tmp_path))
-
-
-def test_settings_travel_and_secrets_never(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store:9000")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
-    monkeypatch.setenv("MY_FLAG", "on")
-    found = passed_on(("MY_FLAG",))
-    assert found["AWS_ENDPOINT_URL"] == "http://store:9000"
-    assert found["MY_FLAG"] == "on"
-    assert PLANTED not in found.values()
-    names = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DB_PASSWORD", "my_api_key", "MY_PASSPHRASE",
-             "DB_PWD", "SIGNING_PRIVATE")  # fmt: skip
-    for name in names:
-        with pytest.raises(UserError, match=r"never sent"):
-            passed_on((name,))
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://me:{PLANTED}@store:9000")
-    with pytest.raises(UserError, match=r"AWS_ENDPOINT_URL holds a password") as caught:
-        passed_on()
-    assert PLANTED not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "uri",
-    [
-        f"http://me:{PLANTED}@mlflow:5000",
-        f"https://{PLANTED}@mlflow:5000",
-        f"postgresql://me@db/mlflow?password={PLANTED}",
-        f"postgresql://me:{PLANTED}@db/mlflow",
-        f"https://mlflow:5000/?api_key={PLANTED}",
-    ],
-)
-def test_a_password_in_the_tracking_uri_stays_at_home(tmp_path: Path, uri: str) -> None:
-    with pytest.raises(UserError, match=r"tracking.uri holds a password or a token") as caught:
-        submission(tmp_path, tracking_uri=uri)
-    assert PLANTED not in str(caught.value)
-
-
-def test_a_url_without_a_secret_may_travel(tmp_path: Path) -> None:
-    for uri in ("postgresql://me@db/mlflow?sslmode=require", "http://mlflow:5000/?a=b"):
-        assert submission(tmp_path, tracking_uri=uri).config["tracking"]["uri"] == uri
-
-
-def test_a_secret_in_any_url_of_the_config_stays_at_home(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^train.init_from holds a URL with") as caught:
-        submission(tmp_path, train_init_from=f"s3://me:{PLANTED}@bucket/model")
-    assert PLANTED not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"export AWS_SECRET_ACCESS_KEY={PLANTED}",
-        f"module load x; DB_PWD='{PLANTED}' true",
-        f'export HF_TOKEN="{PLANTED}"',
-        f"export https_proxy=http://me:{PLANTED}@proxy:3128",
-    ],
-)
-def test_lines_of_a_target_hold_no_secret(tmp_path: Path, line: str) -> None:
-    with pytest.raises(UserError, match=r"lines = .*env_file") as caught:
-        submission(tmp_path, Target("local", lines=(line,)))
-    assert PLANTED not in str(caught.value)
-
-
-def test_lines_of_a_target_may_say_where_a_secret_is(tmp_path: Path) -> None:
-    lines = ("module load python", "export HF_TOKEN=$(cat ~/token)", "export SSL_KEY=/etc/key",
-             "export OMP_NUM_THREADS=4")  # fmt: skip
-    assert submission(tmp_path, Target("local", lines=lines)).target.lines == lines
-
-
-def test_a_job_names_the_secrets_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target("local", secrets=("LAB_PASSWORD", "LAB_TOKEN"))
-    sent = submission(tmp_path, target)
-    config = load_config(str(tmp_path / "tiny.toml"))
-    monkeypatch.setenv("LAB_TOKEN", PLANTED)
-    with pytest.raises(UserError, match=r"^LAB_PASSWORD is not set in the job's environment") as e:
-        entry.check_names(sent, config)
-    assert PLANTED not in str(e.value)
-    monkeypatch.setenv("LAB_PASSWORD", PLANTED)
-    entry.check_names(sent, config)
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
-    monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD", raising=False)
-    with pytest.raises(UserError, match=r"^MLFLOW_TRACKING_PASSWORD is not set"):
-        entry.check_names(sent, config)
-
-
-def test_a_job_with_an_object_store_wants_its_credentials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent = submission(tmp_path, corpus_dir="s3://bucket/corpus")
-    config = load_config(str(tmp_path / "tiny.toml"))
-    for name in (*entry.S3_OTHER_WAYS, "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
-    with pytest.raises(UserError, match=r"^AWS_SECRET_ACCESS_KEY is not set"):
-        entry.check_names(sent, config)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
-    entry.check_names(sent, config)
 
 
 def test_a_job_looks_for_its_dependencies_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,139 +286,3 @@ def test_ctrl_c_while_a_job_is_sent_leaves_it_in_the_run_book(
     with pytest.raises(KeyboardInterrupt):
         submit(sent)
     assert runbook.attempts_of("tiny") == [Job(sent)]
-
-
-class Scripted:
-    """A target whose jobs say and become what a test wrote down."""
-
-    grace = 1.0
-
-    def __init__(self, script: dict[str, list[tuple[str, State]]]) -> None:
-        self.script = script
-        self.said: dict[str, str] = {}
-
-    def state(self, job: Job) -> State:
-        moments = self.script[job.submission.id]
-        text, state = moments.pop(0) if len(moments) > 1 else moments[0]
-        said = self.said.get(job.submission.id, "")
-        if not said.endswith(text):
-            self.said[job.submission.id] = said + text
-        return state
-
-    def log(self, job: Job, start: int) -> tuple[str, int]:
-        said = self.said.get(job.submission.id, "")
-        return said[start:], len(said)
-
-
-def test_following_goes_on_with_the_next_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first, second = Job(submission(tmp_path)), Job(submission(tmp_path))
-    # Sent within the same second.
-    second = dataclasses.replace(
-        second, submission=dataclasses.replace(second.submission, time=first.submission.time)
-    )
-    place = Scripted({
-        first.submission.id: [
-            ("one ", State("running")), ("two ", State("running")),
-            ("three\n", state_of_exit(75)),
-        ],
-        second.submission.id: [("four ", State("pending")), ("five\n", state_of_exit(0))],
-    })  # fmt: skip
-    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
-    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
-    runbook.remember(first)
-    threading.Timer(0.3, runbook.remember, [second]).start()
-    state = submit_module.follow("tiny", first, through=True)
-    assert state.word == "finished"
-    said = capsys.readouterr().out
-    assert said.startswith("one two three\n")
-    assert "waiting for 'elmwright resume tiny'" in said
-    assert said.endswith(f"-- {second.submission.id}\nfour five\n")
-
-
-def test_a_cluster_that_is_silent_for_a_moment_does_not_end_the_following(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = Job(submission(tmp_path))
-    misses = [True, True, False]
-
-    class Shaky(Scripted):
-        def state(self, job: Job) -> State:
-            if misses and misses.pop(0):
-                raise Unreachable("gone for a moment")
-            return super().state(job)
-
-    place = Shaky({job.submission.id: [("all\n", state_of_exit(0))]})
-    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
-    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
-    assert submit_module.follow("tiny", job, through=False).word == "finished"
-    assert capsys.readouterr().out == "all\n"
-
-
-def test_a_job_that_does_not_stop_in_time_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = Job(submission(tmp_path))
-    calls: list[str] = []
-
-    class Deaf(Scripted):
-        grace = 0.05
-
-        def stop(self, job: Job) -> None:
-            calls.append("stop")
-
-        def kill(self, job: Job) -> None:
-            calls.append("kill")
-            self.script[job.submission.id] = [("", state_of_exit(-9))]
-
-    place = Deaf({job.submission.id: [("", State("running"))]})
-    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
-    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
-    assert submit_module.cancel(job).word == "interrupted"
-    assert calls == ["stop", "kill"]
-
-
-def test_following_a_folder_finds_attempts_that_others_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first, second = Job(submission(tmp_path)), Job(submission(tmp_path))
-    later = dataclasses.replace(second.submission, time="2999-01-01 00:00:00")
-    second = dataclasses.replace(second, submission=later)
-    place = Scripted({
-        first.submission.id: [("one\n", state_of_exit(75))],
-        second.submission.id: [("two\n", state_of_exit(0))],
-    })  # fmt: skip
-    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
-    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
-    runbook.lay_down(first)
-    threading.Timer(0.3, runbook.lay_down, [second]).start()
-    assert submit_module.follow(first.submission.dir, first, through=True).word == "finished"
-    assert capsys.readouterr().out.endswith("two\n")
-
-
-def test_a_job_that_goes_on_after_its_time_to_stop_is_no_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = Job(submission(tmp_path))
-
-    class Immortal(Scripted):
-        grace = 0.05
-
-        def stop(self, job: Job) -> None:
-            pass
-
-        kill = stop
-
-    place = Immortal({job.submission.id: [("", State("running"))]})
-    monkeypatch.setattr(submit_module, "open_place", lambda _: place)
-    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(submit_module, "KILLED_SECONDS", 0.05)
-    runbook.remember(job)
-    assert main(["cancel", "tiny"]) == 1
-    assert "tiny is still running" in capsys.readouterr().err
-    # What was killed may take a moment to be gone.
-    moments = [("", State("running"))] * 40 + [("", state_of_exit(-9))]
-    place.script[job.submission.id] = moments
-    monkeypatch.setattr(submit_module, "KILLED_SECONDS", 5.0)
-    assert main(["cancel", "tiny"]) == 0
