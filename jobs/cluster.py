@@ -20,6 +20,8 @@ from elmwright.jobs.config import RunConfig
 from elmwright.jobs.layout import RunFolder
 from elmwright.pipeline.errors import Interrupted, UserError
 
+log = logging.getLogger("elmwright")
+
 
 def local_cpus(config: RunConfig) -> int:
     """CPUs of a local Ray: as asked, else those this process may use, else one a process."""
@@ -83,14 +85,19 @@ def ray_cluster(
         if is_remote(config):
             raise UserError(_why_not(config.cluster.address, error)) from error
         raise
+    asked = False
     try:
         connected()
         if is_remote(config):
-            _wait_for_room(config, stopped)
+            asked = _ask_for_room(config)
+            if asked:
+                _wait_for_room(config, stopped)
             if not folder.remote:
                 _check_shared(Path(folder.root))
         yield
     finally:
+        if asked:
+            _give_room_back()
         ray.shutdown()
 
 
@@ -136,26 +143,40 @@ def _connect(config: RunConfig, arguments: dict[str, Any], stopped: Callable[[],
             return
 
 
-def _wait_for_room(config: RunConfig, stopped: Callable[[], bool]) -> None:
-    """Let a cluster that grows by itself grow to what training needs, for as long as allowed."""
-    if not config.cluster.wait_minutes:
-        return  # launch.py says at once what is not there
+def _lacks_room(config: RunConfig) -> bool:
+    train = config.train
+    return room_for(machines(), train.threads, gpu=train.device == "cuda") < train.processes
+
+
+def _ask_for_room(config: RunConfig) -> bool:
+    """Ask a cluster that grows by itself for what training needs; whether there was need to."""
+    if not config.cluster.wait_minutes or not _lacks_room(config):
+        return False  # launch.py says at once what is not there
     from ray.autoscaler.sdk import request_resources
 
     train = config.train
     bundle: dict[str, float] = {"CPU": train.threads}
     if train.device == "cuda":
         bundle["GPU"] = 1
-    end = time.monotonic() + 60 * config.cluster.wait_minutes
-
-    def lacking() -> bool:
-        return room_for(machines(), train.threads, gpu="GPU" in bundle) < train.processes
-
-    if not lacking():
-        return
     request_resources(bundles=[bundle] * train.processes)
-    while lacking() and time.monotonic() < end:
+    return True
+
+
+def _wait_for_room(config: RunConfig, stopped: Callable[[], bool]) -> None:
+    """Until the cluster has grown, for as long as allowed."""
+    end = time.monotonic() + 60 * config.cluster.wait_minutes
+    while _lacks_room(config) and time.monotonic() < end:
         _pause(2, stopped)
+
+
+def _give_room_back() -> None:
+    """Ray would keep machines that were asked for until somebody asks for something else."""
+    from ray.autoscaler.sdk import request_resources
+
+    try:
+        request_resources(bundles=[])
+    except Exception as error:  # the cluster may be what has ended
+        log.warning("machines that were asked for could not be given back: %s", error)
 
 
 def _pause(seconds: float, stopped: Callable[[], bool]) -> None:

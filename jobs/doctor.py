@@ -23,15 +23,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from elmwright.jobs.check_mlflow import check_server
 from elmwright.jobs.cluster import local_cpus
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from, load_config
 from elmwright.jobs.entry import check_names, missing_dependencies
-from elmwright.jobs.ray_jobs import RayCluster, check_size, find_token
+from elmwright.jobs.kubernetes import Kubernetes
+from elmwright.jobs.ray_jobs import RayCluster, Unreachable, check_size, find_token
 from elmwright.jobs.submission import Job, Submission, new_submission
 from elmwright.jobs.submit import prepare
 from elmwright.jobs.targets import Target
-from elmwright.jobs.tracking import check_server
 from elmwright.jobs.wheel import content_version, package_files, wheel_members
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.files import exists, is_url, join, remove, write_bytes
@@ -289,10 +290,9 @@ def _look_as_a_job(submission: Submission, config: RunConfig | None) -> dict[str
         script = 'set -a; [ ! -f "$1" ] || . "$1"; set +a; shift; exec "$@"'
         asked = "config" if config is not None else "machine"
         command = [python, "-m", "elmwright.jobs.doctor", str(note), asked]
-        done = subprocess.run(
+        done = _run_for_a_while(
             ["bash", "-c", script, "bash", secrets or "/nowhere", *command],
-            env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, check=False,
-            timeout=PROBE_SECONDS,
+            {**os.environ, "PYTHONPATH": folder},
         )  # fmt: skip
     answers = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if not answers:
@@ -304,19 +304,38 @@ def _look_as_a_job(submission: Submission, config: RunConfig | None) -> dict[str
     return dict(json.loads(answers[-1].removeprefix(MARK))[0])
 
 
-def _kubernetes(target: Target, config: RunConfig | None, found: list[Finding]) -> None:
-    from elmwright.jobs.kubernetes import Kubernetes
+def _run_for_a_while(
+    command: list[str], environment: dict[str, str]
+) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False,
+            timeout=PROBE_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"looking at this machine took more than {PROBE_SECONDS:.0f} s; see whether its disks "
+            "and the servers of the config answer"
+        ) from None
 
+
+def _kubernetes(target: Target, config: RunConfig | None, found: list[Finding]) -> None:
     if shutil.which("kubectl") is None:
         raise UserError("kubectl is not on this machine's PATH; install it")
     place = Kubernetes(target)
     place.kubectl("get", "crd", "rayjobs.ray.io", "-o", "name")
     found.append((True, "KubeRay is installed"))
-    may = place.kubectl("auth", "can-i", "create", "rayjobs.ray.io").strip()
-    found.append((may == "yes", f"may create RayJobs in namespace {target.namespace}: {may}"))
+    # Where the answer is no, kubectl fails with it.
+    may = _answer(place, "auth", "can-i", "create", "rayjobs.ray.io") == "yes"
+    rights = f"create RayJobs in namespace {target.namespace}"
+    found.append((may, f"may {rights}" if may else f"may not {rights}; ask who runs the cluster"))
     for kind, name in (("persistentvolumeclaim", target.volume), ("secret", target.secret)):
-        if name:
-            there = place.kubectl("get", kind, name, "--ignore-not-found", "-o", "name").strip()
+        if not name:
+            continue
+        there = _answer(place, "get", kind, name, "--ignore-not-found", "-o", "name")
+        if there is None:  # a right of its own, which submitting does not take
+            found.append((True, f"{kind} {name} may not be looked for from here"))
+        else:
             missing = "" if there else f"; create it in namespace {target.namespace}"
             found.append((bool(there), f"{kind} {name} is {'' if there else 'not '}there{missing}"))
     if config is not None:
@@ -327,6 +346,16 @@ def _kubernetes(target: Target, config: RunConfig | None, found: list[Finding]) 
         found.append((True, said))
     else:
         _ray(RayCluster(target), config, found)
+
+
+def _answer(place: Kubernetes, *arguments: str) -> str | None:
+    """What kubectl answers; nothing where it refuses."""
+    try:
+        return place.kubectl(*arguments).strip()
+    except Unreachable:
+        raise
+    except UserError:
+        return None
 
 
 def main(path: str, here: str = "") -> int:

@@ -165,17 +165,19 @@ class Kubernetes:
     def _in_kubernetes(self, job: Job, why: Unreachable | None = None) -> State:
         """The state as KubeRay tells it; `why` is what Ray's address had to say instead."""
         code = outcome_of(job.submission)
-        if code is not None:
-            return state_of_exit(code)
         try:
             found = self._rayjob(job)
         except UserError as error:
+            if code is not None:
+                return state_of_exit(code)
             if why is None:
                 raise
             raise Unreachable(f"{why}; and Kubernetes cannot be asked: {error}") from error
-        if not found:
-            return State("interrupted", "Kubernetes does not know it any more")
-        return state_of_rayjob(found.get("status") or {})
+        state = State("interrupted", "Kubernetes does not know it any more")
+        if found:
+            state = state_of_rayjob(found.get("status") or {})
+        # A note of an end may be of an earlier head: KubeRay submits a job again to the next one.
+        return state_of_exit(code) if code is not None and state.ended else state
 
     def _rayjob(self, job: Job) -> dict[str, Any]:
         """The RayJob as it stands; nothing where it is gone."""

@@ -177,10 +177,16 @@ def passed_on(more: tuple[str, ...] = ()) -> dict[str, str]:
 def check_lines(lines: tuple[str, ...]) -> None:
     """The lines of a target are copied into the script, the run book and the run's folder."""
     for line in lines:
-        for name, value in re.findall(r"([A-Za-z_][\w-]*)\s*=\s*[\"']?(\S*)", line):
+        if re.match(r"#SBATCH\s+--export\b", line):
+            raise UserError(
+                "lines = […] has an --export, which the job would not follow: name variables as "
+                "env of the target, and put secrets into a file on the cluster, its env_file"
+            )
+        pattern = r"([A-Za-z_][\w-]*)\s*=\s*[\"']?([^\s,;&|\"']*)"
+        for name, value in re.findall(pattern, line):
             # A path, or what the cluster's own shell will look up, is no secret.
             looked_up = value[:1] in ("", "$", "`", "/", "~")
-            if SECRET.search(name) and not looked_up:
+            if SECRET.search(name) and not looked_up and name != "wckey":  # of Slurm's accounting
                 raise UserError(
                     f"lines = […] sets {name}, which may be a secret and would be copied into the "
                     "script and the run's folder; put it into a file on the cluster and name that "

@@ -170,7 +170,11 @@ def _place_of(job: Job) -> Place:
 
 def state_of(job: Job) -> State:
     """What has become of a job; what it left below run.dir counts when its target is unsure."""
-    state = _place_of(job).state(job)
+    return _state_of(job, _place_of(job))
+
+
+def _state_of(job: Job, place: Place) -> State:
+    state = place.state(job)
     if state.word == "interrupted":
         code = runbook.outcome_of(job.submission)
         # A job may also have come to its end just when it was asked to stop.
@@ -183,7 +187,7 @@ def cancel(job: Job, *, wait: bool = True) -> State:
     """Ask a job to checkpoint and stop, and see it do so."""
     run = job.submission.run
     place = _place_of(job)
-    state = state_of(job)
+    state = _state_of(job, place)
     if state.ended:
         again = f"; 'elmwright resume {run}' goes on" if state.word == "interrupted" else ""
         raise UserError(f"run {run!r} is not running, there is nothing to cancel: it is "
@@ -194,11 +198,11 @@ def cancel(job: Job, *, wait: bool = True) -> State:
     end = time.monotonic() + place.grace
     while not state.ended and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
-        state = _patiently(partial(state_of, job))
+        state = _patiently(partial(_state_of, job, place))
     if not state.ended:
         place.kill(job)
         end = time.monotonic() + KILLED_SECONDS
-        while not (state := state_of(job)).ended and time.monotonic() < end:
+        while not (state := _state_of(job, place)).ended and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
     return state
 
@@ -264,7 +268,7 @@ def _follow_one(job: Job) -> State:
     position = size = 0
     while True:
         # The state first: what is said between the two is then still read.
-        state = _patiently(partial(state_of, job))
+        state = _patiently(partial(_state_of, job, place))
         text, position = _patiently(partial(place.log, job, position))
         size += len(text)
         sys.stdout.write(text)

@@ -150,14 +150,18 @@ def as_now(target: Target) -> Target:
     """A target of a job that was sent, reached as the user's file says now.
 
     Where a Kubernetes cluster is forwarded to and which file holds a token change while a job
-    runs; the address of a Ray cluster is the cluster itself, and stays.
+    runs. The address of a Ray cluster is the cluster itself: where that has changed, the name
+    means another one, whose token is none of the old one's business.
     """
-    now = named_targets().get(target.name)
+    try:
+        now = named_targets().get(target.name) if target.name else None
+    except UserError:  # just being edited, or broken by a table that does not concern this job
+        return target
     if now is None or now.kind != target.kind:
         return target
-    if target.kind == "k8s":
-        return dataclasses.replace(target, address=now.address, token_file=now.token_file)
-    return dataclasses.replace(target, token_file=now.token_file)
+    if target.kind != "k8s" and now.address != target.address:
+        return target
+    return dataclasses.replace(target, address=now.address, token_file=now.token_file)
 
 
 def check_address(address: str, name: str) -> str:

@@ -10,7 +10,6 @@ Only the driver opens a SQLite store, under the run's lock: several processes cr
 once would crash (first use takes some seconds, which is why it happens in this thread too).
 """
 
-import base64
 import json
 import logging
 import os
@@ -18,10 +17,8 @@ import threading
 import uuid
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
+from elmwright.jobs.check_mlflow import check_driver
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.journal import Record, journal_end, read_journal
@@ -35,8 +32,6 @@ log = logging.getLogger("elmwright")
 
 POLL_SECONDS = 2.0
 RETRY_SECONDS = 10.0
-ANSWER_SECONDS = 5.0
-"""How long the server may take to answer before training starts without it."""
 BATCH = 500
 """Metrics in one request; MLflow accepts at most 1,000."""
 
@@ -305,65 +300,6 @@ def connect(uri: str) -> Any:
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
     except MlflowException as error:
         raise UserError(f"tracking.uri {uri!r} is not one MLflow knows: {error.message}") from error
-
-
-def check_driver(uri: str) -> None:
-    """A database that is spoken to directly needs a package that speaks to it."""
-    if uri.startswith(("http", "sqlite")):
-        return
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    name = urlsplit(uri).scheme
-    advice = "or give the address of an MLflow server (http://…)"
-    try:
-        make_url(uri).get_dialect().import_dbapi()
-    except ImportError as error:
-        raise UserError(
-            f"an MLflow in {name}://… needs the package {error.name}, which is missing; install "
-            f"it, name one that is there (as postgresql+psycopg2:// does), {advice}"
-        ) from None
-    except ArgumentError as error:
-        raise UserError(
-            f"{name}://… is no database that MLflow knows ({error}); {advice}"
-        ) from None
-
-
-def check_server(uri: str) -> str | None:
-    """Refuse a tracking server that will not take us; a sentence about one that does not answer.
-
-    That one is no reason to wait: it gets everything when it is back.
-    """
-    if not uri.startswith("http"):
-        check_driver(uri)
-        return None
-    address = f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search"
-    request = Request(address, b'{"max_results": 1}', {"Content-Type": "application/json"})  # noqa: S310
-    user, token = (
-        os.environ.get("MLFLOW_TRACKING_USERNAME"),
-        os.environ.get("MLFLOW_TRACKING_TOKEN"),
-    )
-    if user:
-        pair = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()
-        request.add_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
-    elif token:
-        request.add_header("Authorization", f"Bearer {token}")
-    try:
-        with urlopen(request, timeout=ANSWER_SECONDS):  # noqa: S310 - http or https, checked above
-            return None
-    except HTTPError as error:
-        if error.code in (401, 403):
-            raise UserError(
-                f"MLflow at {uri} refuses us ({error.code} {error.reason}); set "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, "
-                "or start the server with this name in --allowed-hosts"
-            ) from error
-        if error.code == 404:
-            raise UserError(f"{uri} is no MLflow server; check tracking.uri") from error
-        reason = f"{error.code} {error.reason}"
-    except OSError as error:
-        reason = str(getattr(error, "reason", error))
-    return f"MLflow at {uri} does not answer ({reason}); what it misses is sent when it does"
 
 
 def read_run_id(folder: RunFolder) -> str:

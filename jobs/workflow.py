@@ -253,8 +253,9 @@ def corpus_summary(manifest: Manifest) -> Iterator[str]:
 
 
 def _train(config: RunConfig, folder: RunFolder, console: Console, stop: threading.Event) -> None:
+    from elmwright.jobs.check_mlflow import check_server
     from elmwright.jobs.launch import launch
-    from elmwright.jobs.tracking import Tracker, check_server, tracking_uri
+    from elmwright.jobs.tracking import Tracker, tracking_uri
 
     _check_training(config, folder)
     silent = check_server(tracking_uri(config, folder))

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from tests.jobs.clusters import clean_environment, wait_for_http
+from tests.jobs.clusters import clean_environment, kill_with, wait_for_http
 from tests.jobs.servers import free_port
 
 MARK = "ELMWRIGHT_TEST_MACHINE"
@@ -44,8 +44,12 @@ class Machine(ABC):
         """The machine is there, its network is not."""
 
     @abstractmethod
+    def build(self) -> None:
+        """Let it be there."""
+
+    @abstractmethod
     def remove(self) -> None:
-        """Take it down; its processes are gone already."""
+        """Take down what is there of it; its processes are gone already."""
 
     def start(self, *options: str) -> None:
         """Start Ray here, and wait until it says that it runs."""
@@ -79,7 +83,9 @@ class Machine(ABC):
 
     def kill(self) -> None:
         """The machine is gone: every process of it, at once."""
+        end = time.monotonic() + 30
         while pids := self.all_processes():
+            assert time.monotonic() < end, pids
             for pid in pids:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -107,9 +113,11 @@ class Namespace(Machine):
         self.name = f"{network.bridge}n{number}"
         self.address = f"{network.prefix}.{number + 1}"
         self.outside = f"{network.bridge}v{number}"
+
+    def build(self) -> None:
         ip("netns", "add", self.name)
         ip("link", "add", self.outside, "type", "veth", "peer", "name", "eth0", "netns", self.name)
-        ip("link", "set", self.outside, "master", network.bridge, "up")
+        ip("link", "set", self.outside, "master", self.network.bridge, "up")
         ip("-n", self.name, "addr", "add", f"{self.address}/24", "dev", "eth0")
         ip("-n", self.name, "link", "set", "eth0", "up")
         ip("-n", self.name, "link", "set", "lo", "up")
@@ -119,7 +127,7 @@ class Namespace(Machine):
 
     def all_processes(self) -> list[int]:
         done = subprocess.run(
-            ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True
+            ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=False
         )
         return [int(pid) for pid in done.stdout.split() if not _is_zombie(int(pid))]
 
@@ -127,8 +135,8 @@ class Namespace(Machine):
         ip("-n", self.name, "link", "set", "eth0", "down")
 
     def remove(self) -> None:
-        ip("link", "del", self.outside)
-        ip("netns", "del", self.name)
+        for command in (["link", "del", self.outside], ["netns", "del", self.name]):
+            subprocess.run(["ip", *command], capture_output=True, check=False)
 
 
 class Neighbour(Machine):
@@ -155,6 +163,9 @@ class Neighbour(Machine):
     def cut(self) -> None:
         raise NotImplementedError("machines without namespaces share one network")
 
+    def build(self) -> None:
+        return
+
     def remove(self) -> None:
         return
 
@@ -175,6 +186,9 @@ class Network:
         self.host = f"{self.prefix}.254" if self.separate else "127.0.0.1"
         """Where the machines reach the servers of the test."""
         self.ports = (6379, 8265) if self.separate else (free_port(), free_port())
+
+    def build(self) -> None:
+        """What connects the machines."""
         if self.separate:
             ip("link", "add", self.bridge, "type", "bridge")
             ip("addr", "add", f"{self.host}/24", "dev", self.bridge)
@@ -192,11 +206,12 @@ class Network:
         """One more machine for the cluster."""
         kind = Namespace if self.separate else Neighbour
         machine = kind(self, self.count)
-        self.machines.append(machine)
         self.count += 1
+        self.machines.append(machine)
+        machine.build()
         if machine is self.head:
             machine.start(
-                "--head", f"--port={self.ports[0]}", "--dashboard-host=0.0.0.0",
+                "--head", f"--port={self.ports[0]}", f"--dashboard-host={machine.address}",
                 f"--dashboard-port={self.ports[1]}", f"--ray-client-server-port={free_port()}",
             )  # fmt: skip
         else:
@@ -210,10 +225,12 @@ class Network:
         self.machines.remove(machine)
 
     def close(self) -> None:
+        """Whatever state things are in: no process and no interface stays."""
+        kill_with(str(self.folder))
         for machine in list(self.machines):
             self.leave(machine)
         if self.separate:
-            ip("link", "del", self.bridge)
+            subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
 
 
 def can_separate() -> bool:
@@ -222,11 +239,23 @@ def can_separate() -> bool:
         return False
     if shutil.which("ip") is None or os.geteuid() != 0:
         return False
-    name = f"elmtry{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
-    if made.returncode == 0:
-        ip("netns", "del", name)
-    return made.returncode == 0
+    name = f"elt{os.getpid()}"
+    tries = (
+        ["netns", "add", name],
+        ["link", "add", f"{name}b", "type", "bridge"],
+        ["link", "add", f"{name}v", "type", "veth", "peer", "name", "eth0", "netns", name],
+    )
+    undo = (["link", "del", f"{name}v"], ["link", "del", f"{name}b"], ["netns", "del", name])
+    try:
+        return all(_ip_works(command) for command in tries)
+    finally:
+        for command in undo:
+            _ip_works(command)
+
+
+def _ip_works(command: list[str]) -> bool:
+    done = subprocess.run(["ip", *command], capture_output=True, check=False)
+    return done.returncode == 0
 
 
 def ip(*arguments: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.cluster import _connect, _wait_for_room, _why_not, ray_cluster
+from elmwright.jobs.cluster import _ask_for_room, _connect, _wait_for_room, _why_not, ray_cluster
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.workflow import take_signals
@@ -66,10 +66,11 @@ def test_a_cluster_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("elmwright.jobs.cluster._pause", lambda *_: None)
     config = load_config("demo", ["cluster.wait_minutes=1", "train.processes=2",
                                   'train.device="cuda"', "train.threads=2"])  # fmt: skip
+    assert _ask_for_room(config)
     _wait_for_room(config, never)
     assert asked == [[{"CPU": 2, "GPU": 1}] * 2]
     assert len(have) == 1
-    _wait_for_room(load_config("demo"), never)
+    assert not _ask_for_room(load_config("demo")), "nothing may be waited for"
 
 
 def test_a_cluster_that_is_coming_up_is_tried_again_if_it_may_take_time(
@@ -99,21 +100,24 @@ def test_a_wish_to_stop_ends_the_waiting_for_a_cluster(
 ) -> None:
     """Ray takes SIGTERM for itself when it connects, and would end the driver with exit 15."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    shut = []
+    shut, asked = [], []
+
+    def request_resources(bundles: list[object]) -> None:
+        asked.append(bundles)
+        if bundles:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def init(**_: object) -> None:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
 
     fake = types.SimpleNamespace(init=init, nodes=list, shutdown=lambda: shut.append(True))
-    sdk = types.SimpleNamespace(request_resources=lambda bundles: None)
+    sdk = types.SimpleNamespace(request_resources=request_resources)
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.autoscaler.sdk", sdk)
     config = load_config("demo", ["cluster.address=auto", "tracking.uri=http://mlflow:5000",
                                   "cluster.wait_minutes=5"])  # fmt: skip
     folder = RunFolder(str(tmp_path), tmp_path)
     stop = threading.Event()
-    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    timer.start()
     begun = time.monotonic()
     try:
         with (
@@ -122,8 +126,8 @@ def test_a_wish_to_stop_ends_the_waiting_for_a_cluster(
         ):
             pytest.fail("there is no room")
     finally:
-        timer.join()
         for number, handler in before.items():
             signal.signal(number, handler)
     assert time.monotonic() - begun < 5
     assert shut == [True]
+    assert asked == [[{"CPU": 1}] * config.train.processes, []], "asked for, and given back"

@@ -82,6 +82,8 @@ def test_the_mlflow_of_a_config_must_answer(tmp_path: Path, mlflow: str) -> None
         (mlflow, ""),
         (f"{mlflow}/elsewhere", "is no MLflow server; check tracking.uri"),
         ("http://127.0.0.1:9", "Connection refused"),
+        ("http://host:abc", "tracking.uri is not an address"),
+        ("http://a..b:5000", "tracking.uri is not an address"),
     ):
         config = write_config(tmp_path, tmp_path / "text.txt", tracking_uri=uri, **one)
         said = "; ".join(wrong(Target("local"), config))

@@ -31,6 +31,7 @@ from elmwright.jobs.kubernetes_objects import (
     state_of_rayjob,
 )
 from elmwright.jobs.ray_jobs import Unreachable
+from elmwright.jobs.runbook import lay_down_outcome
 from elmwright.jobs.submission import GRACE_SECONDS, Job, Submission
 from elmwright.jobs.submit import prepare, state_of, submit
 from elmwright.jobs.targets import Target
@@ -123,7 +124,7 @@ cd {folder}
 echo "$*" >>calls
 if [ -e "fail-$3" ]; then cat "fail-$3" >&2; exit 1; fi
 case "$*" in
-*" auth can-i "*) cat answer ;;
+*" auth can-i "*) cat answer; grep -q yes answer ;;
 *" create "*) cat >>created; echo '{{"metadata": {{"uid": "u-1"}}}}' ;;
 *" get nodes "*) cat nodes ;;
 *" get "*) cat answer ;;
@@ -344,6 +345,18 @@ def test_what_ray_cannot_tell_is_asked_of_kubernetes(
     assert state_of(job).word == "finished"
 
 
+def test_a_job_that_was_sent_again_to_a_new_head_is_going_on(kubectl: Path, tmp_path: Path) -> None:
+    """The driver on the lost head has left its note; KubeRay has submitted the job once more."""
+    sent = submission(kubectl, Target("k8s"), run_dir=str(tmp_path / "run"))
+    lay_down_outcome(sent, 75)
+    (kubectl / "answer").write_text('{"status": {"jobStatus": "RUNNING"}}')
+    assert state_of(Job(sent)).word == "running"
+    (kubectl / "answer").write_text("")
+    assert state_of(Job(sent)).exit_code == 75
+    (kubectl / "fail-get").write_text("Unable to connect to the server: dial tcp: i/o timeout")
+    assert state_of(Job(sent)).exit_code == 75
+
+
 def test_a_job_nobody_can_be_asked_about_is_not_called_interrupted(kubectl: Path) -> None:
     (kubectl / "fail-get").write_text("Unable to connect to the server: dial tcp: i/o timeout")
     for target in (Target("k8s"), Target("k8s", address="http://127.0.0.1:9")):
@@ -419,3 +432,12 @@ def test_the_doctor_looks_for_what_a_target_names(kubectl: Path) -> None:
     wrong = [text for found, text in examine(GPU) if not found]
     assert "persistentvolumeclaim claim is not there; create it in namespace ml" in wrong
     assert "secret s3 is not there; create it in namespace ml" in wrong
+    assert any(text.startswith("may not create RayJobs in namespace ml") for text in wrong)
+    # To look at secrets is a right that nobody needs who submits.
+    script = kubectl / "bin" / "kubectl"
+    forbid = '*" get secret "*) echo "Error: Forbidden" >&2; exit 1 ;;\n*" get "*)'
+    script.write_text(script.read_text().replace('*" get "*)', forbid))
+    (kubectl / "answer").write_text("yes")
+    findings = examine(GPU)
+    assert all(found for found, _ in findings), findings
+    assert "secret s3 may not be looked for from here" in [text for _, text in findings]

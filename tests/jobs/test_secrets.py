@@ -74,6 +74,9 @@ def test_a_secret_in_any_url_of_the_config_stays_at_home(tmp_path: Path) -> None
         f"module load x; DB_PWD='{PLANTED}' true",
         f'export HF_TOKEN="{PLANTED}"',
         f"export https_proxy=http://me:{PLANTED}@proxy:3128",
+        f"export A=1;HF_TOKEN={PLANTED} true",
+        f"#SBATCH --export=ALL,HF_TOKEN={PLANTED}",
+        f"#SBATCH --comment=a,TOKEN={PLANTED}",
     ],
 )
 def test_lines_of_a_target_hold_no_secret(tmp_path: Path, line: str) -> None:
@@ -84,7 +87,7 @@ def test_lines_of_a_target_hold_no_secret(tmp_path: Path, line: str) -> None:
 
 def test_lines_of_a_target_may_say_where_a_secret_is(tmp_path: Path) -> None:
     lines = ("module load python", "export HF_TOKEN=$(cat ~/token)", "export SSL_KEY=/etc/key",
-             "export OMP_NUM_THREADS=4")  # fmt: skip
+             "export OMP_NUM_THREADS=4", "#SBATCH --wckey=project")  # fmt: skip
     assert submission(tmp_path, Target("local", lines=lines)).target.lines == lines
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.targets import Target, find_target, named_targets
+from elmwright.jobs.targets import Target, as_now, find_target, named_targets
 from elmwright.pipeline.errors import UserError
 
 
@@ -81,3 +81,21 @@ def test_a_mistake_in_the_file_is_named_with_its_key(
 def test_every_way_slurm_writes_a_time_is_taken(config_home: Path, time: str) -> None:
     config_home.write_text(f'[lab]\nkind = "slurm"\ntime = "{time}"\n')
     assert find_target("lab").time == time
+
+
+def test_a_job_is_reached_as_the_file_says_now_and_no_token_goes_astray(config_home: Path) -> None:
+    sent = Target("ray", name="lab", address="http://old:8265", token_file="/old")  # noqa: S106
+    config_home.write_text(
+        '[lab]\nkind = "ray"\naddress = "http://old:8265"\ntoken_file = "/new"\n'
+    )
+    assert as_now(sent).token_file == "/new"  # noqa: S105
+    config_home.write_text(
+        '[lab]\nkind = "ray"\naddress = "http://new:8265"\ntoken_file = "/new"\n'
+    )
+    assert as_now(sent) == sent, "the name means another cluster now"
+    config_home.write_text("[lab\n")
+    assert as_now(sent) == sent, "it is just being edited"
+    pod = Target("k8s", name="lab", volume="runs")
+    config_home.write_text('[lab]\nkind = "k8s"\naddress = "http://127.0.0.1:8265"\n')
+    assert as_now(pod) == Target("k8s", "lab", "http://127.0.0.1:8265", volume="runs")
+    assert as_now(sent) == sent, "another kind"

@@ -4,18 +4,22 @@ import dataclasses
 import json
 import shutil
 import socket
+import threading
 import time
+from base64 import b64encode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
 from elmwright.jobs import tracking
+from elmwright.jobs.check_mlflow import check_server
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.journal import Journal
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.tracking import Tracker, check_server, connect
+from elmwright.jobs.tracking import Tracker, connect
 from elmwright.pipeline.errors import UserError
 from tests.jobs.tiny import manifest, write_config, write_text
 
@@ -151,6 +155,7 @@ def test_artifacts_lie_beside_a_database_that_the_config_names(
     [
         ("mssql+nodriver://me:planted-9c@h/x", r"mssql\+nodriver://… is no database .* or give"),
         ("mysql+pymysql://me:planted-9c@h/x", r"needs the package pymysql, .* install it"),
+        ("postgresql://me:planted-9c@h:abc/x", r"is no database that MLflow knows"),
     ],
 )
 def test_a_database_without_its_driver_is_told_before_anything_starts(uri: str, words: str) -> None:
@@ -158,3 +163,30 @@ def test_a_database_without_its_driver_is_told_before_anything_starts(uri: str, 
         with pytest.raises(UserError, match=words) as caught:
             check(uri)
         assert "planted-9c" not in str(caught.value)
+
+
+def test_a_password_in_the_address_is_used_and_never_shown() -> None:
+    given = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            given.append(self.headers["Authorization"])
+            self.send_response(200 if len(given) == 1 else 401)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://me:planted%209c@127.0.0.1:{server.server_port}"
+        assert check_server(uri) is None
+        with pytest.raises(UserError, match="refuses us") as refused:
+            check_server(uri)
+        server.shutdown()
+    assert given == ["Basic " + b64encode(b"me:planted 9c").decode()] * 2
+    with pytest.raises(UserError, match=r"tracking.uri is not an address") as wrong:
+        check_server("http://me:planted-9c@host:abc")
+    silent = check_server("http://me:planted-9c@127.0.0.1:9") or ""
+    assert "127.0.0.1:9 does not answer" in silent
+    assert "planted" not in f"{refused.value}{wrong.value}{silent}"

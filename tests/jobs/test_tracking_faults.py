@@ -16,10 +16,11 @@ import torch.multiprocessing as mp
 from mlflow import MlflowClient
 
 from elmwright.jobs import tracking
+from elmwright.jobs.check_mlflow import check_server
 from elmwright.jobs.checkpoint import begin_attempt
 from elmwright.jobs.journal import read_journal
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.tracking import Tracker, check_server
+from elmwright.jobs.tracking import Tracker
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
 from tests.jobs.servers import free_port, mlflow_server
