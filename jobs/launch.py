@@ -23,6 +23,7 @@ from elmwright.jobs.config import RESUMABLE, TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.config_file import config_from, to_dict
 from elmwright.jobs.console import Console
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.room import NoRoom, Room, RoomLost, check_room
 from elmwright.jobs.stopping import ask_to_stop, take_back
 from elmwright.jobs.watching import Watcher
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
@@ -48,10 +49,6 @@ PLAIN_SECONDS = 60.0
 """Seconds between progress lines where there is no terminal."""
 BACK_OFF = (2.0, 10.0, 30.0, 60.0)
 """Seconds before the first, second, … restart."""
-
-
-class NoRoom(UserError):  # noqa: N818 - a state of the cluster
-    """The cluster is too small: a mistake at the beginning, a misfortune later."""
 
 
 def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
@@ -113,10 +110,10 @@ def launch(
         watcher = Watcher(config, folder, console, bar)
         while True:
             attempt = begin_attempt(folder.attempt, above=attempt)
-            error = _attempt(config, folder, attempt, watcher, stopped)
+            error = _attempt(config, folder, attempt, watcher, stopped, again=ever_ran)
             if error is None:
                 break
-            if isinstance(error, NoRoom) and ever_ran:
+            if isinstance(error, RoomLost) or (isinstance(error, NoRoom) and ever_ran):
                 raise Interrupted(
                     f"the cluster has lost machines ({error}); training is at {_where(folder)}, "
                     "and the same command goes on when there is room again"
@@ -155,14 +152,17 @@ def _attempt(
     attempt: int,
     watcher: Watcher,
     stopped: Callable[[], bool],
+    *,
+    again: bool,
 ) -> Exception | None:
     """Run the workers once; what went wrong, or None."""
     outcome: list[Exception] = []
     asked, since = False, 0.0
+    room = Room(config, _begun(folder, attempt), on_gpus=_began_on_gpus(folder))
 
     def fit() -> None:
         try:
-            _fit(config, folder, attempt)
+            _fit(config, folder, attempt, again)
         except Exception as error:
             outcome.append(error)
 
@@ -178,6 +178,8 @@ def _attempt(
                 asked, since = True, time.monotonic()
             if asked and time.monotonic() - since > NO_SIGN and not exists(_begun(folder, attempt)):
                 return None  # nobody there to read the note: Ray still waits for room
+            if lost := room.lost():
+                return lost  # Ray would wait for ever
         except (OSError, UserError) as error:
             log.warning("cannot reach %s for the moment: %s", folder.train, error)
     with_patience(watcher.look)
@@ -194,7 +196,7 @@ def _newest(folder: RunFolder) -> int:
     return max((info.step for info in list_checkpoints(folder.checkpoints)), default=-1)
 
 
-def _fit(config: RunConfig, folder: RunFolder, attempt: int) -> None:
+def _fit(config: RunConfig, folder: RunFolder, attempt: int, again: bool = False) -> None:
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -207,7 +209,10 @@ def _fit(config: RunConfig, folder: RunFolder, attempt: int) -> None:
             or room_for(have, threads, gpu=True) >= config.train.processes
         )
     )
-    _check_resources(config, have, use_gpu)
+    # Machines that were lost may come back, if that may take time: Ray asks for them, and `Room`
+    # looks at the clock.
+    if not (again and config.cluster.wait_minutes):
+        check_room(config, have, use_gpu)
     trainer = TorchTrainer(
         worker,
         train_loop_config={
@@ -252,28 +257,6 @@ def _storage(folder: RunFolder) -> dict[str, Any]:
 
     system, inner = file_system(join(folder.train, "ray"))
     return {"storage_path": inner, "storage_filesystem": PyFileSystem(WithoutFolders(system))}
-
-
-def _check_resources(config: RunConfig, have: list[dict[str, float]], use_gpu: bool) -> None:
-    """Ray would wait for ever for what the cluster does not have."""
-    train = config.train
-    cpus, gpus = (sum(one.get(name, 0) for one in have) for name in ("CPU", "GPU"))
-    if cpus < train.processes * train.threads:
-        raise NoRoom(
-            f"train.processes × train.threads needs {train.processes * train.threads} CPUs, the "
-            f"cluster has {cpus:.0f}; lower them or raise cluster.cpus"
-        )
-    if use_gpu and gpus < train.processes:
-        raise NoRoom(
-            f'train.device = "cuda" needs {train.processes} GPUs, the cluster has {gpus:.0f}'
-        )
-    room = room_for(have, train.threads, gpu=use_gpu)
-    if room < train.processes:
-        raise NoRoom(
-            f"{train.processes} processes with {train.threads} CPUs{' and a GPU' * use_gpu} each "
-            f"do not fit: a process needs them on one machine, and the {len(have)} machines have "
-            f"room for {room}; lower train.threads or train.processes"
-        )
 
 
 def worker(job: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
 """Starting again after a failure, without the cost of starting Ray: `_fit` is stood in for."""
 
+import dataclasses
 import io
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from elmwright.jobs import launch as launching
+from elmwright.jobs import room
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.console import Console
@@ -16,7 +19,7 @@ from elmwright.jobs.journal import Journal
 from elmwright.jobs.launch import launch
 from elmwright.jobs.layout import RunFolder
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
-from elmwright.pipeline.files import exists, write_json
+from elmwright.pipeline.files import exists, write_bytes, write_json
 from tests.jobs.tiny import manifest, write_config
 
 
@@ -26,8 +29,10 @@ class Fits:
     def __init__(self, *outcomes: Exception | str) -> None:
         self.outcomes = list(outcomes)
         self.attempts: list[int] = []
+        self.again: list[bool] = []
 
-    def __call__(self, config: RunConfig, folder: RunFolder, attempt: int) -> None:
+    def __call__(self, config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> None:
+        self.again.append(again)
         self.attempts.append(attempt)
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, Exception):
@@ -57,6 +62,7 @@ def test_failed_workers_are_started_again_under_a_higher_attempt_number(
     monkeypatch.setattr(launching, "_fit", fits)
     launch(*run, stopped=lambda: False)
     assert fits.attempts == [1, 2, 3]
+    assert fits.again == [False, True, True]
     output = run[2].stream.getvalue()  # type: ignore[attr-defined]
     assert "a worker died" in output
     assert "restart 2 of 2" in output
@@ -97,7 +103,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_run(
         if len(calls) < 4:
             raise OSError("the store is away")
 
-    def fit(config: RunConfig, folder: RunFolder, _attempt: int) -> None:
+    def fit(config: RunConfig, folder: RunFolder, *_: object) -> None:
         while len(calls) < 5:
             time.sleep(0.01)
         write_json(folder.result, {"step": config.train.max_steps})
@@ -118,6 +124,67 @@ def test_a_cluster_that_has_lost_machines_is_no_mistake_of_the_users(
     monkeypatch.setattr(launching, "_fit", Fits(lost))
     with pytest.raises(UserError, match="needs 2 CPUs"):
         launch(*run, stopped=lambda: False)
+
+
+@pytest.fixture
+def one_machine(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
+    """Of the two machines that a run needs, one is gone; the list may be changed."""
+    have = [{"CPU": 1.0}]
+    monkeypatch.setattr(room, "machines", lambda: have)
+    monkeypatch.setattr(room, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(room, "LOST_SECONDS", 0.1)
+    return have
+
+
+def test_an_attempt_that_can_never_be_placed_is_given_up(
+    run: tuple[RunConfig, RunFolder, Console],
+    one_machine: list[dict[str, float]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine died, and Ray noticed only when the next attempt had begun to wait for it."""
+    ended = threading.Event()
+    monkeypatch.setattr(launching, "_fit", lambda *_: ended.wait(30))
+    try:
+        with pytest.raises(Interrupted, match=r"lost machines .*needs 2 CPUs, the cluster has 1"):
+            launch(*run, stopped=lambda: False)
+    finally:
+        ended.set()
+
+
+def test_an_attempt_waits_for_machines_that_come_back(
+    run: tuple[RunConfig, RunFolder, Console],
+    one_machine: list[dict[str, float]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, folder, console = run
+    fits = Fits("finish")
+
+    def fit(*given: Any) -> None:
+        time.sleep(0.2)  # longer than LOST_SECONDS, shorter than the minutes that are allowed
+        one_machine.append({"CPU": 1.0})
+        fits(*given)
+
+    monkeypatch.setattr(launching, "_fit", fit)
+    cluster = dataclasses.replace(config.cluster, wait_minutes=1)
+    launch(dataclasses.replace(config, cluster=cluster), folder, console, stopped=lambda: False)
+    assert fits.attempts == [1]
+
+
+def test_an_attempt_that_has_begun_is_left_to_itself(
+    run: tuple[RunConfig, RunFolder, Console],
+    one_machine: list[dict[str, float]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fits = Fits("finish")
+
+    def fit(config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> None:
+        write_bytes(launching._begun(folder, attempt), b"")
+        time.sleep(0.4)
+        fits(config, folder, attempt, again)
+
+    monkeypatch.setattr(launching, "_fit", fit)
+    launch(*run, stopped=lambda: False)
+    assert fits.attempts == [1]
 
 
 def test_a_stop_leaves_a_note_for_the_workers_and_ends_as_resumable(

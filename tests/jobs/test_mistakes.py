@@ -9,7 +9,8 @@ import ray
 
 from elmwright.jobs.cluster import _check_shared
 from elmwright.jobs.config_file import load_config
-from elmwright.jobs.launch import _check_resources, check_size
+from elmwright.jobs.launch import check_size
+from elmwright.jobs.room import check_room
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
 from tests.jobs.tiny import elmwright, write_config, write_text
@@ -121,12 +122,12 @@ def test_a_run_folder_that_other_machines_cannot_see(
 def test_more_than_the_cluster_has_is_said_at_once() -> None:
     config = load_config("demo", ["train.processes=4", "train.threads=2"])
     with pytest.raises(UserError, match="needs 8 CPUs, the cluster has 2"):
-        _check_resources(config, [{"CPU": 2.0}], use_gpu=False)
+        check_room(config, [{"CPU": 2.0}], use_gpu=False)
     with pytest.raises(UserError, match="needs 4 GPUs, the cluster has 1"):
-        _check_resources(config, [{"CPU": 8.0, "GPU": 1.0}], use_gpu=True)
+        check_room(config, [{"CPU": 8.0, "GPU": 1.0}], use_gpu=True)
     with pytest.raises(UserError, match=r"do not fit: .*the 8 machines have room for 0"):
-        _check_resources(config, [{"CPU": 1.0}] * 8, use_gpu=False)
-    _check_resources(config, [{"CPU": 2.0}, {"CPU": 6.0}], use_gpu=False)
+        check_room(config, [{"CPU": 1.0}] * 8, use_gpu=False)
+    check_room(config, [{"CPU": 2.0}, {"CPU": 6.0}], use_gpu=False)
 
 
 def test_models_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

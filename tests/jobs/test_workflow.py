@@ -44,7 +44,7 @@ class Flow:
         monkeypatch.setattr(cluster, "ray_cluster", self.no_ray)
         monkeypatch.setattr(workflow, "console_for_run", self.quiet)
 
-    def fit(self, config: RunConfig, folder: RunFolder, attempt: int) -> None:
+    def fit(self, config: RunConfig, folder: RunFolder, attempt: int, _again: bool) -> None:
         train(config, folder, attempt, Ranks())
         self.trained.append(config.train.max_steps)
 
