@@ -157,8 +157,8 @@ class ClusterSection:
     cpus: int = 0
     """CPUs of the local Ray; 0 takes what the machine has."""
     wait_minutes: int = 0
-    """Minutes to wait for a cluster that grows by itself to have what training needs; 0 refuses at
-    once."""
+    """Minutes to wait for a cluster that grows by itself to have what training needs, at the start
+    and after machines were lost; 0 waits for neither."""
 
 
 @dataclass(frozen=True)
