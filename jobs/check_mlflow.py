@@ -77,7 +77,7 @@ def check_server(uri: str) -> str | None:
 def _ask_of(uri: str) -> Request:
     """A small question to a tracking server, from whom it knows."""
     parts = urlsplit(uri)
-    where = f"{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
+    where = parts.netloc.rpartition("@")[2]
     path = f"{parts.path.rstrip('/')}/api/2.0/mlflow/experiments/search"
     request = Request(  # noqa: S310 - http or https
         f"{parts.scheme}://{where}{path}",

@@ -7,7 +7,6 @@ not up yet or gone already, is asked of Kubernetes.
 """
 
 import json
-import shutil
 import subprocess
 import sys
 from typing import Any
@@ -49,11 +48,6 @@ class Kubernetes:
 
     def check(self, submission: Submission) -> None:
         """What is asked of Kubernetes must be enough for the run."""
-        if shutil.which("kubectl") is None:
-            raise UserError(
-                "kubectl is not on this machine's PATH; install it, or create what "
-                "'elmwright submit … --dry-run' prints by other means"
-            )
         config = config_from(submission.config, "the config")
         check_paths(submission, config)
         train = config.train
@@ -139,6 +133,8 @@ class Kubernetes:
             if not answer.strip():
                 self.kubectl("delete", "configmap", name, "--ignore-not-found")
         except (UserError, Failed):
+            if not isinstance(error, Unreachable | Failed):
+                raise error from None  # it was refused, so it is not there
             raise Failed(
                 f"Kubernetes went away while the job was being sent ({error}); 'elmwright jobs' "
                 "tells whether it arrived, once it answers again, and 'elmwright cancel' stops it "
@@ -226,7 +222,10 @@ class Kubernetes:
                 command, input=text, capture_output=True, text=True, check=False, timeout=60
             )
         except FileNotFoundError:
-            raise Unreachable("kubectl is not on this machine's PATH; install it") from None
+            raise Unreachable(
+                "kubectl is not on this machine's PATH; install it, or create what "
+                "'elmwright submit … --dry-run' prints by other means"
+            ) from None
         except subprocess.TimeoutExpired:
             if text:
                 raise Failed("Kubernetes does not answer (kubectl took more than 60 s)") from None

@@ -25,8 +25,6 @@ class Machine(ABC):
     """A machine with a Ray node of one CPU on it."""
 
     address: str
-    separate: bool
-    """Whether its network can be cut."""
 
     def __init__(self, network: "Network", number: int) -> None:
         self.network, self.number = network, number
@@ -38,10 +36,6 @@ class Machine(ABC):
     @abstractmethod
     def all_processes(self) -> list[int]:
         """Everything that runs on it."""
-
-    @abstractmethod
-    def cut(self) -> None:
-        """The machine is there, its network is not."""
 
     @abstractmethod
     def build(self) -> None:
@@ -106,8 +100,6 @@ class Machine(ABC):
 class Namespace(Machine):
     """A machine that is a network namespace."""
 
-    separate = True
-
     def __init__(self, network: "Network", number: int) -> None:
         super().__init__(network, number)
         self.name = f"{network.bridge}n{number}"
@@ -132,6 +124,7 @@ class Namespace(Machine):
         return [int(pid) for pid in done.stdout.split() if not _is_zombie(int(pid))]
 
     def cut(self) -> None:
+        """The machine is there, its network is not."""
         ip("-n", self.name, "link", "set", "eth0", "down")
 
     def remove(self) -> None:
@@ -142,7 +135,6 @@ class Namespace(Machine):
 class Neighbour(Machine):
     """A machine that is only a set of processes on this one."""
 
-    separate = False
     address = "127.0.0.1"
 
     def wrap(self, command: list[str]) -> list[str]:
@@ -159,9 +151,6 @@ class Neighbour(Machine):
                 except OSError:  # it has ended
                     continue
         return found
-
-    def cut(self) -> None:
-        raise NotImplementedError("machines without namespaces share one network")
 
     def build(self) -> None:
         return

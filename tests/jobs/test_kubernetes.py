@@ -215,6 +215,10 @@ def test_a_rayjob_that_is_refused_leaves_no_config_map_behind(kubectl: Path) -> 
     (kubectl / "answer").write_text('{"metadata": {"uid": "u-2"}}')
     assert place.submit(sent) == {"rayjob": name}
     assert '"uid": "u-2"' in calls(kubectl)[-1]
+    # Neither may we look: what was refused is refused, and not perhaps there.
+    (kubectl / "fail-get").write_text("Forbidden: cannot get resource rayjobs")
+    with pytest.raises(UserError, match="denied by a policy"):
+        place.submit(sent)
 
 
 def going_on(run: str) -> str:
@@ -280,7 +284,7 @@ def test_without_kubectl_there_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="kubectl is not on this machine's PATH"):
+    with pytest.raises(UserError, match=r"kubectl is not on this machine's PATH; .*--dry-run"):
         submit(submission(tmp_path, GPU))
 
 

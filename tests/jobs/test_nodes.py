@@ -22,7 +22,7 @@ from mlflow import MlflowClient
 from elmwright.jobs.journal import read_journal
 from elmwright.pipeline.files import read_json, write_bytes
 from tests.jobs.clusters import RayHead
-from tests.jobs.machines import Network
+from tests.jobs.machines import Namespace, Network
 from tests.jobs.servers import BUCKET, environment, mlflow_server, postgres, s3_server
 from tests.jobs.test_cluster import PLANTED, Cluster, digests, until
 from tests.jobs.tiny import write_config
@@ -119,7 +119,11 @@ def test_a_lost_machine_is_replaced_by_the_spare_and_the_run_ends_identical(
     place = lab.begin(how)
     victim = next(machine for machine in lab.network.machines[1:] if machine.trains())
     begun = time.monotonic()
-    victim.kill() if how == "killed" else victim.cut()
+    if how == "killed":
+        victim.kill()
+    else:
+        assert isinstance(victim, Namespace)
+        victim.cut()
     # What was done before the loss may still arrive: the next attempt must get further than that.
     until(lambda: attempts(place) > 1, 3 * GOES_ON_WITHIN, lambda: lab.cluster.run("logs", how))
     step = newest_step(place)

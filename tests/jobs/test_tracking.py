@@ -187,6 +187,7 @@ def test_a_password_in_the_address_is_used_and_never_shown() -> None:
     assert given == ["Basic " + b64encode(b"me:planted 9c").decode()] * 2
     with pytest.raises(UserError, match=r"tracking.uri is not an address") as wrong:
         check_server("http://me:planted-9c@host:abc")
+    assert "http://[::1]:9 does not answer" in (check_server("http://[::1]:9") or "")
     silent = check_server("http://me:planted-9c@127.0.0.1:9") or ""
     assert "127.0.0.1:9 does not answer" in silent
     assert "planted" not in f"{refused.value}{wrong.value}{silent}"
