@@ -11,16 +11,15 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.room import ask_for_room, give_room_back, pause, wait_for_room
 from elmwright.pipeline.errors import Interrupted, UserError
-
-log = logging.getLogger("elmwright")
 
 
 def local_cpus(config: RunConfig) -> int:
@@ -33,21 +32,12 @@ def is_remote(config: RunConfig) -> bool:
     return config.cluster.address not in ("", "local")
 
 
-def room_for(machines: Iterable[Mapping[str, float]], threads: int, *, gpu: bool) -> int:
-    """How many training processes find room, each with all its CPUs (and a GPU) on one machine."""
-    room = 0
-    for have in machines:
-        fit = int(have.get("CPU", 0) // threads)
-        room += min(fit, int(have.get("GPU", 0))) if gpu else fit
-    return room
-
-
 @contextmanager
 def ray_cluster(
     config: RunConfig,
     folder: RunFolder,
-    connected: Callable[[], object] = lambda: None,
-    stopped: Callable[[], bool] = lambda: False,
+    connected: Callable[[], object],
+    stopped: Callable[[], bool],
 ) -> Iterator[None]:
     """Ray for the length of a run.
 
@@ -89,15 +79,15 @@ def ray_cluster(
     try:
         connected()
         if is_remote(config):
-            asked = _ask_for_room(config)
+            asked = ask_for_room(config)
             if asked:
-                _wait_for_room(config, stopped)
+                wait_for_room(config, stopped)
             if not folder.remote:
                 _check_shared(Path(folder.root))
         yield
     finally:
         if asked:
-            _give_room_back()
+            give_room_back()
         ray.shutdown()
 
 
@@ -138,61 +128,9 @@ def _connect(config: RunConfig, arguments: dict[str, Any], stopped: Callable[[],
             if time.monotonic() >= end:
                 raise
             ray.shutdown()
-            _pause(3, stopped)
+            pause(3, stopped)
         else:
             return
-
-
-def _lacks_room(config: RunConfig) -> bool:
-    train = config.train
-    return room_for(machines(), train.threads, gpu=train.device == "cuda") < train.processes
-
-
-def _ask_for_room(config: RunConfig) -> bool:
-    """Ask a cluster that grows by itself for what training needs; whether there was need to."""
-    if not config.cluster.wait_minutes or not _lacks_room(config):
-        return False  # launch.py says at once what is not there
-    from ray.autoscaler.sdk import request_resources
-
-    train = config.train
-    bundle: dict[str, float] = {"CPU": train.threads}
-    if train.device == "cuda":
-        bundle["GPU"] = 1
-    request_resources(bundles=[bundle] * train.processes)
-    return True
-
-
-def _wait_for_room(config: RunConfig, stopped: Callable[[], bool]) -> None:
-    """Until the cluster has grown, for as long as allowed."""
-    end = time.monotonic() + 60 * config.cluster.wait_minutes
-    while _lacks_room(config) and time.monotonic() < end:
-        _pause(2, stopped)
-
-
-def _give_room_back() -> None:
-    """Ray would keep machines that were asked for until somebody asks for something else."""
-    from ray.autoscaler.sdk import request_resources
-
-    try:
-        request_resources(bundles=[])
-    except Exception as error:  # the cluster may be what has ended
-        log.warning("machines that were asked for could not be given back: %s", error)
-
-
-def _pause(seconds: float, stopped: Callable[[], bool]) -> None:
-    """Wait for a cluster; nothing has been begun that a wish to stop would have to save."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if stopped():
-            raise Interrupted("while the cluster was waited for; the same command goes on")
-        time.sleep(0.1)
-
-
-def machines() -> list[dict[str, float]]:
-    """The resources of each machine of the cluster we are connected to."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _check_answers(address: str) -> None:

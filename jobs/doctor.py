@@ -29,7 +29,9 @@ from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from, load_config
 from elmwright.jobs.entry import check_names, missing_dependencies
 from elmwright.jobs.kubernetes import Kubernetes
-from elmwright.jobs.ray_jobs import RayCluster, Unreachable, check_size, find_token
+from elmwright.jobs.ray_jobs import RayCluster, Unreachable, check_nodes
+from elmwright.jobs.ray_token import find_token
+from elmwright.jobs.room import check_room
 from elmwright.jobs.submission import Job, Submission, new_submission
 from elmwright.jobs.submit import prepare
 from elmwright.jobs.targets import Target
@@ -72,7 +74,8 @@ def _local(target: Target, config: RunConfig | None, found: list[Finding]) -> No
             import torch
 
             have["GPU"] = float(torch.cuda.device_count())
-        check_size(train, [{"resources_total": have}], "the Ray of this machine")
+        gpu = train.device == "cuda"
+        check_room(train, [have], gpu=gpu, where="the Ray of this machine")
         found.append((True, "enough for train.processes × train.threads"))
     submission = _submission(target, config)
     found += _machines([look_for(submission, config)], submission.dir, target.secrets)
@@ -97,7 +100,7 @@ def _ray(cluster: RayCluster, config: RunConfig | None, found: list[Finding]) ->
     cpus, gpus = (sum(n["resources_total"].get(k, 0) for n in nodes) for k in ("CPU", "GPU"))
     found.append((True, f"machines: {len(nodes)}, CPUs: {cpus:.0f}, GPUs: {gpus:.0f}"))
     if config is not None:
-        check_size(config.train, nodes, cluster.address)
+        check_nodes(config.train, nodes, cluster.address)
         found.append((True, "enough for train.processes × train.threads"))
     submission = _submission(cluster.target, config)
     found += _machines(_look_by_job(cluster, submission), submission.dir, cluster.target.secrets)

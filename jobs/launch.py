@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints, read_checked
-from elmwright.jobs.cluster import is_remote, machines, room_for
+from elmwright.jobs.cluster import is_remote
 from elmwright.jobs.config import RESUMABLE, TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.config_file import config_from, to_dict
 from elmwright.jobs.console import Console
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.room import NoRoom, Room, RoomLost, check_room
+from elmwright.jobs.room import NoRoom, Room, RoomLost, check_room, machines, room_for
 from elmwright.jobs.stopping import ask_to_stop, take_back
 from elmwright.jobs.watching import Watcher
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
@@ -196,7 +196,7 @@ def _newest(folder: RunFolder) -> int:
     return max((info.step for info in list_checkpoints(folder.checkpoints)), default=-1)
 
 
-def _fit(config: RunConfig, folder: RunFolder, attempt: int, again: bool = False) -> None:
+def _fit(config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> None:
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -212,7 +212,10 @@ def _fit(config: RunConfig, folder: RunFolder, attempt: int, again: bool = False
     # Machines that were lost may come back, if that may take time: Ray asks for them, and `Room`
     # looks at the clock.
     if not (again and config.cluster.wait_minutes):
-        check_room(config, have, use_gpu)
+        advice = "lower train.processes or train.threads"
+        if not is_remote(config):
+            advice += ", or raise cluster.cpus"
+        check_room(config.train, have, gpu=use_gpu, advice=advice)
     trainer = TorchTrainer(
         worker,
         train_loop_config={

@@ -13,18 +13,18 @@ import hashlib
 import http.client
 import json
 import os
-import re
 import shlex
 import socket
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from elmwright.jobs.cluster import room_for
+from elmwright.jobs.config import TrainSection
 from elmwright.jobs.config_file import config_from
+from elmwright.jobs.ray_token import DEFAULT_TOKEN, find_token
+from elmwright.jobs.room import check_room
 from elmwright.jobs.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
 from elmwright.jobs.targets import Target
 from elmwright.jobs.wheel import requirements, wheel_members, zipped
@@ -34,7 +34,6 @@ TIMEOUT = 8.0
 """Seconds for an answer; a slow network answers in a fraction of it."""
 SUBMIT_TIMEOUT = 60.0
 """Seconds for sending the package and for taking the job, which starts an actor."""
-DEFAULT_TOKEN = Path("~/.ray/auth_token")
 
 
 class Unreachable(UserError):  # noqa: N818 - a state of the world
@@ -64,7 +63,7 @@ class RayCluster:
         while not nodes and time.monotonic() < end:  # it is just being started
             time.sleep(0.5)
             nodes = self.nodes()
-        check_size(config.train, nodes, self.address)
+        check_nodes(config.train, nodes, self.address)
 
     def running(self, run: str) -> str:
         """The submission id of a job of this run that has not ended, if there is one."""
@@ -298,29 +297,6 @@ def is_this_machine(address: str) -> bool:
     return True
 
 
-def find_token(target: Target) -> tuple[str, str]:
-    """The token for a cluster, and where it came from; both empty if there is none."""
-    if not target.token_file and os.environ.get("RAY_AUTH_TOKEN"):
-        return _token(os.environ["RAY_AUTH_TOKEN"], "RAY_AUTH_TOKEN"), "RAY_AUTH_TOKEN"
-    path = target.token_file or os.environ.get("RAY_AUTH_TOKEN_PATH") or str(DEFAULT_TOKEN)
-    try:
-        # Any byte becomes some sign here; whether they make a token is looked at next.
-        return _token(Path(path).expanduser().read_text(encoding="latin-1"), path), path
-    except OSError:
-        return "", path
-
-
-def _token(text: str, where: str) -> str:
-    """What may go into a header; the text itself is never shown."""
-    token = text.strip()
-    if token and not re.fullmatch(r"[!-~]+", token):
-        raise UserError(
-            f"{where} does not hold a token: that is one word of ASCII letters, digits and signs "
-            "on a line of its own ('ray get-auth-token' on the cluster's head prints it)"
-        )
-    return token
-
-
 def parcel(submission: Submission) -> tuple[str, bytes]:
     """What is shipped, and its name in the cluster, which says what is in it."""
     _, members = wheel_members()
@@ -388,31 +364,13 @@ def _last_line(text: str) -> str:
     return lines[-1].strip()[:300] if lines else "no reason given"
 
 
-def check_size(train: Any, nodes: list[dict[str, Any]], where: str) -> None:
-    """Waiting for what will never come is said at once, with what there is."""
-    have = {"CPU": 0.0, "GPU": 0.0}
-    for node in nodes:
-        for name in have:
-            have[name] += node["resources_total"].get(name, 0)
-    there = (
-        f"{where} has {len(nodes)} machine{'s' if len(nodes) != 1 else ''} with "
-        f"{have['CPU']:.0f} CPUs and {have['GPU']:.0f} GPUs in all"
+def check_nodes(train: TrainSection, nodes: list[dict[str, Any]], where: str) -> None:
+    """Refuse a training that the machines of a cluster have no room for."""
+    check_room(
+        train,
+        [node["resources_total"] for node in nodes],
+        gpu=train.device == "cuda",
+        where=where,
+        advice="lower train.processes or train.threads, or add --wait if the cluster grows by "
+        "itself",
     )
-    advice = "lower train.processes, or add --wait if the cluster grows by itself"
-    if train.device == "cuda" and have["GPU"] < train.processes:
-        raise UserError(
-            f'train.device = "cuda" needs {train.processes} GPUs, but {there}; {advice}'
-        )
-    if have["CPU"] < train.processes * train.threads:
-        raise UserError(
-            f"train.processes × train.threads needs {train.processes * train.threads} CPUs, "
-            f"but {there}; {advice}"
-        )
-    gpu = train.device == "cuda"
-    room = room_for([node["resources_total"] for node in nodes], train.threads, gpu=gpu)
-    if room < train.processes:
-        raise UserError(
-            f"{train.processes} processes with {train.threads} CPUs{' and a GPU' * gpu} each do "
-            f"not fit: a process needs them on one machine, and {there}, with room for {room}; "
-            f"lower train.threads or train.processes, or add --wait if the cluster grows by itself"
-        )

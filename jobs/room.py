@@ -1,11 +1,11 @@
-"""Has the cluster room for the training processes, and has it still?"""
+"""Has a cluster room for the training processes, will it have, and has it still?"""
 
 import logging
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from elmwright.jobs.cluster import machines, room_for
-from elmwright.jobs.config import RunConfig
-from elmwright.pipeline.errors import UserError
+from elmwright.jobs.config import RunConfig, TrainSection
+from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.files import exists
 
 log = logging.getLogger("elmwright")
@@ -25,26 +25,95 @@ class RoomLost(NoRoom):
     """There was room when training was started, and then there was not."""
 
 
-def check_room(config: RunConfig, have: list[dict[str, float]], use_gpu: bool) -> None:
-    """Ray would wait for ever for what the cluster does not have."""
-    train = config.train
+def machines() -> list[dict[str, float]]:
+    """The resources of each machine of the cluster we are connected to."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def room_for(machines: Iterable[Mapping[str, float]], threads: int, *, gpu: bool) -> int:
+    """How many training processes find room, each with all its CPUs (and a GPU) on one machine."""
+    room = 0
+    for have in machines:
+        fit = int(have.get("CPU", 0) // threads)
+        room += min(fit, int(have.get("GPU", 0))) if gpu else fit
+    return room
+
+
+def check_room(
+    train: TrainSection,
+    have: Sequence[Mapping[str, float]],
+    *,
+    gpu: bool,
+    where: str = "the cluster",
+    advice: str = "lower train.processes or train.threads",
+) -> None:
+    """Waiting for what will never come is said at once, with what there is."""
     cpus, gpus = (sum(one.get(name, 0) for one in have) for name in ("CPU", "GPU"))
+    there = (
+        f"{where} has {len(have)} machine{'s' if len(have) != 1 else ''} with {cpus:.0f} CPUs and "
+        f"{gpus:.0f} GPUs in all"
+    )
+    if gpu and gpus < train.processes:
+        raise NoRoom(f"train.processes needs {train.processes} GPUs, but {there}; {advice}")
     if cpus < train.processes * train.threads:
         raise NoRoom(
-            f"train.processes × train.threads needs {train.processes * train.threads} CPUs, the "
-            f"cluster has {cpus:.0f}; lower them or raise cluster.cpus"
+            f"train.processes × train.threads needs {train.processes * train.threads} CPUs, but "
+            f"{there}; {advice}"
         )
-    if use_gpu and gpus < train.processes:
-        raise NoRoom(
-            f'train.device = "cuda" needs {train.processes} GPUs, the cluster has {gpus:.0f}'
-        )
-    room = room_for(have, train.threads, gpu=use_gpu)
+    room = room_for(have, train.threads, gpu=gpu)
     if room < train.processes:
         raise NoRoom(
-            f"{train.processes} processes with {train.threads} CPUs{' and a GPU' * use_gpu} each "
-            f"do not fit: a process needs them on one machine, and the {len(have)} machines have "
-            f"room for {room}; lower train.threads or train.processes"
+            f"{train.processes} processes with {train.threads} CPUs{' and a GPU' * gpu} each do "
+            f"not fit: a process needs them on one machine, and {there}, with room for {room}; "
+            f"{advice}"
         )
+
+
+def _lacks_room(config: RunConfig) -> bool:
+    train = config.train
+    return room_for(machines(), train.threads, gpu=train.device == "cuda") < train.processes
+
+
+def ask_for_room(config: RunConfig) -> bool:
+    """Ask a cluster that grows by itself for what training needs; whether there was need to."""
+    if not config.cluster.wait_minutes or not _lacks_room(config):
+        return False  # launch.py says at once what is not there
+    from ray.autoscaler.sdk import request_resources
+
+    train = config.train
+    bundle: dict[str, float] = {"CPU": train.threads}
+    if train.device == "cuda":
+        bundle["GPU"] = 1
+    request_resources(bundles=[bundle] * train.processes)
+    return True
+
+
+def wait_for_room(config: RunConfig, stopped: Callable[[], bool]) -> None:
+    """Until the cluster has grown, for as long as allowed."""
+    end = time.monotonic() + 60 * config.cluster.wait_minutes
+    while _lacks_room(config) and time.monotonic() < end:
+        pause(2, stopped)
+
+
+def give_room_back() -> None:
+    """Ray would keep machines that were asked for until somebody asks for something else."""
+    from ray.autoscaler.sdk import request_resources
+
+    try:
+        request_resources(bundles=[])
+    except Exception as error:  # the cluster may be what has ended
+        log.warning("machines that were asked for could not be given back: %s", error)
+
+
+def pause(seconds: float, stopped: Callable[[], bool]) -> None:
+    """Wait for a cluster; nothing has been begun that a wish to stop would have to save."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if stopped():
+            raise Interrupted("while the cluster was waited for; the same command goes on")
+        time.sleep(0.1)
 
 
 class Room:
@@ -78,7 +147,7 @@ class Room:
         from ray.exceptions import RayError
 
         try:
-            check_room(self._config, machines(), self._gpu)
+            check_room(self._config.train, machines(), gpu=self._gpu)
         except NoRoom as lacking:
             return RoomLost(str(lacking))
         except RayError as error:  # the processes' own end tells what is wrong

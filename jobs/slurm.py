@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.background import read_from, unpack
-from elmwright.jobs.cluster import room_for
 from elmwright.jobs.config_file import config_from
 from elmwright.jobs.ray_jobs import Unreachable
+from elmwright.jobs.room import room_for
 from elmwright.jobs.runbook import handle_left, outcome_of, work_folder
 from elmwright.jobs.status import STAGES, read_progress
 from elmwright.jobs.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.cluster import _ask_for_room, _connect, _wait_for_room, _why_not, ray_cluster
+from elmwright.jobs.cluster import _connect, _why_not, ray_cluster
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.room import ask_for_room, wait_for_room
 from elmwright.jobs.workflow import take_signals
 from elmwright.pipeline.errors import Interrupted
 
@@ -63,14 +64,14 @@ def test_a_cluster_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> Non
     sdk = types.SimpleNamespace(request_resources=request_resources)
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.autoscaler.sdk", sdk)
-    monkeypatch.setattr("elmwright.jobs.cluster._pause", lambda *_: None)
+    monkeypatch.setattr("elmwright.jobs.room.pause", lambda *_: None)
     config = load_config("demo", ["cluster.wait_minutes=1", "train.processes=2",
                                   'train.device="cuda"', "train.threads=2"])  # fmt: skip
-    assert _ask_for_room(config)
-    _wait_for_room(config, never)
+    assert ask_for_room(config)
+    wait_for_room(config, never)
     assert asked == [[{"CPU": 2, "GPU": 1}] * 2]
     assert len(have) == 1
-    assert not _ask_for_room(load_config("demo")), "nothing may be waited for"
+    assert not ask_for_room(load_config("demo")), "nothing may be waited for"
 
 
 def test_a_cluster_that_is_coming_up_is_tried_again_if_it_may_take_time(
@@ -87,7 +88,7 @@ def test_a_cluster_that_is_coming_up_is_tried_again_if_it_may_take_time(
 
     fake = types.SimpleNamespace(init=init, shutdown=lambda: None)
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr("elmwright.jobs.cluster._pause", lambda *_: None)
+    monkeypatch.setattr("elmwright.jobs.cluster.pause", lambda *_: None)
     server = ["cluster.address=auto", "tracking.uri=http://mlflow:5000"]
     with pytest.raises(ConnectionError):
         _connect(load_config("demo", server), {}, never)

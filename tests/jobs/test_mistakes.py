@@ -120,14 +120,14 @@ def test_a_run_folder_that_other_machines_cannot_see(
 
 
 def test_more_than_the_cluster_has_is_said_at_once() -> None:
-    config = load_config("demo", ["train.processes=4", "train.threads=2"])
-    with pytest.raises(UserError, match="needs 8 CPUs, the cluster has 2"):
-        check_room(config, [{"CPU": 2.0}], use_gpu=False)
-    with pytest.raises(UserError, match="needs 4 GPUs, the cluster has 1"):
-        check_room(config, [{"CPU": 8.0, "GPU": 1.0}], use_gpu=True)
-    with pytest.raises(UserError, match=r"do not fit: .*the 8 machines have room for 0"):
-        check_room(config, [{"CPU": 1.0}] * 8, use_gpu=False)
-    check_room(config, [{"CPU": 2.0}, {"CPU": 6.0}], use_gpu=False)
+    train = load_config("demo", ["train.processes=4", "train.threads=2"]).train
+    with pytest.raises(UserError, match="needs 8 CPUs, but the cluster has 1 machine with 2 CPUs"):
+        check_room(train, [{"CPU": 2.0}], gpu=False)
+    with pytest.raises(UserError, match=r"needs 4 GPUs, but the cluster has .* 1 GPUs in all"):
+        check_room(train, [{"CPU": 8.0, "GPU": 1.0}], gpu=True)
+    with pytest.raises(UserError, match=r"do not fit: .* has 8 machines .*, with room for 0"):
+        check_room(train, [{"CPU": 1.0}] * 8, gpu=False)
+    check_room(train, [{"CPU": 2.0}, {"CPU": 6.0}], gpu=False)
 
 
 def test_models_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
