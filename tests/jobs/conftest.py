@@ -1,5 +1,6 @@
-"""What is slow to make and never changed, made once for all tests of this room."""
+"""What several tests of this room need; what is slow to make and never changed is made once."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from elmwright.jobs.checkpoint import begin_attempt
 from elmwright.jobs.config_file import load_config, to_dict
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.export import export_run
+from elmwright.jobs.submission import Submission
 from elmwright.jobs.train import train
 from elmwright.pipeline.build import build_corpus
 from elmwright.pipeline.files import write_json
 from elmwright.pipeline.progress import silent
+from tests.jobs.dashboard import Dashboard, submission_to
 from tests.jobs.tiny import write_config, write_text
 
 
@@ -68,3 +71,28 @@ def bundle(trained: Path) -> Path:
 def worse_bundle(trained: Path) -> Path:
     """The bundle of an earlier checkpoint, whose perplexity is higher."""
     return export_run(str(trained), "12", str(trained.parent / "worse"), overrides=[])[0]
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user without targets, runs or tokens."""
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path
+
+
+@pytest.fixture
+def dashboard() -> Iterator[Dashboard]:
+    """Of a Ray cluster with four CPUs."""
+    one = Dashboard()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def submission(dashboard: Dashboard, tmp_path: Path) -> Submission:
+    """To that cluster."""
+    return submission_to(dashboard, tmp_path)

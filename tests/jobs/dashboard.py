@@ -65,8 +65,10 @@ class Dashboard:
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        """The cluster is gone; once is enough."""
+        if self.server.socket.fileno() >= 0:
+            self.server.shutdown()
+            self.server.server_close()
 
 
 def nodes(*resources: dict[str, float]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +18,9 @@ from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import Failed, UserError
 from tests.jobs.dashboard import Answer, Dashboard, nodes, play_job, submission_to
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 GOOD = "the-right-one"
-
-
-@pytest.fixture
-def dashboard() -> Iterator[Dashboard]:
-    one = Dashboard()
-    yield one
-    one.close()
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path
-
-
-@pytest.fixture
-def submission(dashboard: Dashboard, tmp_path: Path) -> Submission:
-    return submission_to(dashboard, tmp_path)
 
 
 def test_a_submission_sends_the_package_and_then_the_job(

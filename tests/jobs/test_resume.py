@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,9 @@ from elmwright.jobs.submit import submit
 from elmwright.pipeline.errors import Failed, UserError
 from tests.jobs.dashboard import Answer, Dashboard, play_job, submission_to
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 GOOD = "the-right-one"
-
-
-@pytest.fixture
-def dashboard() -> Iterator[Dashboard]:
-    one = Dashboard()
-    yield one
-    with suppress(OSError):  # some tests close it
-        one.close()
 
 
 @pytest.fixture
@@ -31,20 +24,6 @@ def other() -> Iterator[Dashboard]:
     one = Dashboard()
     yield one
     one.close()
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
-@pytest.fixture
-def submission(dashboard: Dashboard, tmp_path: Path) -> Submission:
-    return submission_to(dashboard, tmp_path)
 
 
 def test_a_job_that_arrived_while_the_answer_was_lost_can_be_found_and_stopped(
