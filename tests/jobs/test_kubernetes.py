@@ -1,122 +1,38 @@
-"""The RayJob that is rendered, and what kubectl is asked to do with it.
+"""What kubectl is asked to do with a RayJob, and what is made of its answers.
 
-No Kubernetes is needed: kubectl is played by a script. That Ray unpacks what the ConfigMap mounts
-is tested on a real Ray in test_ray_cluster.py.
+No Kubernetes is needed: kubectl is played by a script.
 """
 
-import base64
 import http.server
-import io
 import json
 import os
-import re
 import threading
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elmwright import __version__
 from elmwright.jobs.cli import main
-from elmwright.jobs.config_file import load_config
 from elmwright.jobs.doctor import examine
 from elmwright.jobs.kubernetes import Kubernetes
 from elmwright.jobs.kubernetes_objects import (
-    CONFIG_MAP_BYTES,
-    label_of,
     object_name,
     render,
-    state_of_rayjob,
 )
 from elmwright.jobs.ray_jobs import Unreachable
 from elmwright.jobs.runbook import lay_down_outcome
-from elmwright.jobs.submission import GRACE_SECONDS, Job, Submission
-from elmwright.jobs.submit import prepare, state_of, submit
+from elmwright.jobs.submission import Job
+from elmwright.jobs.submit import state_of, submit
 from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import Failed, UserError
-from tests.jobs.tiny import write_config, write_text
-
-GPU = Target.from_data(
-    {"kind": "k8s", "gpus": 1, "image": "lab/elmwright:1", "namespace": "ml", "secret": "s3",
-     "volume": "claim", "memory": "16Gi"}
-)  # fmt: skip
+from tests.jobs.rayjobs import GPU, submission
 
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
-def submission(folder: Path, target: Target, **changes: Any) -> Submission:
-    write_text(folder / "text.txt", 3)
-    changes = {"run_dir": "/runs/tiny", **changes}
-    file = write_config(
-        folder, folder / "text.txt", tracking_uri="http://mlflow:5000", **changes
-    )  # fmt: skip
-    return prepare(load_config(str(file), ["cluster.address=auto"]), target, "publish")
-
-
-def test_the_objects_hang_together(tmp_path: Path) -> None:
-    sent = submission(tmp_path, GPU, train_processes=4)
-    config_map, rayjob = render(sent)["items"]
-    assert (config_map["kind"], rayjob["kind"]) == ("ConfigMap", "RayJob")
-    assert rayjob["apiVersion"] == "ray.io/v1"
-    spec = rayjob["spec"]
-    assert spec["jobId"] == sent.id
-    assert spec["backoffLimit"] == 0
-    environment = json.loads(spec["runtimeEnvYAML"])
-    (package,) = config_map["binaryData"]
-    assert environment["working_dir"] == f"file:///elmwright-job/{package}"
-    content = base64.b64decode(config_map["binaryData"][package])
-    names = zipfile.ZipFile(io.BytesIO(content)).namelist()
-    assert "elmwright/jobs/entry.py" in names
-    assert "submission.json" in names
-    head = spec["rayClusterSpec"]["headGroupSpec"]
-    (workers,) = spec["rayClusterSpec"]["workerGroupSpecs"]
-    assert head["rayStartParams"]["num-cpus"] == "0"
-    assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"] == 4
-    for group in (head, workers):
-        pod = group["template"]["spec"]
-        (container,) = pod["containers"]
-        assert container["image"] == "lab/elmwright:1"
-        assert {"secretRef": {"name": "s3"}} in container["envFrom"]
-        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-        assert mounted["job"] == "/elmwright-job"
-        assert mounted["runs"] == "/runs"
-        assert {volume["name"] for volume in pod["volumes"]} == set(mounted)
-        assert container["resources"]["limits"] == container["resources"]["requests"]
-    stop = head["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-    assert stop == ["ray", "job", "stop", "--address", "http://127.0.0.1:8265", sent.id]
-    assert head["template"]["spec"]["terminationGracePeriodSeconds"] > GRACE_SECONDS
-    (volume,) = [v for v in pod["volumes"] if v["name"] == "job"]
-    assert volume["configMap"]["name"] == config_map["metadata"]["name"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-
-
-def test_the_package_is_far_below_what_a_config_map_takes(tmp_path: Path) -> None:
-    (encoded,) = render(submission(tmp_path, GPU))["items"][0]["binaryData"].values()
-    assert len(encoded) < CONFIG_MAP_BYTES * 0.75
-
-
-@pytest.mark.parametrize("run", ["tiny", "A.b_C", "x" * 100, "9", "7b", "a-._", "-"])
-def test_every_run_name_becomes_a_name_and_a_label_kubernetes_takes(run: str) -> None:
-    name = object_name(f"{run}-20260102-030405-ab12")
-    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name)
-    assert len(name) <= 47
-    assert name.endswith("20260102-030405-ab12")
-    assert re.fullmatch(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", label_of(run))
-
-
-@pytest.mark.parametrize(("gpus", "variant"), [(0, "cpu"), (1, "cuda")])
-def test_the_image_that_is_built_is_the_image_that_is_asked_for(
-    gpus: int, variant: str, tmp_path: Path
-) -> None:
-    _, rayjob = render(submission(tmp_path, Target("k8s", gpus=gpus)))["items"]
-    worker = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
-    assert worker["containers"][0]["image"] == f"elmwright:{__version__}-{variant}"
 
 
 PLAYED = """#!/bin/sh
@@ -286,31 +202,6 @@ def test_without_kubectl_there_is_a_sentence(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"kubectl is not on this machine's PATH; .*--dry-run"):
         submit(submission(tmp_path, GPU))
-
-
-@pytest.mark.parametrize(
-    ("status", "word"),
-    [
-        ({}, "pending"),
-        ({"jobDeploymentStatus": "Initializing"}, "pending"),
-        ({"jobStatus": "RUNNING"}, "running"),
-        ({"jobStatus": "SUCCEEDED"}, "finished"),
-        ({"jobStatus": "STOPPED"}, "interrupted"),
-        ({"jobStatus": "FAILED", "message": "failed with exit code 75, last"}, "interrupted"),
-        ({"jobStatus": "FAILED", "message": "failed with exit code 2, last"}, "failed"),
-        ({"jobStatus": "FAILED", "message": "failed with exit code -9. No logs"}, "interrupted"),
-        ({"jobStatus": "FAILED", "message": "The actor died"}, "interrupted"),
-        ({"jobStatus": "FAILED", "message": "runtime_env setup failed: no zip"}, "failed"),
-        ({"jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"}, "interrupted"),
-        ({"jobDeploymentStatus": "ValidationFailed", "message": "no such field"}, "failed"),
-        # What Ray said last stays when KubeRay has given up.
-        ({"jobStatus": "RUNNING", "jobDeploymentStatus": "Failed"}, "failed"),
-        ({"jobStatus": "RUNNING", "jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"},
-         "interrupted"),
-    ],
-)  # fmt: skip
-def test_kuberays_words_become_ours(status: dict[str, Any], word: str) -> None:
-    assert state_of_rayjob(status).word == word
 
 
 class Dashboard(http.server.BaseHTTPRequestHandler):
