@@ -86,6 +86,7 @@ def train(
     if ranks.rank == 0:
         journal = Journal(folder.journal, lambda: check_attempt(folder.attempt, attempt))
         writer = journalled_writer(config, folder, attempt, journal)
+        journal.write("begin", trainer.step, attempt=attempt)
     cache = block_cache(folder.corpus, folder.scratch / "blocks", section.cache_mb)
     blocks = Blocks(
         folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes), cache=cache
