@@ -16,6 +16,8 @@ NAME = 16
 MARGIN = 3
 """Columns that stay free at the right: a terminal echoes ^C there, which must not break a line."""
 LONGEST_BAR, SHORTEST_BAR = 30, 5
+WIDE = 70
+"""Columns from which on names are aligned."""
 
 
 class Bar:
@@ -82,7 +84,8 @@ def live_lines(bar: Bar, width: int) -> list[str]:
     room = width - MARGIN
     lines = [_first_line(bar, room)]
     if bar.facts:
-        lines.append(f"    {fitting(bar.facts, room - 4)}")
+        indent = 4 if room >= WIDE else 2
+        lines.append(f"{' ' * indent}{fitting(bar.facts, room - indent)}")
     return lines
 
 
@@ -97,7 +100,7 @@ def fitting(facts: Sequence[str], room: int) -> str:
 
 
 def _first_line(bar: Bar, room: int) -> str:
-    name = f"  {bar.name:<{NAME}} " if room >= 70 else f"  {bar.name} "
+    name = f"    {bar.name:<{NAME}} " if room >= WIDE else f"  {bar.name} "
     for tail in _tails(bar):
         length = min(LONGEST_BAR, room - len(name) - len(tail) - 2)
         if length >= SHORTEST_BAR:
@@ -107,8 +110,7 @@ def _first_line(bar: Bar, room: int) -> str:
 
 def _tails(bar: Bar) -> list[str]:
     """What stands behind the bar, from all there is to the least."""
-    left = bar.left
-    clock = f"{duration(left)} left" if left is not None else duration(bar.seconds)
+    clock = _clock(bar)
     if bar.total <= 1:  # all or nothing: a share of it would tell nothing
         amounts, percent = [""], ""
     else:
@@ -117,6 +119,12 @@ def _tails(bar: Bar) -> list[str]:
     rows = [[amounts[0], percent, clock, bar.detail]] if bar.detail else []
     rows += [[amount, percent, clock] for amount in amounts]
     return ["  ".join(filter(None, row)) for row in rows]
+
+
+def _clock(bar: Bar) -> str:
+    """The time left, or the time since it began while that is not known."""
+    left = bar.left
+    return duration(bar.seconds) if left is None else f"{duration(max(1.0, left))} left"
 
 
 def _percent(bar: Bar) -> str:
@@ -136,8 +144,7 @@ def plain_line(bar: Bar) -> str:
     if bar.total > 1:
         parts = [of_total(bar.done, bar.total, bar.unit)] if bar.unit else []
         parts.append(_percent(bar).strip())
-    left = bar.left
-    parts.append(f"{duration(left)} left" if left is not None else duration(bar.seconds))
+    parts.append(_clock(bar))
     parts += filter(None, [bar.detail, *bar.facts])
     return f"  {bar.name:<{NAME}} {', '.join(parts)}"
 
@@ -148,7 +155,8 @@ def finished_line(bar: Bar) -> str:
         result = bar.detail or (counted(bar.done, bar.unit) if bar.unit else "")
         mark = "✓"
     else:
-        result = of_total(bar.done, bar.total, bar.unit) if bar.unit and bar.total > 1 else ""
-        result = result or "not finished"
-        mark = "–"
+        mark, result = "–", "not finished"
+        if bar.total > 1:
+            percent = f"stopped at {_percent(bar).strip()}"
+            result = of_total(bar.done, bar.total, bar.unit) if bar.unit else percent
     return f"  {mark} {bar.name:<{NAME}} {result:<26} {duration(bar.seconds)}"

@@ -61,7 +61,7 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Tell the user of something that may need attention, also in quiet mode."""
-        log.warning(text)
+        log.info("warning: %s", text)  # where there is no log, Python would print a warning itself
         self._print(f"warning: {text}")
 
     def result(self, text: str = "") -> None:
@@ -157,7 +157,6 @@ class Console:
         text = Text("\n".join(lines), no_wrap=True, overflow="crop")
         text.highlight_regex(r"━+", "cyan")
         text.highlight_regex(r"─+", "dim")
-        text.highlight_regex(r"(?m)^    .*$", "dim")
         return text
 
 

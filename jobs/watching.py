@@ -40,7 +40,7 @@ class Watcher:
         manifest = Manifest.load(folder.corpus)
         self._epoch = manifest.splits["train"].blocks * manifest.block_steps
         self._pace = StepPace(config.train.max_steps, config.eval.every_steps)
-        self._position = self._known = 0
+        self._position = self._step = self._known = self._repeats = 0
         self._loss = self._speed = self._held_out = self._saved = ""
         self._evaluated = self._stopping = self._begun = False
         self._seen = clock()
@@ -76,31 +76,35 @@ class Watcher:
     def _take(self, record: dict[str, Any]) -> None:
         kind, step, values = record["kind"], record["step"], record.get("values", {})
         seconds = record["time"] / 1000
-        self._known = max(self._known, step)
         if kind == "begin":
             # Behind what is known if the attempt before was killed after its last checkpoint.
             self._step, self._begun, self._evaluated = step, True, False
+            self._repeats = self._known
             self._pace.begin(seconds, step)
             self._seen = self._clock()
-        elif kind == "metrics":
+        elif kind in ("metrics", "step"):
             self._begun, self._step, self._seen = True, step, self._clock()
             self._pace.at(seconds, step, evaluated=self._evaluated)
             self._evaluated = False
-            self._loss = f"loss {values['train/loss']:.2f}"
+            if "train/loss" in values:
+                self._loss = f"loss {values['train/loss']:.2f}"
             if "train/tokens_per_s" in values:
                 self._speed = f"{values['train/tokens_per_s']:,.0f} tokens/s"
         elif kind == "eval":
             self._evaluated = True
+            self._step = max(self._step, step)
             scores = [v for k, v in values.items() if k.endswith("/perplexity")]
             self._held_out = f"held-out perplexity {scores[0]:,.1f}"
         elif kind == "checkpoint":
             self._saved = f"saved at step {step:,}"
+        self._known = max(self._known, step)
 
     def _show(self) -> None:
         self._bar.show(self._step, self._facts(), self._left)
 
     def _left(self) -> float | None:
-        if not self._begun or self._stopping or self._step >= self._config.train.max_steps:
+        last = self._config.train.max_steps
+        if not self._begun or self._stopping or self._step >= last or self._evaluating():
             return None
         return self._pace.left(self._clock() - self._seen)
 
@@ -113,8 +117,8 @@ class Watcher:
         facts = [self._held_out, self._loss, self._speed]
         facts.append(f"epoch {tokens / self._epoch:.2f}" if self._step else "")
         facts.append(self._saved)
-        if self._step < self._known:
-            facts.insert(0, f"repeating the steps up to {self._known:,}")
+        if self._step < self._repeats:
+            facts.insert(0, f"repeating the steps up to {self._repeats:,}")
         elif self._evaluating():
             facts.insert(0, "scoring held-out text")
         return list(filter(None, facts)) or ["computing the first steps"]

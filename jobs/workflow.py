@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -148,9 +148,14 @@ def _do(
         _guard_corpus(folder)
         check_sources(folder.corpus, config.corpus, config.vocab.file)
     if "corpus" in pending or "train" in pending:
-        from elmwright.jobs.cluster import ray_cluster
+        from elmwright.jobs.cluster import is_remote, ray_cluster
 
-        with ray_cluster(config, folder, partial(take_signals, stop), stop.is_set):
+        with ExitStack() as stack:
+            name = "connecting" if is_remote(config) else "starting Ray"
+            with console.progress(name, 1, ""):
+                stack.enter_context(
+                    ray_cluster(config, folder, partial(take_signals, stop), stop.is_set)
+                )
             if "corpus" in pending:
                 _corpus(config, folder, console, stop)
             _stop_here(stop)
