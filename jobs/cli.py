@@ -17,6 +17,8 @@ from elmwright import __version__
 from elmwright.jobs import cli_use
 from elmwright.jobs.cli_cluster import add_cluster_commands
 from elmwright.jobs.cli_publish import add_commands
+from elmwright.jobs.unexpected import quiet_threads, report_unexpected
+from elmwright.jobs.wording import nearby, tell, terminal_width
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.files import is_url
 from elmwright.pipeline.storage import explain
@@ -33,41 +35,48 @@ STAGES = ("corpus", "train", "export", "publish")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the console script's entry point."""
-    options = _parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], int | None] = options.command
+    quiet_threads()
     try:
+        options = _parser().parse_args(arguments)
+        command: Callable[[argparse.Namespace], int | None] = options.command
         with _required_signature(getattr(options, "require_signature", None)):
             return command(options) or DONE
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return MISTAKE
-    except Interrupted as stop:
-        print(f"stopped: {stop}", file=sys.stderr)
-        return RESUMABLE
-    except KeyboardInterrupt:
-        print("stopped: interrupted; nothing is lost", file=sys.stderr)
-        return RESUMABLE
     except BrokenPipeError:
         # The reader of a pipe (elmwright … | head) has seen enough. SIGPIPE itself stays ignored:
         # it would also end a run whose tracking server closes a connection.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except Failed as failure:
-        print(f"failed: {failure}", file=sys.stderr)
-        return FAILED
-    except OSError as error:
+    except KeyboardInterrupt:
+        tell("stopped: interrupted; nothing is lost", sys.stderr)
+        return RESUMABLE
+    except Exception as error:
+        code, sentence = _ending(error)
+        if sentence:
+            tell(sentence, sys.stderr)
+        else:
+            report_unexpected(error)
+        return code
+
+
+def _ending(error: Exception) -> tuple[int, str]:
+    """The exit code, and what to say; nothing is known to be said of an unexpected error."""
+    if isinstance(error, UserError):
+        return MISTAKE, f"error: {error}"
+    if isinstance(error, Interrupted):
+        return RESUMABLE, f"stopped: {error}"
+    if isinstance(error, Failed):
+        return FAILED, f"failed: {error}"
+    if isinstance(error, OSError):
         sentence = explain(error, Path(error.filename or "here"))
-        if sentence is None and error.errno is None:
-            # Only object stores fail without a number.
+        if sentence is not None:
+            return MISTAKE, f"error: {sentence}"
+        if error.errno is None:  # only object stores fail without a number
             reason = " ".join(str(error).split())[:300]
-            print(f"failed: the object store does not answer as it should ({reason}); check "
-                  "AWS_ENDPOINT_URL and the network, then run the same command again",
-                  file=sys.stderr)  # fmt: skip
-            return FAILED
-        if sentence is None:
-            raise
-        print(f"error: {sentence}", file=sys.stderr)
-        return MISTAKE
+            return FAILED, (
+                f"failed: the object store does not answer as it should ({reason}); check "
+                "AWS_ENDPOINT_URL and the network, then run the same command again"
+            )
+    return FAILED, ""
 
 
 @contextmanager
@@ -227,7 +236,7 @@ def _eval(options: argparse.Namespace) -> None:
         print(json.dumps(results, indent=1))
         return
     for split, result in results.items():
-        print(
+        tell(
             f"{split}: perplexity {result['perplexity']:.2f} "
             f"(forward {result['forward_perplexity']:.2f}, "
             f"backward {result['backward_perplexity']:.2f}), "
@@ -279,7 +288,7 @@ def _config(options: argparse.Namespace) -> None:
             print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=1))
             return
         for key, kind, default, meaning in rows:
-            print(f"{key} = {default}  ({kind})\n    {meaning}")
+            tell(f"{key} = {default}  ({kind})\n    {meaning}")
         return
     recipes = sorted(path.stem for path in RECIPES.glob("*.toml"))
     if options.json:
@@ -320,13 +329,20 @@ def _checkpoints(options: argparse.Namespace) -> None:
         ]
         print(json.dumps(rows, indent=1))
         return
-    for info in infos:
-        scores = ", ".join(f"{split} {value:.2f}" for split, value in info.perplexity.items())
-        checked = "  verified" if options.verify else ""
-        print(
-            f"step {info.step:>8,}  {info.bytes / 1e6:9.1f} MB  sha256 {info.sha256[:12]}  "
-            f"{scores or '-'}{checked}  {info.path}"
+    from elmwright.jobs.listing import checkpoint_table
+
+    listed = [
+        (
+            info.step,
+            info.bytes,
+            info.sha256,
+            ", ".join(f"{split} {value:.2f}" for split, value in info.perplexity.items()),
         )
+        for info in infos
+    ]
+    tell(f"In {nearby(folder.checkpoints)}:")
+    for line in checkpoint_table(listed, terminal_width(sys.stdout), verified=options.verify):
+        print(line)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ run's folder or a bundle they do just this one thing.
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,12 +169,24 @@ def _versions(options: argparse.Namespace) -> None:
         ]
         print(json.dumps(rows, indent=1))
         return
-    print(f"{'version':>7}  {'published (UTC)':<19}  {'step':>9}  {'digest':<12}  perplexity")
+    from elmwright.jobs.listing import table
+    from elmwright.jobs.wording import terminal_width
+
+    cells = []
     for version in found:
         about = version.about
         scores = ", ".join(f"{split} {value:.2f}" for split, value in about["perplexity"].items())
         notes = [f"@{alias}" for alias in version.aliases] + ["signed"] * about["signed"]
-        print(
-            f"{version.version:>7}  {version.created:<19}  {about['step']:>9,}  "
-            f"{about['digest'][:12]}  {scores or '-'}{'  ' if notes else ''}{' '.join(notes)}"
+        cells.append(
+            (
+                f"{version.version}",
+                version.created,
+                f"{about['step']:,}",
+                about["digest"][:12],
+                scores or "-",
+                " ".join(notes),
+            )
         )
+    header = ("version", "published (UTC)", "step", "digest", "perplexity", "")
+    for line in table(header, cells, terminal_width(sys.stdout), text=(3, 4, 5)):
+        print(line)

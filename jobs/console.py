@@ -1,170 +1,173 @@
 """The one place that talks to the user: sentences, progress bars, the log file of the run.
 
-On a terminal, progress is a live rich display; elsewhere it is a plain line now and then. While a
-run is going, file descriptors 1 and 2 point at the run's log file, so that whatever Ray, MLflow or
-a C++ library prints ends up there and never in the middle of a progress bar; our own sentences go
-to copies of the original descriptors.
+On a terminal, progress is a live display that becomes one short line when the work is done;
+elsewhere (a pipe, a file, TERM=dumb) it is a plain line now and then. While a run is going, file
+descriptors 1 and 2 point at the run's log file, so that whatever Ray, MLflow or a C++ library
+prints ends up there and never in the middle of a progress bar; our own sentences go to copies of
+the original descriptors.
 """
 
 import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from elmwright.jobs.bars import Bar, finished_line, live_lines, plain_line
+from elmwright.jobs.unexpected import noting
+from elmwright.jobs.wording import WIDTH, from_here, terminal_width, wrap
 from elmwright.pipeline.progress import Advance
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
+    from rich.console import Console as RichConsole
+    from rich.live import Live
+    from rich.text import Text
 
 log = logging.getLogger("elmwright")
 
 PLAIN_SECONDS = 15.0
 """Seconds between plain progress lines where there is no terminal."""
+REFRESHES = 5
+"""How often a live display is drawn, per second."""
 
 
 class Console:
     """Where sentences and progress go."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-        self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._bars: RichProgress | None = None
+    def __init__(
+        self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Write to `stream`; `quiet` shows only warnings and results."""
+        self.stream, self.quiet = stream, quiet
+        self.live = not quiet and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._clock = clock
+        self._open: list[Bar] = []
+        self._display: Live | None = None
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None in a pipe or a file, where no line is broken."""
+        return terminal_width(self.stream)
 
     def say(self, text: str = "") -> None:
         """Tell the user something; it goes to the log as well."""
         if text:
             log.info(text)
-        if self._bars is not None:
-            self._bars.console.print(text, markup=False, highlight=False)
-        else:
-            try:
-                print(text, file=self.stream, flush=True)
-            except BrokenPipeError:
-                # Whoever was listening (`| head`) has gone; the run goes on, and the log has it.
-                self.stream = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+        if not self.quiet:
+            self._print(text)
 
     def warn(self, text: str) -> None:
-        self.say(f"warning: {text}")
+        """Tell the user of something that may need attention, also in quiet mode."""
+        log.info("warning: %s", text)  # where there is no log, Python would print a warning itself
+        self._print(f"warning: {text}")
+
+    def result(self, text: str = "") -> None:
+        """Tell the user what came out, also in quiet mode."""
+        if text:
+            log.info(text)
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        text = wrap(from_here(text), self.width)
+        if self._display is not None:
+            self._display.console.print(
+                text, markup=False, highlight=False, emoji=False, soft_wrap=True
+            )
+            return
+        try:
+            print(text, file=self.stream, flush=True)
+        except BrokenPipeError:
+            # Whoever was listening (`| head`) has gone; the run continues, and the log has it.
+            self.stream = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
 
     @contextmanager
     def progress(self, name: str, total: int, unit: str) -> Iterator[Advance]:
         """A bar for work of known size; `pipeline.progress.Progress` is this method's type."""
         with self.bar(name, total, unit) as bar:
             yield bar.advance
+            bar.done = bar.total
 
     @contextmanager
     def bar(
         self, name: str, total: int, unit: str, plain_seconds: float = PLAIN_SECONDS
-    ) -> Iterator["Bar"]:
+    ) -> Iterator[Bar]:
         """A bar that can be set; `plain_seconds` between lines where there is no terminal."""
-        if self.live:
-            with self._rich() as bars:
-                task = bars.add_task(name, total=total, detail="", unit=unit)
-                yield _RichBar(bars, task)
-                bars.update(task, detail="")
-        else:
-            bar = _PlainBar(self, name, total, unit, plain_seconds)
+        bar = Bar(name, total, unit, self._clock)
+        if self.quiet:
             yield bar
-            bar.finish()
+            return
+        try:
+            with self._shown(bar) if self.live else self._told(bar, plain_seconds):
+                yield bar
+        finally:
+            self.say(finished_line(bar))
 
     @contextmanager
-    def _rich(self) -> Iterator["RichProgress"]:
-        from rich import progress as rp
-        from rich.console import Console as RichConsole
+    def _told(self, bar: Bar, every: float) -> Iterator[None]:
+        """A plain line now and then."""
+        last = self._clock()
 
-        bars = rp.Progress(
-            rp.TextColumn("  {task.description:<14}"),
-            rp.BarColumn(bar_width=28),
-            rp.TextColumn("{task.completed:,.0f}/{task.total:,.0f} {task.fields[unit]}"),
-            rp.TimeElapsedColumn(),
-            rp.TextColumn("left"),
-            rp.TimeRemainingColumn(),
-            rp.TextColumn("{task.fields[detail]}"),
-            console=RichConsole(file=self.stream),
-            refresh_per_second=5,
+        def changed() -> None:
+            nonlocal last
+            if self._clock() - last >= every and bar.done < bar.total:
+                last = self._clock()
+                self.say(plain_line(bar))
+
+        bar.on_change = changed
+        yield
+
+    @contextmanager
+    def _shown(self, bar: Bar) -> Iterator[None]:
+        """A live display, shared by all bars that are open."""
+        self._open.append(bar)
+        try:
+            if self._display is not None:
+                yield
+                return
+            with self._live_display() as self._display:
+                yield
+        finally:
+            self._open.remove(bar)
+            if not self._open:
+                self._display = None
+
+    def _live_display(self) -> "Live":
+        from rich.console import Console as RichConsole
+        from rich.live import Live
+
+        console = RichConsole(file=self.stream, force_terminal=True, width=WIDTH, height=25)
+        return Live(
+            console=console,
+            get_renderable=lambda: self._render(console),
+            refresh_per_second=REFRESHES,
+            transient=True,
             redirect_stdout=False,  # what others print belongs in the log, not between the bars
             redirect_stderr=False,
         )
-        self._bars = bars
-        try:
-            with bars:
-                yield bars
-        finally:
-            self._bars = None
 
+    def _render(self, console: "RichConsole") -> "Text":
+        from rich.text import Text
 
-class Bar(Protocol):
-    """A progress bar."""
-
-    def advance(self, n: int, detail: str = "", /) -> None:
-        """So many more are done; `detail` is shown behind the bar."""
-
-    def set(self, done: int, detail: str = "") -> None:
-        """So many are done in all; `detail` is shown behind the bar."""
-
-
-class _RichBar:
-    def __init__(self, bars: "RichProgress", task: int) -> None:
-        self._bars, self._task, self._begun = bars, task, False
-
-    def advance(self, n: int, detail: str = "", /) -> None:
-        self._bars.update(self._task, advance=n, detail=detail)  # type: ignore[arg-type]
-
-    def set(self, done: int, detail: str = "") -> None:
-        if done and not self._begun:
-            # What an earlier command did says nothing of how fast this one is.
-            self._bars.reset(self._task, completed=done, detail=detail)  # type: ignore[arg-type]
-            self._begun = True
-        self._bars.update(self._task, completed=done, detail=detail)  # type: ignore[arg-type]
-
-
-class _PlainBar:
-    def __init__(self, console: Console, name: str, total: int, unit: str, seconds: float) -> None:
-        self._console, self._name, self._total, self._unit = console, name, total, unit
-        self._seconds = seconds
-        self._done = self._first = 0
-        self._began = time.monotonic()
-        self._detail = ""
-        self._start = self._last = time.monotonic()
-
-    def advance(self, n: int, detail: str = "", /) -> None:
-        self._move(self._done + n, detail)
-
-    def set(self, done: int, detail: str = "") -> None:
-        if done and not self._done:
-            self._first, self._began = done, time.monotonic()
-        self._move(done, detail)
-
-    def _move(self, done: int, detail: str) -> None:
-        self._done, self._detail = done, detail
-        if time.monotonic() - self._last >= self._seconds and done < self._total:
-            self._line()
-
-    def finish(self) -> None:
-        self._line()
-
-    def _line(self) -> None:
-        self._last = time.monotonic()
-        seconds = self._last - self._start
-        detail = f"  {self._detail}" if self._detail else ""
-        left = ""
-        if self._first < self._done < self._total:
-            # By the speed since the first sign of it: a run that goes on began far from 0.
-            pace = (self._last - self._began) / (self._done - self._first)
-            left = f", about {pace * (self._total - self._done):.0f} s left"
-        self._console.say(
-            f"  {self._name:<14} {self._done:,}/{self._total:,} {self._unit}, "
-            f"{seconds:.0f} s{left}{detail}"
-        )
+        # By our own stream: rich looks at descriptors 1 and 2, which are the log.
+        console.width = width = self.width or WIDTH
+        lines = [line for bar in list(self._open) for line in live_lines(bar, width)]
+        text = Text("\n".join(lines), no_wrap=True, overflow="crop")
+        text.highlight_regex(r"━+", "cyan")
+        text.highlight_regex(r"─+", "dim")
+        return text
 
 
 @contextmanager
-def console_for_run(log_file: Path, *, to_stderr: bool = False) -> Iterator[Console]:
-    """A console whose surroundings are quiet: everything else printed goes to `log_file`."""
+def console_for_run(
+    log_file: Path, *, to_stderr: bool = False, quiet: bool = False
+) -> Iterator[Console]:
+    """A console whose surroundings are quiet: everything else printed goes to `log_file`.
+
+    So does the traceback of an unexpected error that passes through here.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     originals = os.dup(1), os.dup(2)
@@ -174,7 +177,8 @@ def console_for_run(log_file: Path, *, to_stderr: bool = False) -> Iterator[Cons
         os.dup2(sink, 1)
         os.dup2(sink, 2)
         log_to(log_file)
-        yield Console(stream)
+        with noting(log_file):
+            yield Console(stream, quiet=quiet)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -20,6 +20,7 @@ from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from
 from elmwright.jobs.runbook import lay_down, lay_down_outcome
 from elmwright.jobs.submission import Job, Submission, relative_paths
+from elmwright.jobs.unexpected import DEBUG
 from elmwright.jobs.wheel import requirements
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import list_folder
@@ -47,6 +48,8 @@ def main(path: str) -> int:
         + (f" from {submission.git[:12]}{submission.git[40:]}" if submission.git else ""),
         flush=True,
     )
+    # The output of a job is its log: what went wrong belongs there, not on that machine's disk.
+    os.environ.setdefault(DEBUG, "1")
     try:
         code = command(["job", path])
     except Exception:

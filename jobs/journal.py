@@ -14,7 +14,9 @@ A journal that cannot be written for the moment (a full disk, a store that does 
 stop training: lines wait in memory and are written with the next ones. Before a checkpoint is
 committed they must be on disk (`flush`): what lies behind a checkpoint is never computed again.
 
-Records: {"kind": "metrics" | "eval" | "checkpoint" | "pruned" | "warning", "step": n, "time": ms}.
+Records: {"kind": "begin" | "step" | "metrics" | "eval" | "final" | "checkpoint" | "pruned" |
+"warning", "step": n, "time": ms}. "begin" says at which step an attempt begins, and "step" when its
+first few were done: the time left is known early, and the slow first step does not spoil it.
 """
 
 import errno
@@ -68,8 +70,9 @@ class Journal:
         self._thread.start()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Append a record, unless the journal already holds it: one of this kind and step, or, of
-        a checkpoint, one of the same bytes. Raises what the guard said of an earlier one."""
+        """Append a record, unless the journal already holds it: one of this kind and step, of a
+        checkpoint one of the same bytes, of a beginning one of the same attempt. Raises what the
+        guard said of an earlier one."""
         if self._refusal is not None:
             raise self._refusal
         record = {"kind": kind, "step": step, "time": int(time.time() * 1000), **values}
@@ -165,7 +168,7 @@ class Journal:
 
 
 def _key(record: Record) -> str:
-    return str(record.get("sha256", ""))
+    return str(record.get("sha256") or record.get("attempt", ""))
 
 
 def complete_end(path: Path) -> int:

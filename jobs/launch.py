@@ -110,8 +110,11 @@ def launch(
         watcher = Watcher(config, folder, console, bar)
         while True:
             attempt = begin_attempt(folder.attempt, above=attempt)
+            watcher.begin_attempt()
             error = _attempt(config, folder, attempt, watcher, stopped, again=ever_ran)
             if error is None:
+                if read_json(folder.result) is not None:
+                    bar.complete()  # perhaps before the last step: eval.patience
                 break
             if isinstance(error, RoomLost) or (isinstance(error, NoRoom) and ever_ran):
                 raise Interrupted(
@@ -174,6 +177,7 @@ def _attempt(
         try:
             watcher.look()
             if stopped() and not asked:
+                watcher.stopping()
                 ask_to_stop(folder.stop_request)
                 asked, since = True, time.monotonic()
             if asked and time.monotonic() - since > NO_SIGN and not exists(_begun(folder, attempt)):

@@ -55,6 +55,8 @@ from elmwright.pipeline.manifest import Manifest
 
 log = logging.getLogger("elmwright")
 
+EARLY_STEPS = (1, 5)
+"""Steps of an attempt that the journal notes besides, for those who wait for the time left."""
 _DROPOUT = 1  # keeps apart draws that share a seed (training_state.py has 2 and 3)
 
 
@@ -86,6 +88,8 @@ def train(
     if ranks.rank == 0:
         journal = Journal(folder.journal, lambda: check_attempt(folder.attempt, attempt))
         writer = journalled_writer(config, folder, attempt, journal)
+        journal.write("begin", trainer.step, attempt=attempt)
+    first_step = trainer.step
     cache = block_cache(folder.corpus, folder.scratch / "blocks", section.cache_mb)
     blocks = Blocks(
         folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes), cache=cache
@@ -145,6 +149,8 @@ def train(
                 values |= clock.metrics(trainer.step, section.tokens, result.flops, machine.peak)
                 journal.write("metrics", trainer.step, values={**values, **machine.metrics()})
                 clock.lap("track")
+            elif journal and trainer.step - first_step in EARLY_STEPS:
+                journal.write("step", trainer.step, attempt=attempt)
             # After the journal: what lies behind a checkpoint is never computed again.
             if writer and copy:
                 writer.save(copy)

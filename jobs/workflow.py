@@ -10,21 +10,24 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.bundle import SUMS, is_whole, verify_bundle
 from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
+from elmwright.jobs.closing import closing_lines, find_outcome
 from elmwright.jobs.config import RunConfig
-from elmwright.jobs.config_file import config_hash, to_dict
+from elmwright.jobs.config_file import to_dict
 from elmwright.jobs.console import Console, console_for_run
 from elmwright.jobs.layout import RunFolder, locked, open_run_folder
+from elmwright.jobs.listing import corpus_lines
 from elmwright.jobs.planning import finished_corpus
+from elmwright.jobs.wording import duration
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.files import exists, join, place, read_bytes, read_json, write_json
 from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.progress import plural
 
 STAGES = ("corpus", "train", "export", "publish")
 
@@ -42,19 +45,28 @@ def run(
             # Also of a finished run: it is not "up to date" with settings it was not trained with.
             _check_training(config, folder)
         if not pending:
-            console.say(f"Everything is up to date in {folder.root}.")
-            return _closing(config, folder, until, console)
+            console.say(f"Everything is up to date in {folder.root}.\n")
+            return _close(config, folder, until, config_name, console)
         write_json(folder.config, to_dict(config))
-        console.say(f"Run {config.run.name!r} in {folder.root} (log: {folder.log.name})")
+        console.say(f"Run {config.run.name} in {folder.root} (log: {folder.log})")
         done = [stage for stage in wanted if stage not in pending]
         if done:
             console.say(f"Already done: {', '.join(done)}.")
         stop = threading.Event()
         with stop_signals(stop):
             _do(pending, config, folder, console, stop)
-        minutes, seconds = divmod(int(time.monotonic() - started), 60)
-        console.say(f"Done in {minutes} min {seconds} s.\n")
-        return _closing(config, folder, until, console)
+        console.say(f"\nDone in {duration(time.monotonic() - started)}.\n")
+        return _close(config, folder, until, config_name, console)
+
+
+def _close(
+    config: RunConfig, folder: RunFolder, until: str, config_name: str, console: Console
+) -> dict[str, Any]:
+    """Tell what was made, how good it is and what to type next; the same as data."""
+    outcome = find_outcome(config, folder, until)
+    for line in closing_lines(outcome, config_name, console.width):
+        console.result(line)
+    return outcome.as_data()
 
 
 def _pending(
@@ -136,9 +148,14 @@ def _do(
         _guard_corpus(folder)
         check_sources(folder.corpus, config.corpus, config.vocab.file)
     if "corpus" in pending or "train" in pending:
-        from elmwright.jobs.cluster import ray_cluster
+        from elmwright.jobs.cluster import is_remote, ray_cluster
 
-        with ray_cluster(config, folder, partial(take_signals, stop), stop.is_set):
+        with ExitStack() as stack:
+            name = "connecting" if is_remote(config) else "starting Ray"
+            with console.progress(name, 1, ""):
+                stack.enter_context(
+                    ray_cluster(config, folder, partial(take_signals, stop), stop.is_set)
+                )
             if "corpus" in pending:
                 _corpus(config, folder, console, stop)
             _stop_here(stop)
@@ -217,8 +234,7 @@ def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: thread
         progress=console.progress,
         stop=stop.is_set,
     )
-    for line in corpus_summary(manifest):
-        console.say(line)
+    console.say("\n" + "\n".join(corpus_lines(manifest, console.width)) + "\n")
     for name in config.corpus.heldout.keys() - manifest.splits.keys():
         console.warn(
             f"the held-out set {name!r} came out empty: there are too few documents that are not "
@@ -227,29 +243,10 @@ def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: thread
     broken = {step.rule: step.documents for step in manifest.funnel}.get("broken", 0)
     if broken:
         console.warn(
-            f"{broken:,} records or files could not be read and were left out; "
-            f"{_short(join(folder.corpus, 'quarantine.jsonl'))} says which and why"
+            f"{plural(broken, 'record or file', 'records or files')} could not be read and "
+            f"{'was' if broken == 1 else 'were'} left out; "
+            f"{join(folder.corpus, 'quarantine.jsonl')} says which and why"
         )
-
-
-def corpus_summary(manifest: Manifest) -> Iterator[str]:
-    """The funnel (rules that dropped nothing left out) and the sizes, as lines."""
-    for step in manifest.funnel:
-        end = step.rule in ("read", "kept")
-        if end or step.documents or step.sentences or step.words:
-            name = step.rule if end else f"  - {step.rule}"
-            yield (
-                f"    {name:<46} {step.documents:>10,} documents {step.sentences:>12,} sentences "
-                f"{step.words:>14,} words"
-            )
-    for name, split in manifest.splits.items():
-        yield (
-            f"  {name}: {split.words:,} words in {split.sentences:,} sentences, "
-            f"{split.blocks:,} blocks "
-            f"({split.padding / (split.steps + split.padding):.1%} padding), "
-            f"{split.unk_share:.2%} <UNK> targets"
-        )
-    yield f"  vocabulary: {manifest.vocab.size:,} words; fingerprint {manifest.fingerprint[:12]}"
 
 
 def _train(config: RunConfig, folder: RunFolder, console: Console, stop: threading.Event) -> None:
@@ -324,75 +321,3 @@ def _stop_here(stop: threading.Event) -> None:
     """Between stages there is nothing to save: what is done is on disk."""
     if stop.is_set():
         raise Interrupted("between two stages; the same command goes on from there")
-
-
-def _closing(config: RunConfig, folder: RunFolder, until: str, console: Console) -> dict[str, Any]:
-    """Tell where everything is and what to type next; the same as data."""
-    from elmwright.jobs.tracking import tracking_uri
-
-    found: dict[str, Any] = {"run": config.run.name, "dir": folder.root}
-    found["config_sha256"] = config_hash(config)
-    manifest = Manifest.load(folder.corpus)
-    found["corpus"] = {
-        "path": folder.corpus,
-        "report": join(folder.corpus, "report.html"),
-        "fingerprint": manifest.fingerprint,
-        "vocabulary": manifest.vocab.size,
-        "train_tokens": manifest.splits["train"].steps,
-        "unigram_perplexity": dict(manifest.unigram_perplexity),
-    }
-    say = console.say
-    say(f"  corpus      {_short(folder.corpus)}  ({manifest.splits['train'].words:,} words)")
-    say(f"  report      {_short(join(folder.corpus, 'report.html'))}")
-    if until == "corpus":
-        report = _short(join(folder.corpus, "report.html"))
-        say(f"\nNext: open {report} in a browser, then: elmwright train …")
-        return found
-    result = read_json(folder.result) or {}
-    found["train"] = result
-    found["checkpoint"] = join(folder.checkpoints, result["checkpoint"])
-    say(f"  checkpoint  {_short(found['checkpoint'])}")
-    uri = tracking_uri(config, folder)
-    found["tracking_uri"] = uri
-    if until in ("export", "publish"):
-        found["bundle"] = str(folder.bundle)
-        say(f"  bundle      {_short(folder.bundle)}")
-    if until == "publish":
-        published = found["published"] = read_json(folder.published) or {}
-        say(f"  registered  models:/{published['name']}@{published['alias']}"
-            f"  (version {published['version']})")  # fmt: skip
-    say(f"  tracking    {uri}")
-    for split, score in result["evaluation"].items():
-        say(
-            f"\nHeld-out perplexity ({split}, full softmax, {score['tokens']:,} tokens, "
-            f"{score['unk_share']:.2%} <UNK>): {score['perplexity']:.1f}\n"
-            f"  forward {score['forward_perplexity']:.1f}, "
-            f"backward {score['backward_perplexity']:.1f}; "
-            f"a unigram model has {manifest.unigram_perplexity[split]:.1f}"
-        )
-    if until == "publish":
-        say("\nNext:")
-        say(f"  echo 'The quick brown fox' | {_bin('elmwright')} embed {_short(folder.bundle)} - "
-            "-o fox.hdf5")  # fmt: skip
-        say(f"  {_bin('mlflow')} ui --backend-store-uri {uri}")
-    return found
-
-
-def _short(path: str | Path) -> str:
-    """Relative to here where that is shorter."""
-    try:
-        return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
-def _bin(name: str) -> str:
-    """How to type a command of this environment here."""
-    import shutil
-    import sys
-
-    beside = Path(sys.executable).parent / name
-    on_path = shutil.which(name)
-    if on_path and Path(on_path).resolve() == beside.resolve():
-        return name
-    return _short(beside)

@@ -40,8 +40,8 @@ from elmwright.pipeline.decode import compression
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.funnel import READ, Funnel
 from elmwright.pipeline.manifest import NAME, Manifest
-from elmwright.pipeline.progress import Progress, silent
-from elmwright.pipeline.repeats import find_repeats
+from elmwright.pipeline.progress import Progress, plural, silent
+from elmwright.pipeline.repeats import Lost, count_pieces, find_repeats
 from elmwright.pipeline.sources import Chunk, SourceFile
 from elmwright.pipeline.stage_select import Part, Sides
 from elmwright.pipeline.storage import free_bytes
@@ -82,8 +82,10 @@ def build_corpus(
         if _wants_harvest(corpus) and harvest.frozen_parts(where) is None:
             _harvest(where, runner)
         built = Build(corpus, vocab, shards, seed, where, runner).run()
-        manifest = finish(built, key)
-        runner.prune()
+        with runner.stage("writing report", 2) as stage:
+            manifest = finish(built, key)
+            runner.prune()
+            stage.result = "report.html"
     sweep(where, manifest, keep_work=corpus.keep_work)
     return manifest
 
@@ -107,10 +109,12 @@ def _wants_harvest(corpus: CorpusConfig) -> bool:
 def _harvest(folder: str, runner: Runner) -> None:
     groups = harvest.group_modules(harvest.list_modules())
     tasks = [task("harvest", harvest.harvest_group, group) for group in groups]
-    reports = runner.run("harvest", tasks, "groups of modules")
-    names = ("modules", "skipped", "documents")
-    seen = {name: sum(r[name] for r in reports) for name in names}
-    harvest.finish(folder, runner.work, [one.out for one in tasks], seen)
+    with runner.stage("collecting text", 1) as stage:
+        reports = runner.run("harvest", tasks)
+        names = ("modules", "skipped", "documents")
+        seen = {name: sum(r[name] for r in reports) for name in names}
+        harvest.finish(folder, runner.work, [one.out for one in tasks], seen)
+        stage.result = plural(seen["documents"], "document")
 
 
 @dataclass
@@ -158,14 +162,34 @@ class Build:
         self.found.files = [*read, *evaluation, *vocab_file(self.vocab.file)]
         self._check_space()
         chunks = sources.cut(read, self.corpus)
-        self._digests()
-        known = self._ngrams(inputs, evaluation)
-        self.found.model = self._pieces(chunks)
-        self._clean(chunks, known)
-        sides = self._sides()
-        self._keep(sides)
-        self._make_vocab()
-        self._pack()
+        stage = self.runner.stage
+        with stage("reading", 2) as line:
+            self._digests()
+            known = self._ngrams(inputs, evaluation)
+            line.result = plural(len(self.found.files), "file")
+        if self.corpus.tokenizer == "sentencepiece":
+            with stage("learning pieces", 2) as line:
+                self.found.model = self._pieces(chunks)
+                line.result = plural(self.corpus.sentencepiece.size, "piece")
+        with stage("cleaning", 1) as line:
+            self._clean(chunks, known)
+            line.result = plural(self.found.funnel.counts[READ][0], "document")
+        with stage("finding copies", count_pieces(self.corpus, self.has_heldout)) as line:
+            sides = self._sides()
+            lost = find_repeats(
+                self.runner, self.corpus, [part for part, _ in self.found.parts], sides
+            )
+            line.result = f"in {plural(self._documents(), 'document')}"
+        with stage("shuffling", 1) as line:
+            self._keep(sides, lost)
+            kept = sum(m["sentences"] for _, r in self.found.kept for m in r["splits"].values())
+            line.result = plural(kept, "sentence")
+        with stage("counting words", 2) as line:
+            self._make_vocab()
+            line.result = f"vocabulary of {self.found.vocab['size']:,}"
+        with stage("writing shards", 2) as line:
+            self._pack()
+            line.result = plural(len(self.found.shards), "shard")
         return self
 
     def _check_space(self) -> None:
@@ -197,7 +221,7 @@ class Build:
             )
             for group in groups
         ]
-        reports = self.runner.run("digests", tasks, "groups of files")
+        reports = self.runner.run("digests", tasks)
         digests = [digest for report in reports for digest in report["sha256"]]
         of = dict(zip((file.path for file in local), digests, strict=True))
         self.found.digests = [of.get(file.path, "") for file in self.found.files]
@@ -216,7 +240,7 @@ class Build:
         # What is broken here would quietly leave text in train that must not be there.
         config = replace(_cleaning(self.corpus), strict=True)
         make = task("ngrams", stage_clean.make_ngrams, chunks, config)
-        report = self.runner.run("n-grams", [make], "sets")[0]
+        report = self.runner.run("n-grams", [make])[0]
         if evaluation and not report["ngrams"]:
             raise UserError(
                 f"the files of corpus.decontaminate hold no text of {n} words; check them, or "
@@ -225,9 +249,7 @@ class Build:
         name: str = report["name"]
         return name
 
-    def _pieces(self, chunks: Sequence[Chunk]) -> str | None:
-        if self.corpus.tokenizer != "sentencepiece":
-            return None
+    def _pieces(self, chunks: Sequence[Chunk]) -> str:
         config = _cleaning(self.corpus)
         limit = stage_select.find_limits(list(self.shares.values()), [])[-1] if self.shares else 0
         tasks = [
@@ -235,7 +257,7 @@ class Build:
             for chunk in chunks
             if chunk[0].file.split == "train"
         ]
-        reports = self.runner.run("sample", tasks, "chunks")
+        reports = self.runner.run("sample", tasks)
         if not any(r["sentences"] for r in reports):
             raise UserError(
                 "no sentence is left to train sentencepiece on; see which rule drops them with "
@@ -243,7 +265,7 @@ class Build:
             )
         samples = [r["name"] for r in reports]
         train = task("pieces", stage_clean.train_pieces, samples, config)
-        model: str = self.runner.run("sentencepiece", [train], "model")[0]["name"]
+        model: str = self.runner.run("sentencepiece", [train])[0]["name"]
         return model
 
     def _clean(self, chunks: Sequence[Chunk], known: str | None) -> None:
@@ -265,7 +287,7 @@ class Build:
                 save_dropped=corpus.save_documents != "none" and not given,
             )
             tasks.append(one)
-        reports = self.runner.run("clean", tasks, "chunks")
+        reports = self.runner.run("clean", tasks)
         for chunk, one, report in zip(chunks, tasks, reports, strict=True):
             found.cleaned.append((chunk, one.out, report))
             file = chunk[0].file
@@ -306,28 +328,31 @@ class Build:
             f"most of them ({counts[rule][0]}); relax it"
         )
 
-    def _sides(self) -> Sides:
-        """How documents are held out by hash: at least one for each share asked for."""
-        names = [part.name for part, _ in self.found.parts if part.split == "train"]
-        documents = sum(
+    def _documents(self) -> int:
+        """Documents of train that the rules have left."""
+        return sum(
             part["documents"]
             for chunk, _, report in self.found.cleaned
             for part in report["parts"]
             if chunk[0].file.split == "train"
         )
+
+    def _sides(self) -> Sides:
+        """How documents are held out by hash: at least one for each share asked for."""
+        names = [part.name for part, _ in self.found.parts if part.split == "train"]
+        documents = self._documents()
         shares = [share for share in self.shares.values() if share > 0]
         held = tuple(name for name, share in self.shares.items() if share > 0)
         smallest: list[int] = []
         if shares and len(shares) < documents < 100 / min(shares):
             look = task("smallest", stage_select.smallest_hashes, names, self.seed)
-            smallest = self.runner.run("held-out", [look], "look")[0]["smallest"]
+            smallest = self.runner.run("held-out", [look])[0]["smallest"]
         return Sides(self.seed, held, stage_select.find_limits(shares, smallest))
 
-    def _keep(self, sides: Sides) -> None:
-        """Find what is repeated or shared, drop it, and shuffle and count the rest."""
+    def _keep(self, sides: Sides, lost: Lost) -> None:
+        """Drop what is repeated or shared, and shuffle and count the rest."""
         corpus, found = self.corpus, self.found
         everything = [part for part, _ in found.parts]
-        lost = find_repeats(self.runner, corpus, everything, sides)
         found.near = lost.near
         by_sentence = self.shards.shuffle == "sentence"
         repeats = by_sentence and corpus.dedup_lines != "sentence"
@@ -347,7 +372,7 @@ class Build:
             )
             for part, names in found.parts
         ]
-        reports = self.runner.run("shuffle", tasks, "parts")
+        reports = self.runner.run("shuffle", tasks)
         found.kept = list(zip(everything, reports, strict=True))
         for report in reports:
             found.funnel.merge(report["funnel"])
@@ -364,7 +389,7 @@ class Build:
         tasks = [
             task("counts", stage_pack.count_range, names, number, count) for number in range(count)
         ]
-        reports = self.runner.run("word counts", tasks, "ranges")
+        reports = self.runner.run("word counts", tasks)
         sentences = sum(
             r["splits"]["train"]["sentences"] for _, r in self.found.kept if "train" in r["splits"]
         )
@@ -380,7 +405,7 @@ class Build:
             sentences,
             given,
         )
-        self.found.vocab = self.runner.run("vocabulary", [make], "vocabulary")[0]
+        self.found.vocab = self.runner.run("vocabulary", [make])[0]
 
     def _pack(self) -> None:
         found, steps = self.found, self.shards.block_steps
@@ -407,14 +432,14 @@ class Build:
                     )
                 )
                 split_of.append(name)
-        reports = self.runner.run("shards", tasks, "shards")
+        reports = self.runner.run("shards", tasks)
         found.shards = [
             entry for entry in zip(split_of, tasks, reports, strict=True) if entry[2]["shard"]
         ]
         counts = f"{found.vocab['name']}.counts.npy"
         heldout = sorted(splits - {"train"})
         tasks = [task("unigram", stage_pack.unigram, counts, self.tars(name)) for name in heldout]
-        reports = self.runner.run("unigram", tasks, "held-out sets")
+        reports = self.runner.run("unigram", tasks)
         found.perplexity = {n: r["perplexity"] for n, r in zip(heldout, reports, strict=True)}
 
     def tars(self, split: str) -> list[str]:

@@ -107,7 +107,7 @@ def _lists(built: Build) -> None:
         outs = [f"{out}.{ending}.jsonl" for _, out, r in built.found.cleaned if r[counted]]
         if outs:
             gather_them = task("lists", stage_keep.gather_lists, outs)
-            made = built.runner.run(ending, [gather_them], "lists")[0]["name"]
+            made = built.runner.run(ending, [gather_them])[0]["name"]
             target = files.join(built.folder, name)
             files.place(files.join(built.runner.work, made), target)
 

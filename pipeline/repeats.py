@@ -31,6 +31,18 @@ class Lost:
     """Clusters and links, for the report."""
 
 
+def count_pieces(corpus: CorpusConfig, has_heldout: bool) -> int:
+    """Runs of tasks that deciding takes, for the progress display; at least one."""
+    near = corpus.dedup == "near"
+    return (
+        1
+        + 2 * (corpus.dedup != "none")
+        + (3 if near else 5 * has_heldout)
+        + 2 * (corpus.dedup_lines == "line")
+        + 2 * (corpus.dedup_lines == "sentence" or has_heldout)
+    )
+
+
 def find_repeats(runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], sides: Sides) -> Lost:
     """Decide what loses, from documents down to sentences."""
     train = [part for part in parts if part.split == "train"]
@@ -64,13 +76,13 @@ def _reduce(
     runner: Runner, name: str, keys: Sequence[Task], parts: Sequence[Part], unit: str, *, once: bool
 ) -> list[str]:
     """Write key tables, then decide range by range which rows lose."""
-    count = tables.reducers(sum(r["keys"] for r in runner.run(name, keys, "parts")))
+    count = tables.reducers(sum(r["keys"] for r in runner.run(name, keys)))
     known = [(part.number, one.out) for part, one in zip(parts, keys, strict=True)]
     reduce = [
         task("losers", stage_select.reduce_keys, known, number, count, unit=unit, once=once)
         for number in range(count)
     ]
-    runner.run(f"same {name}", reduce, "key ranges")
+    runner.run(f"same {name}", reduce)
     return [one.out for one in reduce]
 
 
@@ -83,13 +95,13 @@ def _near(
     bands = [
         task("bands", stage_select.band_keys, part, lost.documents, sides, wanted) for part in parts
     ]
-    count = tables.reducers(sum(r["keys"] for r in runner.run("signatures", bands, "parts")))
+    count = tables.reducers(sum(r["keys"] for r in runner.run("signatures", bands)))
     known = [(part.number, one.out) for part, one in zip(parts, bands, strict=True)]
     links = [task("links", stage_select.link_keys, known, n, count) for n in range(count)]
-    runner.run("similar", links, "key ranges")
+    runner.run("similar", links)
     edges = [one.out for one in links]
     resolve = task("clusters", stage_select.resolve_clusters, edges, only_one)
-    lost.near = runner.run("clusters", [resolve], "union")[0]
+    lost.near = runner.run("clusters", [resolve])[0]
     return resolve.out
 
 
@@ -99,7 +111,7 @@ def _heldout_bands(runner: Runner, parts: Sequence[Part], lost: Lost, sides: Sid
     look = [
         task("near", stage_select.heldout_bands, group, lost.documents, sides) for group in groups
     ]
-    runner.run("held-out", look, "groups of parts")
+    runner.run("held-out", look)
     join = task("nearset", stage_select.join_sets, [one.out for one in look])
-    runner.run("held-out set", [join], "set")
+    runner.run("held-out set", [join])
     return join.out

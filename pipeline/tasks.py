@@ -18,8 +18,8 @@ import re
 import resource
 import time
 import unicodedata
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -28,7 +28,7 @@ from typing import Any
 from elmwright.pipeline import files
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.manifest import canonical
-from elmwright.pipeline.progress import Progress
+from elmwright.pipeline.progress import Advance, Progress, Stage, stage
 from elmwright.pipeline.statistics import StageTime
 from elmwright.pipeline.storage import sha256_bytes
 
@@ -99,8 +99,19 @@ class Runner:
         self.recall = files.join(work, f"recall-{os.getpid()}-{time.time_ns()}")
         self.used: set[str] = set()
         self.times: list[StageTime] = []
+        self._stage: Stage | None = None
 
-    def run(self, name: str, tasks: Sequence[Task], unit: str) -> list[Report]:
+    @contextmanager
+    def stage(self, name: str, pieces: int) -> Iterator[Stage]:
+        """Show everything that is run inside as one piece of work under a user's name for it."""
+        with stage(self.progress, name, pieces) as one:
+            self._stage = one
+            try:
+                yield one
+            finally:
+                self._stage = None
+
+    def run(self, name: str, tasks: Sequence[Task]) -> list[Report]:
         """The reports of all tasks, in the order of the tasks."""
         if not tasks:
             return []
@@ -117,7 +128,7 @@ class Runner:
                 done[number] = found
         started = time.monotonic()
         ran = len(waiting)
-        reports = self._run(name, tasks, unit, done, waiting[::-1])
+        reports = self._run(name, tasks, done, waiting[::-1])
         fresh = [reports[number] for number in range(len(tasks)) if number not in done]
         self.times.append(
             StageTime(
@@ -135,7 +146,6 @@ class Runner:
         self,
         name: str,
         tasks: Sequence[Task],
-        unit: str,
         done: dict[int, Report],
         waiting: list[int],
     ) -> dict[int, Report]:
@@ -146,14 +156,13 @@ class Runner:
         running: dict[Any, int] = {}
         words = 0
         started = time.monotonic()
-        with self.progress(name, len(tasks), unit) as advance:
+        with self._shown(name, len(tasks)) as advance:
             advance(len(done))
             try:
                 while waiting or running:
                     if self.stop():
-                        raise Interrupted(
-                            f"while building the corpus ({name}); the same command goes on"
-                        )
+                        advance(0, "stopping")
+                        raise Interrupted("while building the corpus; the same command resumes it")
                     while waiting and len(running) < limit:
                         number = waiting.pop()
                         one = tasks[number]
@@ -170,6 +179,10 @@ class Runner:
                 self._recall(running)
                 raise
         return reports
+
+    def _shown(self, name: str, total: int) -> AbstractContextManager[Advance]:
+        """Part of the stage that is open, or a bar of its own."""
+        return self._stage.piece(total) if self._stage else self.progress(name, total, "tasks")
 
     def _done(self, one: Task, there: Mapping[str, int]) -> Report | None:
         """What a task that is done left; None if its mark or one of its outputs is not whole."""

@@ -29,7 +29,7 @@ def test_noise_goes_to_the_log_and_sentences_to_the_user(tmp_path: Path) -> None
         [sys.executable, "-c", SCRIPT, str(log)], capture_output=True, text=True, check=True
     )
     assert "counting" in done.stdout
-    assert "3/3 sheep" in done.stdout
+    assert "✓ counting         3 sheep" in done.stdout
     assert done.stdout.endswith("All sheep are counted.\n")
     text = log.read_text()
     for noise in NOISE:
@@ -59,7 +59,7 @@ def test_a_terminal_gets_a_live_display_without_the_noise(tmp_path: Path) -> Non
     os.close(main)
     text = shown.decode()
     assert "\x1b[" in text, "no live display"
-    assert "3/3 sheep" in text
+    assert "✓ counting         3 sheep" in text
     for noise in NOISE:
         assert noise not in text
         assert noise in log.read_text()

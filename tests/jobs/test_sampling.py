@@ -12,8 +12,9 @@ def test_a_sample_shows_the_funnel_with_examples_and_writes_nothing(tmp_path: Pa
     config = write_config(tmp_path, text, corpus_min_words=30)
     assert main(["corpus", str(config), "--sample", "40"]) == 0
     output = capsys.readouterr().out
-    first, *rest = output.splitlines()
-    assert first.split()[:3] == ["read", "40", "documents"]
+    header, first, *rest = output.splitlines()
+    assert header.split() == ["documents", "sentences", "words"]
+    assert first.split()[:2] == ["read", "40"]
     rule = next(line for line in rest if "min_words" in line)
     assert 0 < int(rule.split()[2]) < 40
     assert "story number" in output

@@ -319,7 +319,7 @@ def test_a_task_whose_worker_is_killed_is_run_again(tmp_path):
         return {"answer": 42}
 
     runner = Runner(str(tmp_path / "work"), build.silent, None, lambda: False)
-    assert runner.run("test", [task("one", die_once)], "tasks") == [{"answer": 42}]
+    assert runner.run("test", [task("one", die_once)]) == [{"answer": 42}]
 
 
 def test_a_full_disk_in_a_task_is_told_in_one_sentence(tmp_path):
@@ -330,7 +330,7 @@ def test_a_full_disk_in_a_task_is_told_in_one_sentence(tmp_path):
 
     runner = Runner(str(tmp_path / "work"), build.silent, None, lambda: False)
     with pytest.raises(UserError, match=r"no space left on the disk of .* nothing is lost"):
-        runner.run("test", [task("one", fill)], "tasks")
+        runner.run("test", [task("one", fill)])
     assert list(tmp_path.glob("*big*")) == []
 
 

@@ -225,7 +225,7 @@ def test_a_worker_that_always_dies_is_told_in_one_sentence(tmp_path):
 
     runner = Runner(str(tmp_path / "work"), build.silent, None, lambda: False)
     with pytest.raises(UserError, match=r"died again and again in the stage 'test'"):
-        runner.run("test", [task("one", die)], "tasks")
+        runner.run("test", [task("one", die)])
 
 
 def test_other_versions_of_the_tools_are_other_tasks(monkeypatch):

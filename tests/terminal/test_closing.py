@@ -1,0 +1,128 @@
+"""The last screen, the tables and the explanations: they fit, and they say what there is."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from elmwright.jobs.closing import Outcome, closing_lines
+from elmwright.jobs.wording import wrap
+from tests.jobs.tiny import command, write_config, write_text
+from tests.terminal.screen import Terminal
+
+SCORE = {
+    "perplexity": 146.65,
+    "forward_perplexity": 150.2,
+    "backward_perplexity": 143.2,
+    "tokens": 24310,
+    "unk_share": 0.0231,
+}
+
+
+def outcome(folder: Path, **changes: object) -> Outcome:
+    root = folder / "runs" / "demo"
+    known = {
+        "run": "demo",
+        "dir": str(root),
+        "config_sha256": "0" * 64,
+        "corpus": str(root / "corpus"),
+        "report": str(root / "corpus" / "report.html"),
+        "fingerprint": "f" * 64,
+        "vocabulary": 20000,
+        "train_words": 1_212_345,
+        "train_tokens": 1_300_000,
+        "unigram_perplexity": {"heldout": 539.1},
+        "example": ("file", "open the file and read it"),
+        "train": {"evaluation": {"heldout": SCORE}},
+        "checkpoint": str(root / "train" / "checkpoints" / "step-00001000"),
+        "tracking_uri": f"sqlite:///{root}/mlflow/mlflow.db",
+        "bundle": str(root / "bundle"),
+        "published": {"name": "demo", "version": 1, "alias": "candidate"},
+    }
+    return Outcome(**{**known, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_last_screen_fits(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    text = wrap("\n".join(closing_lines(outcome(tmp_path), "demo", width)), width)
+    assert max(map(len, text.split("\n"))) <= width
+    joined = " ".join(text.replace("\\\n", " ").split())
+    for part in ("model runs/demo/bundle", "models:/demo@candidate (version 1)",
+                 "Held-out perplexity 146.7", "a unigram model has 539.1",
+                 "open runs/demo/corpus/report.html in a browser", "elmwright ui runs/demo",
+                 'elmwright neighbours runs/demo --word file --in "open the file and read it" '
+                 "--corpus runs/demo"):  # fmt: skip
+        assert part in joined, part
+
+
+def test_the_last_screen_at_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    text = wrap("\n".join(closing_lines(outcome(tmp_path), "demo", 80)), 80)
+    assert (
+        text
+        == """\
+  model       runs/demo/bundle
+  registered  models:/demo@candidate (version 1)
+  corpus      runs/demo/corpus (1,212,345 words)
+  report      runs/demo/corpus/report.html
+
+Held-out perplexity 146.7 (lower is better); a unigram model has 539.1.
+  heldout: 24,310 tokens, 2.31% unknown, forward 150.2, backward 143.2
+
+Next:
+  open runs/demo/corpus/report.html in a browser
+  elmwright neighbours runs/demo --word file --in "open the file and read it" \\
+      --corpus runs/demo
+  elmwright ui runs/demo"""
+    )
+
+
+def test_after_the_corpus_the_next_step_is_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    only = outcome(tmp_path, train=None, bundle="", published=None, checkpoint="", tracking_uri="")
+    text = "\n".join(closing_lines(only, "my.toml", 80))
+    assert "elmwright train my.toml" in text
+    assert "perplexity" not in text
+    assert set(only.as_data()) == {"run", "dir", "config_sha256", "corpus"}
+
+
+def test_the_same_is_there_as_data(tmp_path: Path) -> None:
+    data = outcome(tmp_path).as_data()
+    assert set(data) == {
+        "run", "dir", "config_sha256", "corpus", "train", "checkpoint", "tracking_uri", "bundle",
+        "published",
+    }  # fmt: skip
+    assert set(data["corpus"]) == {
+        "path", "report", "fingerprint", "vocabulary", "train_tokens", "unigram_perplexity",
+    }  # fmt: skip
+    json.dumps(data)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_explanations_and_samples_fit(columns: int, tmp_path: Path) -> None:
+    config = write_config(tmp_path, write_text(tmp_path / "text.txt", 60), corpus_min_words=30)
+    terminal = Terminal(columns, folder=tmp_path)
+    explained = terminal.run(command("config", "--explain"))
+    assert "train.window" in explained.last or "train.window" in explained.output
+    # A default that is one long word has a line of its own; nothing else is broken.
+    words = [len(word) for word in explained.output.split()]
+    assert len(explained.broken) <= sum(length > columns - 4 for length in words)
+    sample = terminal.run(command("corpus", config.name, "--sample", "40"))
+    assert sample.code == 0
+    assert sample.broken == []
+    assert max(map(len, sample.last.split("\n"))) <= columns
+    assert "min_words" in sample.last
+    assert "Kept, as sentences and words:" in sample.last
+
+
+def test_a_mistake_fits_the_terminal(tmp_path: Path) -> None:
+    seen = Terminal(60, folder=tmp_path).run(command("run", "no-such-config-anywhere"))
+    assert seen.code == 2
+    assert seen.broken == []
+    assert seen.last.startswith("error: there is no config file")
