@@ -29,15 +29,19 @@ PLAIN_SECONDS = 15.0
 class Console:
     """Where sentences and progress go."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-        self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
+    def __init__(self, stream: TextIO, quiet: bool = False) -> None:
+        self.stream, self.quiet = stream, quiet
+        self.live = not quiet and stream.isatty() and os.environ.get("TERM") != "dumb"
         self._bars: RichProgress | None = None
 
     def say(self, text: str = "") -> None:
-        """Tell the user something; it goes to the log as well."""
+        """Tell the user something, unless only warnings are wanted; it is logged as well."""
         if text:
             log.info(text)
+        if not self.quiet or text.startswith("warning: "):
+            self._print(text)
+
+    def _print(self, text: str) -> None:
         if self._bars is not None:
             self._bars.console.print(text, markup=False, highlight=False)
         else:
@@ -163,7 +167,9 @@ class _PlainBar:
 
 
 @contextmanager
-def console_for_run(log_file: Path, *, to_stderr: bool = False) -> Iterator[Console]:
+def console_for_run(
+    log_file: Path, *, to_stderr: bool = False, quiet: bool = False
+) -> Iterator[Console]:
     """A console whose surroundings are quiet: everything else printed goes to `log_file`."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -174,7 +180,7 @@ def console_for_run(log_file: Path, *, to_stderr: bool = False) -> Iterator[Cons
         os.dup2(sink, 1)
         os.dup2(sink, 2)
         log_to(log_file)
-        yield Console(stream)
+        yield Console(stream, quiet)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

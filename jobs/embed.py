@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from elmwright.jobs.early import check_output
 from elmwright.jobs.embed_output import Vectors, output_format, vectors_file
 from elmwright.jobs.models import resolve
 from elmwright.jobs.sentences import Piece, batches, is_stream, pieces, read_sentences, text_file
@@ -171,16 +172,6 @@ def embed_file(
             os.replace(work / "joined", output)
         shutil.rmtree(work)
     return f"wrote {output}: {lines:,} sentences, {words:,} words"
-
-
-def check_output(output: Path, force: bool) -> None:
-    """Refuse an output that is there already, or cannot be."""
-    if output.is_dir():
-        raise UserError(f"{output} is a folder; name a file to write")
-    if output.exists() and not force:
-        raise UserError(f"{output} exists already; choose another name or add --force")
-    if not output.absolute().parent.is_dir():
-        raise UserError(f"there is no folder {output.absolute().parent} to write {output.name} in")
 
 
 @contextmanager

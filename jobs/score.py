@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elmwright.jobs.embed import check_output
+from elmwright.jobs.early import check_output
 from elmwright.jobs.models import resolve
 from elmwright.jobs.pretrained import choose_device
 from elmwright.jobs.sentences import batches, pieces, read_sentences, text_file
