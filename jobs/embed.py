@@ -31,6 +31,8 @@ from elmwright.jobs.early import check_output
 from elmwright.jobs.embed_output import Vectors, output_format, vectors_file
 from elmwright.jobs.models import resolve
 from elmwright.jobs.sentences import Piece, batches, is_stream, pieces, read_sentences, text_file
+from elmwright.jobs.unknown_words import warn_of_unknown
+from elmwright.jobs.wording import counted
 from elmwright.jobs.work_folder import alone_in
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.progress import Advance, Progress, silent
@@ -150,6 +152,7 @@ def embed_file(
     embedder = Embedder(folder, recipe)
     once = is_stream(source)  # cannot be read again, so its parts would be of no use
     with _work_folder(output, keep=not once) as work, text_file(source, work) as text:
+        warn_of_unknown(Path(folder), text)
         whole = None if carry_state else PART_BYTES
         parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, whole))}
         _keep_or_clear(work, None if once else _key(embedder, text))
@@ -171,7 +174,7 @@ def embed_file(
             sync_to_disk(work / "joined")
             os.replace(work / "joined", output)
         shutil.rmtree(work)
-    return f"wrote {output}: {lines:,} sentences, {words:,} words"
+    return f"wrote {output}: {counted(lines, 'sentence')}, {counted(words, 'word')}"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from elmwright.jobs.find_run import RUNS, runs_in, shown
-from elmwright.jobs.near_names import did_you_mean
+from elmwright.jobs.wording import did_you_mean
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json
 
@@ -48,9 +48,9 @@ def registry_of(
     names = sorted({name for found in known.values() for name in found})
     if names:
         raise UserError(
-            f"no registry of the runs in {RUNS}/ here has a model {name!r}"
-            f"{did_you_mean(name, names)} (they have: {', '.join(names)}); for another registry, "
-            "say --to or set MLFLOW_TRACKING_URI"
+            f"no registry of the runs in {RUNS}/ here has a model {name!r} (they have: "
+            f"{', '.join(names)}); for another registry, say --to or set MLFLOW_TRACKING_URI"
+            f"{did_you_mean(name, names)}"
         )
     raise UserError(f"which registry? no run in {RUNS}/ here has published a model; {WHICH}")
 

@@ -21,8 +21,8 @@ from elmwright.jobs import runbook
 from elmwright.jobs.config_file import RECIPES, load_config
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.lease import about, holder
-from elmwright.jobs.near_names import did_you_mean
 from elmwright.jobs.submission import Job
+from elmwright.jobs.wording import did_you_mean
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url, join, read_json
 
@@ -142,8 +142,8 @@ def no_run(text: str) -> UserError:
     recipes = [path.stem for path in RECIPES.glob("*.toml")]
     return UserError(
         f"there is no run {text!r}: no folder or config file of that name, nothing in {RUNS}/ "
-        f"here, and nothing submitted under it{did_you_mean(text, [*run_names(), *recipes])}; "
-        "'elmwright runs' lists the runs here"
+        "here, and nothing submitted under it; 'elmwright runs' lists the runs here"
+        f"{did_you_mean(text, [*run_names(), *recipes])}"
     )
 
 

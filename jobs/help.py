@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from elmwright.jobs.near_names import did_you_mean
+from elmwright.jobs.wording import did_you_mean
 
 WIDTH = 80
 
@@ -58,9 +58,9 @@ EXAMPLES: dict[str, str] = {
 """One line for each command's own help; each must parse."""
 
 WORDS = (
-    ("CONFIG", "a config file, or the name of a recipe: demo, small, original, wikitext2"),
-    ("RUN", "a run's folder, its name in runs/ here or in 'jobs', or its config file"),
-    ("MODEL", "a RUN, a bundle, a checkpoint, models:/NAME@ALIAS, or a bilm folder"),
+    ("CONFIG", "a config file, or a recipe: demo, small, original, wikitext2"),
+    ("RUN", "a run's folder, its name in runs/ here, or its config file"),
+    ("MODEL", "a RUN, bundle, checkpoint, models:/NAME@ALIAS or bilm folder"),
 )
 
 
@@ -74,7 +74,8 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*arguments, **options)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; '{self.prog} --help' shows how\n")
+        how = "" if message.endswith("?") else f"; '{self.prog} --help' shows how"
+        self.exit(2, f"error: {message}{how}\n")
 
     def format_help(self) -> str:
         text = super().format_help()
@@ -116,7 +117,7 @@ class TopParser(CommandParser):
             lines.append(f"{group}:")
             lines += [line for name in names for line in _row(name, self.texts[name])]
             lines.append("")
-        lines.append("Words used above:")
+        lines.append("What the commands take:")
         lines += [line for name, text in WORDS for line in _row(name, text)]
         return "\n".join([*lines, "", str(self.epilog), ""])
 

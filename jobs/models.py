@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from elmwright.jobs import runbook
 from elmwright.jobs.find_run import find_here, find_run, is_name, is_run, run_names, shown
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.near_names import did_you_mean
+from elmwright.jobs.wording import did_you_mean
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join, read_bytes, read_json, reading
 from elmwright.pipeline.storage import sha256_bytes
@@ -91,9 +91,9 @@ def find_run_of(model: str) -> RunFolder:
         run = find_run(model)
     if run is None:
         raise UserError(
-            f"there is no model folder {model!r} and no run of that name"
-            f"{did_you_mean(model, run_names())}; give a run, a bundle, a checkpoint, a folder "
-            "with options.json and one .hdf5, or models:/NAME@ALIAS"
+            f"there is no model folder {model!r} and no run of that name; give a run, a bundle, a "
+            "checkpoint, a folder with options.json and one .hdf5, or models:/NAME@ALIAS"
+            f"{did_you_mean(model, run_names())}"
         )
     return run
 

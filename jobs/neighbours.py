@@ -23,8 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from elmwright.jobs.early import check_query
+from elmwright.jobs.models import resolve
 from elmwright.jobs.pretrained import Elmo
 from elmwright.jobs.sentences import batches, pieces, read_sentences, text_file
+from elmwright.jobs.unknown_words import warn_of_unknown
+from elmwright.jobs.wording import counted
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, join
 from elmwright.pipeline.manifest import Manifest
@@ -99,13 +102,15 @@ def find_neighbours(
     """The `count` occurrences in the text at `source` that are nearest to `word` in `sentence`."""
     words = sentence.split()
     check_query(word, sentence, count)
-    elmo = Elmo.from_pretrained(model, device=device)
+    place = resolve(model)
+    elmo = Elmo.from_pretrained(place, device=device)
     elmo.eval()
     position = words.index(word)
     own = _unit(_layer(elmo.embed([words])[0], layer)[position])
     nearest: list[tuple[float, int, int, tuple[str, ...]]] = []  # a heap, the worst on top
     compared = 0
     with TemporaryDirectory() as folder, _text(source, Path(folder)) as text:
+        warn_of_unknown(place, text)
         for line, given, vectors in _embedded(elmo, text, None if any_word else word):
             if given == words:
                 continue
@@ -216,7 +221,7 @@ def as_table(found: Found, bold: bool = False) -> str:
     rows = [f"{o.similarity:10.4f} {o.line + 1:>8}  {sentence(o)}" for o in found.neighbours]
     return "\n".join(
         [
-            f"nearest of {found.compared:,} occurrences, layer {found.layer}, to",
+            f"nearest of {counted(found.compared, 'occurrence')}, layer {found.layer}, to",
             f"{'':21}{sentence(found.query)}",
             f"{'cosine':>10} {'line':>8}",
             *rows,

@@ -83,14 +83,14 @@ def removals(folder: RunFolder) -> list[Removal]:
     root = Path(folder.root)
     work = root / "corpus" / "work"
     if not folder.corpus_dir and work.is_dir() and finished_corpus(folder.corpus) is not None:
-        found.append(Removal(work, "intermediate files of the finished corpus"))
+        found.append(Removal(work, "work files of the finished corpus"))
     for pattern in SCRATCH:
         for path in sorted(folder.scratch.glob(pattern)):
             found.append(Removal(path, "cache"))
     for path in sorted(Path(folder.checkpoints).glob(WRITING)):
-        found.append(Removal(path, "checkpoint that was never completed"))
+        found.append(Removal(path, "never completed"))
     for info in spare_checkpoints(folder):
-        why = "checkpoint, neither result, best nor newest"
+        why = "neither result, best nor newest"
         found.append(Removal(Path(info.path), why, step=info.step))
     return found
 
