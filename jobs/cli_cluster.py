@@ -165,12 +165,31 @@ def _jobs(options: argparse.Namespace) -> None:
               f"{row['dir']}{why}")  # fmt: skip
 
 
+def _submitted(text: str) -> Any:
+    """The newest attempt that was submitted at a run; one that was started by hand has none."""
+    from elmwright.jobs.find_run import find_attempts, lock_text, shown, user_of
+
+    folder, attempts = find_attempts(text)
+    if attempts:
+        return attempts[-1]
+    assert folder is not None  # noqa: S101 - or find_attempts would have raised
+    user = user_of(folder)
+    if user:
+        raise UserError(
+            f"{shown(folder.root)} was not submitted; it is in use by {user}: Ctrl-C there, or "
+            "SIGTERM, lets it checkpoint and stop"
+        )
+    command = lock_text(folder).get("command") or "elmwright run CONFIG"
+    raise UserError(
+        f"{shown(folder.root)} was not submitted, and nothing runs in it; '{command}' continues it"
+    )
+
+
 def _cancel(options: argparse.Namespace) -> int:
-    from elmwright.jobs.runbook import find_run
     from elmwright.jobs.status import read_progress
     from elmwright.jobs.submit import cancel
 
-    job = find_run(options.run)[-1]
+    job = _submitted(options.run)
     run = job.submission.run
     state = cancel(job, wait=not options.no_wait)
     if options.no_wait:
@@ -193,11 +212,11 @@ def _resume(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from elmwright.jobs.ray_jobs import Unreachable
-    from elmwright.jobs.runbook import find_run, outcome_of
+    from elmwright.jobs.runbook import outcome_of
     from elmwright.jobs.submit import about_resuming, again, already, state_of, submit
     from elmwright.jobs.targets import find_target
 
-    job = find_run(options.run)[-1]
+    job = _submitted(options.run)
     try:
         state = state_of(job)
         if not state.ended:

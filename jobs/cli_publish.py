@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from elmwright.jobs.completion import completes, configs, runs
 from elmwright.jobs.early import (
     Command,
-    check_checkpoints,
     check_database,
+    check_export,
     check_file,
     check_folder_output,
     check_text,
@@ -94,9 +94,12 @@ def add_commands(
 
 
 def _export(options: argparse.Namespace) -> int | None:
-    from elmwright.jobs.find_run import find_run
+    from elmwright.jobs.config_file import load_config
+    from elmwright.jobs.find_run import find_run, is_run
+    from elmwright.jobs.layout import RunFolder
 
     run = options.config
+    asked_for = options.step or "result", options.output or "", options.force
     asked = options.step or options.output or options.without_softmax or options.sign
     there = is_url(run) or Path(run).is_dir()
     if not there and not _is_config(run):
@@ -109,14 +112,17 @@ def _export(options: argparse.Namespace) -> int | None:
     if not (there or asked):
         stages: Command = options.run_stages
         return stages(options)
-    if there and not is_url(run):
-        check_checkpoints(run)
+    if not there:
+        check_export(RunFolder.of(load_config(run, options.overrides)), *asked_for)
+    elif is_run(run):
+        check_export(RunFolder.at(run), *asked_for)
+    elif not is_url(run):
+        raise UserError(f"{run} is not a run's folder (it has no config.json of a run)")
     from elmwright.jobs.export import export_run
 
     target, checked = export_run(
         run,
-        options.step or "result",
-        options.output or "",
+        *asked_for[:2],
         overrides=options.overrides,
         without_softmax=options.without_softmax,
         force=options.force,

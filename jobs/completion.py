@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+HIDDEN = ("job",)
+"""Commands that are not offered: what a job runs (entry.py)."""
 Complete = Callable[..., list[str]]
 
 
@@ -18,7 +20,7 @@ def offer(parser: argparse.ArgumentParser) -> None:
         import argcomplete
     except ImportError:  # the shell was told to ask, and then the package was removed
         return
-    argcomplete.autocomplete(parser)
+    argcomplete.autocomplete(parser, exclude=list(HIDDEN))
 
 
 def completes(action: argparse.Action, complete: Complete) -> None:

@@ -11,10 +11,14 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join
 from elmwright.pipeline.storage import explain
+
+if TYPE_CHECKING:
+    from elmwright.jobs.layout import RunFolder
 
 Command = Callable[[argparse.Namespace], int | None]
 
@@ -150,10 +154,15 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def check_checkpoints(root: str) -> None:
-    """Refuse a run's folder without a checkpoint."""
-    if not any(Path(root, "train", "checkpoints").glob("step-*/MANIFEST.json")):
-        raise UserError(f"{root} has no checkpoints; train first")
+def check_export(folder: "RunFolder", step: str, output: str, force: bool) -> None:
+    """Refuse a checkpoint that is not there, and a bundle that is."""
+    from elmwright.jobs.checkpoint import list_checkpoints
+    from elmwright.jobs.choose_checkpoint import choose
+
+    if step != "best":  # that may have to be found out
+        choose(list_checkpoints(folder.checkpoints), step, folder)
+    if not output and step in ("result", "latest"):
+        check_folder_output(str(folder.bundle), force)
 
 
 def corpus_of(text: str) -> str:
@@ -220,10 +229,7 @@ def look_verify(options: argparse.Namespace) -> None:
         return
     from elmwright.jobs.find_run import find_run
 
-    try:
-        options.path = find_run(path).root
-    except UserError as error:
-        raise UserError(f"there is no {path}: {error}") from None
+    options.path = find_run(path).root
 
 
 def check_folder_output(output: str, force: bool) -> None:

@@ -165,12 +165,15 @@ def as_lines(folder: RunFolder, found: list[Removal]) -> list[str]:
     from elmwright.jobs.runs import human
 
     root = Path(folder.root)
-    names = [
-        str(r.path.relative_to(root)) if r.path.is_relative_to(root) else shown(r.path)
-        for r in found
-    ]
+
+    def name(path: Path) -> str:
+        if str(path.parent) == folder.checkpoints:
+            return path.name
+        return str(path.relative_to(root)) if path.is_relative_to(root) else shown(path)
+
+    names = [name(removal.path) for removal in found]
     wide = max(map(len, names), default=0)
     return [
-        f"  {name:<{wide}}  {human(removal.bytes):>9}  {removal.why}"
-        for name, removal in zip(names, found, strict=True)
+        f"  {text:<{wide}}  {human(removal.bytes):>9}  {removal.why}"
+        for text, removal in zip(names, found, strict=True)
     ]

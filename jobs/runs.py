@@ -136,7 +136,7 @@ def human(size: float) -> str:
 def ago(seconds: float) -> str:
     """How long ago, in one unit."""
     for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
-        count = int(seconds // length)
+        count = int(max(0, seconds) // length)
         if count:
             return f"{count} {unit}{'' if count == 1 else 's'} ago"
     return "just now"
