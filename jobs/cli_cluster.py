@@ -160,9 +160,9 @@ def _jobs(options: argparse.Namespace) -> None:
     if not rows:
         print("the run book is empty; 'elmwright submit CONFIG --to TARGET' sends a run")
     for row in rows:
-        why = f"  ({row['why']})" if row["why"] and row["state"] != "running" else ""
-        print(f"{row['run']:<24} {row['state']:<12} {row['target']:<28} {row['submitted']}  "
-              f"{row['dir']}{why}")  # fmt: skip
+        print(f"{row['run']:<24} {row['state']:<12} {row['target']:<22} {row['submitted']}")
+        if row["why"] and row["state"] != "running":
+            print(f"    {row['why']}")
 
 
 def _submitted(text: str) -> Any:

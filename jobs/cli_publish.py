@@ -241,12 +241,12 @@ def _versions(options: argparse.Namespace) -> None:
         ]
         print(json.dumps(rows, indent=1))
         return
-    print(f"{'version':>7}  {'published (UTC)':<19}  {'step':>9}  {'digest':<12}  perplexity")
+    print(f"{'version':>7}  {'published (UTC)':<16}  {'step':>9}  {'digest':<8}  perplexity")
     for version in found:
         about = version.about
         scores = ", ".join(f"{split} {value:.2f}" for split, value in about["perplexity"].items())
         notes = [f"@{alias}" for alias in version.aliases] + ["signed"] * about["signed"]
         print(
-            f"{version.version:>7}  {version.created:<19}  {about['step']:>9,}  "
-            f"{about['digest'][:12]}  {scores or '-'}{'  ' if notes else ''}{' '.join(notes)}"
+            f"{version.version:>7}  {version.created[:16]:<16}  {about['step']:>9,}  "
+            f"{about['digest'][:8]}  {scores or '-'}{'  ' if notes else ''}{' '.join(notes)}"
         )

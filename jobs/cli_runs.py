@@ -219,8 +219,8 @@ def _prune(options: argparse.Namespace) -> None:
 
     def tell(found: "list[Removal]") -> None:
         if found and not options.json:
-            verb = "would be removed" if options.dry_run else "is removed"
-            print(f"From {shown(folder.root)} {verb}:")
+            verb = "Would remove" if options.dry_run else "Removing"
+            print(f"{verb} from {shown(folder.root)}:")
             print("\n".join(as_lines(folder, found)), flush=True)
 
     found = prune(folder, dry_run=options.dry_run, tell=tell)
@@ -229,6 +229,6 @@ def _prune(options: argparse.Namespace) -> None:
         rows = [{"path": str(r.path), "bytes": r.bytes, "why": r.why} for r in found]
         print(json.dumps({"dry_run": options.dry_run, "bytes": size, "removed": rows}, indent=1))
     elif not found:
-        print(f"{shown(folder.root)} has nothing that could be removed")
+        print(f"{shown(folder.root)} has nothing to remove")
     else:
-        print(f"{human(size)} {'would be' if options.dry_run else 'are'} free again")
+        print(f"{human(size)} {'would be freed' if options.dry_run else 'freed'}")

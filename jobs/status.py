@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from elmwright.jobs.find_registry import short
 from elmwright.jobs.find_run import lock_text, shown, user_of
 from elmwright.jobs.journal import Record, read_journal
 from elmwright.jobs.layout import RunFolder
@@ -206,9 +207,11 @@ def as_lines(submission: Submission, state: State, progress: Progress | None) ->
     here = not submission.id
     rows = [
         ("run", submission.run if here else f"{submission.run}  ({submission.id})"),
-        ("state", state.word + (f": {state.why}" if state.why else "")),
+        ("state", state.word if here or not state.why else f"{state.word}: {state.why}"),
         ("folder", shown(submission.dir)),
     ]
+    if here and state.why:
+        rows[2:2] = [("used by", state.why)]
     if not here:
         git = f", git {_short(submission.git)}" if submission.git else ""
         rows[2:2] = [("target", str(submission.target))]
@@ -227,7 +230,7 @@ def as_lines(submission: Submission, state: State, progress: Progress | None) ->
     rows.append(("restarts", str(progress.restarts)))
     newest = f"step {progress.checkpoint_step:,}  {shown(progress.checkpoint)}"
     rows.append(("checkpoint", newest if progress.checkpoint_step >= 0 else "none yet"))
-    rows.append(("curves", progress.tracking))
+    rows.append(("curves", short(progress.tracking)))
     return [f"{name:<12} {text}" for name, text in rows]
 
 
