@@ -15,8 +15,8 @@ from elmwright.jobs.early import (
     check_output,
     check_query,
     check_text,
-    corpus_of,
     run_of,
+    text_or_corpus,
 )
 from elmwright.pipeline.errors import UserError
 
@@ -187,11 +187,7 @@ def _neighbours(options: argparse.Namespace) -> None:
         check_output(page, options.force)
     check_query(options.word, options.sentence, options.k)
     check_model(options.model, options.require_signature)
-    corpus = options.corpus or run_of(options.model)
-    if not Path(corpus).is_file() or Path(corpus).suffix == ".toml":
-        corpus = corpus_of(corpus)
-    else:
-        check_text(corpus)
+    corpus = text_or_corpus(options.corpus or run_of(options.model))
     from elmwright.jobs.neighbours import as_table, find_neighbours, write_page
 
     found = find_neighbours(

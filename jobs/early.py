@@ -187,6 +187,16 @@ def corpus_of(text: str) -> str:
     return folder.corpus
 
 
+def text_or_corpus(text: str) -> str:
+    """A text that can be read, or the folder of a corpus."""
+    from elmwright.jobs.sentences import is_stream
+
+    if is_stream(text) or (Path(text).is_file() and Path(text).suffix != ".toml"):
+        check_text(text)
+        return text
+    return corpus_of(text)
+
+
 def look_eval(options: argparse.Namespace) -> None:
     """`eval`: the model is there, and so is the corpus; that of a RUN need not be named."""
     check_model(options.model, options.require_signature)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elmwright.jobs import runbook
+from elmwright.jobs.config_file import RECIPES
 from elmwright.jobs.find_run import find_here, find_run, is_name, is_run, run_names, shown
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.wording import did_you_mean
@@ -86,16 +87,21 @@ def _find(model: str, tracking_uri: str) -> Path:
 
 def find_run_of(model: str) -> RunFolder:
     """The run that is meant by a MODEL which is no folder and no name in a registry."""
-    run = find_here(model) if is_name(model) or Path(model).is_file() else None
-    if run is None and is_name(model) and runbook.attempts_of(model):
-        run = find_run(model)
-    if run is None:
-        raise UserError(
-            f"there is no model folder {model!r} and no run of that name; give a run, a bundle, a "
-            "checkpoint, a folder with options.json and one .hdf5, or models:/NAME@ALIAS"
-            f"{did_you_mean(model, run_names())}"
+    config = Path(model).is_file() and model.endswith(".toml")
+    if config or (is_name(model) and not Path(model).is_file()):
+        run = find_here(model) or (find_run(model) if runbook.attempts_of(model) else None)
+        if run is not None:
+            return run
+    recipe = is_name(model) and (RECIPES / f"{model}.toml").is_file()
+    raise UserError(
+        f"there is no model folder {model!r} and no run of that name"
+        + (
+            f"; 'elmwright run {model}' makes one"
+            if recipe
+            else "; give a run, a bundle, a checkpoint, a folder with options.json and one .hdf5, "
+            f"or models:/NAME@ALIAS{did_you_mean(model, run_names())}"
         )
-    return run
+    )
 
 
 def is_run_url(url: str) -> bool:

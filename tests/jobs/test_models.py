@@ -59,8 +59,11 @@ def test_a_run_without_either_and_a_name_of_none(own_home: Path, run: Path) -> N
         resolve("tiny")
     with pytest.raises(UserError, match=r"no model folder 'tinny' .*did you mean 'tiny'\?"):
         resolve("tinny")
-    with pytest.raises(UserError, match="no model folder 'demo'"):
+    with pytest.raises(UserError, match=r"no model folder 'demo' .*'elmwright run demo' makes one"):
         resolve("demo")  # a recipe is no model
+    (own_home / "model.safetensors").write_bytes(bytes(100))
+    with pytest.raises(UserError, match=r"no model folder 'model\.safetensors'"):
+        resolve("model.safetensors")
 
 
 def test_a_config_file_is_its_run(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

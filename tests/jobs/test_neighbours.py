@@ -1,6 +1,7 @@
 """`neighbours` reads the held-out sentences of a run or a corpus as well as a text."""
 
 import json
+import subprocess
 from itertools import islice
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from elmwright.jobs import neighbours
 from elmwright.jobs.cli import main
 from elmwright.jobs.neighbours import find_neighbours, heldout_sentences
 from elmwright.pipeline.manifest import Manifest
+from tests.jobs.tiny import command
 
 QUERY = ("The", "old", "cat", "sees", "the", "dog", ".")
 
@@ -27,7 +29,7 @@ def test_a_corpus_gives_what_its_sentences_as_a_text_give(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(" ".join(s) + "\n" for s in heldout_sentences(str(corpus))))
-    command = ["neighbours", str(trained), "--word", "dog", "--in", " ".join(QUERY), "--json"]
+    asked = ["neighbours", str(trained), "--word", "dog", "--in", " ".join(QUERY), "--json"]
     found = []
     for more in (
         [],
@@ -35,10 +37,19 @@ def test_a_corpus_gives_what_its_sentences_as_a_text_give(
         ["--corpus", str(trained)],
         ["--corpus", str(text)],
     ):
-        assert main([*command, *more]) == 0
+        assert main([*asked, *more]) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert found[0]["neighbours"]
     assert all(one == found[0] for one in found)
+
+
+def test_a_text_from_a_pipe(trained: Path, corpus: Path) -> None:
+    text = "".join(" ".join(s) + "\n" for s in heldout_sentences(str(corpus)))
+    arguments = ["neighbours", trained, "--word", "dog", "--in", " ".join(QUERY), "--corpus", "-"]
+    done = subprocess.run(
+        command(*arguments), input=text, capture_output=True, text=True, check=True
+    )
+    assert "nearest of" in done.stdout
 
 
 def test_no_more_sentences_are_read_than_allowed(
