@@ -14,22 +14,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from elmwright import __version__
-from elmwright.jobs import cli_use
+from elmwright.jobs import cli_publish, cli_runs, cli_use
 from elmwright.jobs.cli_cluster import add_cluster_commands
-from elmwright.jobs.cli_publish import add_commands
+from elmwright.jobs.completion import completes, configs, offer, recipes, runs
+from elmwright.jobs.early import Command, after, look_eval, look_verify
+from elmwright.jobs.help import EPILOG, EXAMPLES, CommandParser, TopParser, print_help
 from elmwright.jobs.unexpected import quiet_threads, report_unexpected
-from elmwright.jobs.wording import nearby, tell, terminal_width
+from elmwright.jobs.wording import tell
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
-from elmwright.pipeline.files import is_url
 from elmwright.pipeline.storage import explain
 
 DONE, FAILED, MISTAKE, RESUMABLE = 0, 1, 2, 75
 
 MODEL_HELP = (
-    "a bundle or checkpoint (a folder or s3://…), a registered model (models:/NAME@ALIAS, "
-    "FOLDER/NAME@ALIAS), or a folder with options.json and one .hdf5 in bilm format"
+    "a run (its folder or name), a bundle or checkpoint (a folder or s3://…), a registered model "
+    "(models:/NAME@ALIAS, FOLDER/NAME@ALIAS), or a folder with options.json and one .hdf5 in bilm "
+    "format"
 )
-CONFIG_HELP = "a config file, or the name of a shipped recipe (demo, small, original)"
+CONFIG_HELP = "a config file, or the name of a shipped recipe (demo, small, original, wikitext2)"
 STAGES = ("corpus", "train", "export", "publish")
 
 
@@ -96,21 +98,22 @@ def _required_signature(key: str | None) -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = TopParser(
         prog="elmwright",
         description="From raw text to a published, drop-in ELMo.",
-        epilog="Start with 'elmwright run demo', or 'elmwright init' for your own text. "
-        "Exit codes: 0 done, 1 failed, 2 a mistake in what was asked, "
-        "75 interrupted (the same command goes on).",
+        epilog=EPILOG,
     )
+    parser.set_defaults(command=lambda _options: print_help(parser))
     parser.add_argument("--version", action="version", version=f"elmwright {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=CommandParser)
 
-    def add(
-        name: str, function: Callable[[argparse.Namespace], int | None], text: str
-    ) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    def add(name: str, function: Command, text: str, *aliases: str) -> argparse.ArgumentParser:
+        sub: CommandParser = commands.add_parser(
+            name, help=text, description=text[0].upper() + text[1:] + ".", aliases=aliases
+        )
+        sub.example = EXAMPLES.get(name, "")
         sub.set_defaults(command=function)
+        parser.texts[name] = text
         return sub
 
     def with_overrides(sub: argparse.ArgumentParser) -> None:
@@ -124,11 +127,11 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     def with_config(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("config", metavar="CONFIG", help=CONFIG_HELP)
+        completes(sub.add_argument("config", metavar="CONFIG", help=CONFIG_HELP), configs)
         with_overrides(sub)
 
     def with_model(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+        completes(sub.add_argument("model", metavar="MODEL", help=MODEL_HELP), runs)
         sub.add_argument(
             "--require-signature",
             metavar="PUB",
@@ -138,14 +141,18 @@ def _parser() -> argparse.ArgumentParser:
     def with_json(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--json", action="store_true", help="print the result as JSON")
 
+    def with_quiet(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("-q", "--quiet", action="store_true", help="print only warnings")
+
     sub = add("init", _init, "write a commented config file for your own text")
     sub.add_argument("file", nargs="?", default="my.toml", help="file to write (my.toml)")
     sub.add_argument("--source", action="append", default=[], help="text to read; repeatable")
 
-    sub = add("run", _run, "do everything a config asks for, going on where it stopped")
+    sub = add("run", _run, "do everything a config asks for; resume where it stopped")
     with_config(sub)
     sub.add_argument("--until", choices=STAGES, default=STAGES[-1], help="last stage to do")
     with_json(sub)
+    with_quiet(sub)
 
     for stage, text in (
         ("corpus", "build the corpus: clean, tokenise, vocabulary, shards"),
@@ -155,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         with_config(sub)
         sub.set_defaults(until=stage)
         with_json(sub)
+        with_quiet(sub)
         if stage == "corpus":
             sub.add_argument(
                 "--sample",
@@ -164,20 +172,25 @@ def _parser() -> argparse.ArgumentParser:
             )
             sub.set_defaults(command=_corpus)
 
-    add_commands(add, _run, with_overrides)
+    cli_publish.add_commands(add, _run, with_overrides, with_quiet)
 
-    sub = add("eval", _eval, "held-out perplexity with the full softmax, every token once")
+    text = "held-out perplexity with the full softmax, every token once"
+    sub = add("eval", after(look_eval, _eval), text)
     with_model(sub)
     sub.add_argument(
-        "--corpus", required=True, metavar="FOLDER", help="a corpus folder, or a run's folder"
+        "--corpus",
+        metavar="FOLDER",
+        help="a corpus folder, or a RUN (if MODEL is a RUN, its own corpus)",
     )
     sub.add_argument("--split", help="only this held-out set")
     with_json(sub)
 
-    cli_use.add_commands(add, with_model)
+    cli_use.add_commands(add, with_model, with_quiet)
 
-    sub = add("verify", _verify, "check a corpus, shard, checkpoint, bundle or run byte by byte")
-    sub.add_argument("path", metavar="PATH")
+    text = "check a run, corpus, shard, checkpoint or bundle byte by byte"
+    sub = add("verify", after(look_verify, _verify), text)
+    path = sub.add_argument("path", metavar="PATH", help="its folder or file, or a RUN")
+    completes(path, runs)
     sub.add_argument("--key", metavar="PUB", help="a bundle must be signed with this public key")
     with_json(sub)
 
@@ -187,15 +200,14 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = add("config", _config, "list the shipped recipes, or explain every setting")
     sub.add_argument("--explain", action="store_true", help="every setting, its default, its use")
-    sub.add_argument("--recipe", metavar="NAME", help="print a recipe, to be saved and changed")
+    recipe = sub.add_argument("--recipe", metavar="NAME", help="print a recipe, to save and change")
+    completes(recipe, recipes)
     with_json(sub)
 
-    sub = add("checkpoints", _checkpoints, "list a run's checkpoints")
-    sub.add_argument("run", metavar="RUN", help="a run's folder, or its config")
-    sub.add_argument("--verify", action="store_true", help="compare every file with its digest")
-    with_json(sub)
-
+    cli_runs.add_commands(add, with_json)
     add_cluster_commands(commands, add, with_config, with_overrides, with_json)
+    if "_ARGCOMPLETE" in os.environ:
+        offer(parser)
     return parser
 
 
@@ -211,7 +223,13 @@ def _run(options: argparse.Namespace) -> int:
     from elmwright.jobs.workflow import run
 
     config = load_config(options.config, options.overrides)
-    result = run(config, until=options.until, config_name=options.config, quiet=options.json)
+    result = run(
+        config,
+        until=options.until,
+        config_name=options.config,
+        quiet=options.json,
+        brief=options.quiet,
+    )
     if options.json:
         print(json.dumps(result, indent=1))
     return DONE
@@ -298,51 +316,6 @@ def _config(options: argparse.Namespace) -> None:
         first = (RECIPES / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
         print(f"{name:<10} {first.lstrip('# ')}")
     print("'elmwright config --recipe NAME' prints one; --explain explains every setting")
-
-
-def _checkpoints(options: argparse.Namespace) -> None:
-    from elmwright.jobs.checkpoint import list_checkpoints, verify_checkpoint
-    from elmwright.jobs.config_file import load_config
-    from elmwright.jobs.layout import RunFolder
-
-    place = options.run
-    if is_url(place) or Path(place).is_dir():
-        folder = RunFolder.at(place)
-    else:
-        folder = RunFolder.of(load_config(place))
-    infos = list_checkpoints(folder.checkpoints)
-    if not infos:
-        raise UserError(f"{folder.root} has no checkpoints")
-    if options.verify:
-        for info in infos:
-            verify_checkpoint(info.path)
-    if options.json:
-        rows = [
-            {
-                "step": info.step,
-                "path": info.path,
-                "sha256": info.sha256,
-                "bytes": info.bytes,
-                "perplexity": info.perplexity,
-            }
-            for info in infos
-        ]
-        print(json.dumps(rows, indent=1))
-        return
-    from elmwright.jobs.listing import checkpoint_table
-
-    listed = [
-        (
-            info.step,
-            info.bytes,
-            info.sha256,
-            ", ".join(f"{split} {value:.2f}" for split, value in info.perplexity.items()),
-        )
-        for info in infos
-    ]
-    tell(f"In {nearby(folder.checkpoints)}:")
-    for line in checkpoint_table(listed, terminal_width(sys.stdout), verified=options.verify):
-        print(line)
 
 
 if __name__ == "__main__":

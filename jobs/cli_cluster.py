@@ -1,4 +1,4 @@
-"""The commands for runs that are elsewhere: submit, jobs, status, logs, cancel, resume, doctor."""
+"""The commands for runs that are elsewhere: submit, jobs, cancel, resume, doctor."""
 
 import argparse
 import json
@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from elmwright.jobs.completion import completes, configs, runs
 from elmwright.pipeline.errors import Failed, UserError
 
 STAGES = ("corpus", "train", "export", "publish")
-RUN_HELP = "a run's name, or its folder (run.dir)"
+RUN_HELP = "the name of a submitted run, or its folder (run.dir)"
 TARGET_HELP = (
     "local, slurm, k8s, the address of a Ray dashboard (http://HEAD:8265), or a name from "
     "~/.config/elmwright/targets.toml"
@@ -35,29 +36,22 @@ def add_cluster_commands(
     _with_follow(sub)
     with_json(sub)
 
-    sub = add("jobs", _jobs, "list the runs in the run book and what has become of them")
+    sub = add("jobs", _jobs, "list the runs that were submitted, and their states")
     with_json(sub)
 
-    sub = add("status", _status, "how far a submitted run is")
-    sub.add_argument("run", metavar="RUN", help=RUN_HELP)
-    with_json(sub)
-
-    sub = add("logs", _logs, "what a submitted run has said")
-    sub.add_argument("run", metavar="RUN", help=RUN_HELP)
-    sub.add_argument("-f", "--follow", action="store_true", help="go on as it goes on")
-
-    sub = add("cancel", _cancel, "let a submitted run checkpoint and stop")
-    sub.add_argument("run", metavar="RUN", help=RUN_HELP)
+    sub = add("cancel", _cancel, "ask a submitted run to checkpoint and stop")
+    completes(sub.add_argument("run", metavar="RUN", help=RUN_HELP), runs)
     sub.add_argument("--no-wait", action="store_true", help="do not wait until it has stopped")
 
-    sub = add("resume", _resume, "submit a run again; it goes on from its newest checkpoint")
-    sub.add_argument("run", metavar="RUN", help=RUN_HELP)
+    sub = add("resume", _resume, "submit a run again, to resume from its newest checkpoint")
+    completes(sub.add_argument("run", metavar="RUN", help=RUN_HELP), runs)
     sub.add_argument("--to", metavar="TARGET", help="another target than before")
     _with_follow(sub)
 
     sub = add("doctor", _doctor, "check a target: version, token, resources, storage, environment")
     sub.add_argument("target", metavar="TARGET", help=TARGET_HELP)
-    sub.add_argument("--config", metavar="CONFIG", help="check also what this config needs")
+    given = sub.add_argument("--config", metavar="CONFIG", help="check what this config needs, too")
+    completes(given, configs)
     with_overrides(sub)
     with_json(sub)
 
@@ -166,60 +160,36 @@ def _jobs(options: argparse.Namespace) -> None:
     if not rows:
         print("the run book is empty; 'elmwright submit CONFIG --to TARGET' sends a run")
     for row in rows:
-        why = f"  ({row['why']})" if row["why"] and row["state"] != "running" else ""
-        print(f"{row['run']:<24} {row['state']:<12} {row['target']:<28} {row['submitted']}  "
-              f"{row['dir']}{why}")  # fmt: skip
+        print(f"{row['run']:<24} {row['state']:<12} {row['target']:<22} {row['submitted']}")
+        if row["why"] and row["state"] != "running":
+            print(f"    {row['why']}")
 
 
-def _status(options: argparse.Namespace) -> None:
-    from elmwright.jobs.runbook import find_run
-    from elmwright.jobs.status import as_data, as_lines, read_progress, state_by_files
-    from elmwright.jobs.submit import state_of
+def _submitted(text: str) -> Any:
+    """The newest attempt that was submitted at a run; one that was started by hand has none."""
+    from elmwright.jobs.find_run import find_attempts, lock_text, shown, user_of
 
-    job = find_run(options.run)[-1]
-    progress = read_progress(job.submission)
-    try:
-        state = state_of(job)
-    except (UserError, Failed) as error:
-        if progress is None:
-            raise
-        # The files still tell how far it came, not whether it goes on.
-        state = state_by_files(job.submission, progress, str(error))
-    if options.json:
-        print(json.dumps(as_data(job.submission, state, progress), indent=1))
-        return
-    for line in as_lines(job.submission, state, progress):
-        print(line)
-    if state.word == "interrupted":
-        print(f"'elmwright resume {options.run}' goes on from the newest checkpoint")
-
-
-def _logs(options: argparse.Namespace) -> int:
-    from elmwright.jobs.runbook import find_run
-    from elmwright.jobs.submit import follow, read_log, state_of
-
-    job = find_run(options.run)[-1]
-    if options.follow:
-        state = follow(options.run, job, through=True)
-        print(f"-- {job.submission.run} is {state.word}" + (f": {state.why}" if state.why else ""))
-        return 0
-    said = read_log(job)
-    sys.stdout.write(said)
-    if said:
-        return 0
-    state = state_of(job)
-    about = f"{state.word}: {state.why}" if state.why else state.word
-    yet = "its log is not there (any more)" if state.ended else "it has said nothing yet"
-    print(f"{job.submission.id} is {about}; {yet}", file=sys.stderr)
-    return 1 if state.ended else 0
+    folder, attempts = find_attempts(text)
+    if attempts:
+        return attempts[-1]
+    assert folder is not None  # noqa: S101 - or find_attempts would have raised
+    user = user_of(folder)
+    if user:
+        raise UserError(
+            f"{shown(folder.root)} was not submitted; it is in use by {user}: Ctrl-C there, or "
+            "SIGTERM, lets it checkpoint and stop"
+        )
+    command = lock_text(folder).get("command") or "elmwright run CONFIG"
+    raise UserError(
+        f"{shown(folder.root)} was not submitted, and nothing runs in it; '{command}' continues it"
+    )
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    from elmwright.jobs.runbook import find_run
     from elmwright.jobs.status import read_progress
     from elmwright.jobs.submit import cancel
 
-    job = find_run(options.run)[-1]
+    job = _submitted(options.run)
     run = job.submission.run
     state = cancel(job, wait=not options.no_wait)
     if options.no_wait:
@@ -234,7 +204,7 @@ def _cancel(options: argparse.Namespace) -> int:
         at = f", with a checkpoint at step {progress.checkpoint_step:,}"
     print(f"{run} is {state.word}{at}")
     if state.word == "interrupted":
-        print(f"  go on   elmwright resume {run}")
+        print(f"  resume  elmwright resume {run}")
     return 0
 
 
@@ -242,11 +212,11 @@ def _resume(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from elmwright.jobs.ray_jobs import Unreachable
-    from elmwright.jobs.runbook import find_run, outcome_of
+    from elmwright.jobs.runbook import outcome_of
     from elmwright.jobs.submit import about_resuming, again, already, state_of, submit
     from elmwright.jobs.targets import find_target
 
-    job = find_run(options.run)[-1]
+    job = _submitted(options.run)
     try:
         state = state_of(job)
         if not state.ended:

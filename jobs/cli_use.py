@@ -9,29 +9,39 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from elmwright.jobs.early import (
+    check_file,
+    check_model,
+    check_output,
+    check_query,
+    check_text,
+    run_of,
+    text_or_corpus,
+)
 from elmwright.pipeline.errors import UserError
 
-Add = Callable[
-    [str, Callable[[argparse.Namespace], int | None], str],
-    argparse.ArgumentParser,
-]
+Extend = Callable[[argparse.ArgumentParser], None]
 
 
-def add_commands(add: Add, with_model: Callable[[argparse.ArgumentParser], None]) -> None:
+def add_commands(
+    add: Callable[..., argparse.ArgumentParser], with_model: Extend, with_quiet: Extend
+) -> None:
     """Give the command line its subcommands for using a model."""
 
     def start(
-        name: str, function: Callable[[argparse.Namespace], None], text: str
+        name: str, function: Callable[[argparse.Namespace], None], text: str, *aliases: str
     ) -> argparse.ArgumentParser:
-        sub = add(name, function, text)
+        sub = add(name, function, text, *aliases)
         with_model(sub)
         sub.add_argument(
             "--device", default="cpu", choices=("cpu", "cuda", "auto"), help="where to compute"
         )
         return sub
 
-    sub = start("embed", _embed, "write the layer representations of every word of a text")
-    sub.add_argument("input", metavar="INPUT", help="one tokenised sentence a line, or - for stdin")
+    sub = start("embed", _embed, "write the vectors of every word of a text to a file")
+    sub.add_argument(
+        "input", metavar="INPUT", help="one tokenised sentence per line, or - for stdin"
+    )
     sub.add_argument(
         "-o", "--output", required=True, metavar="OUT", help="file to write: .hdf5, .parquet, .npz"
     )
@@ -43,7 +53,9 @@ def add_commands(add: Add, with_model: Callable[[argparse.ArgumentParser], None]
         "--layers", choices=("all", "top", "mean"), default="all", help="which layers (all)"
     )
     which.add_argument(
-        "--mix", metavar="W0,W1,…", help="one vector a word: the layers times these weights, added"
+        "--mix",
+        metavar="W0,W1,…",
+        help="one vector per word: the layers times these weights, added",
     )
     sub.add_argument("--gamma", type=float, default=1.0, help="with --mix: scales the sum (1)")
     sub.add_argument("--batch-size", type=int, default=32, help="sentences at a time (32)")
@@ -58,28 +70,35 @@ def add_commands(add: Add, with_model: Callable[[argparse.ArgumentParser], None]
     )
     sub.add_argument("--cache", default="", metavar="TABLE", help="a file of fill-cache")
     sub.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    with_quiet(sub)
 
-    sub = add("fill-cache", _fill_cache, "encode a vocabulary beforehand, for many short embeds")
+    sub = add("fill-cache", _fill_cache, "encode a vocabulary once, to speed up many short embeds")
     with_model(sub)
     sub.add_argument("-o", "--output", required=True, metavar="TABLE", help="file to write")
-    sub.add_argument("--words", metavar="FILE", help="one word a line (the model's vocabulary)")
+    sub.add_argument("--words", metavar="FILE", help="one word per line (the model's vocabulary)")
     sub.add_argument("--force", action="store_true", help="replace TABLE if it exists")
 
-    sub = start("score", _score, "log-probability of every sentence (and word), both directions")
-    sub.add_argument("input", metavar="TEXT", help="one tokenised sentence a line, or - for stdin")
+    sub = start("score", _score, "log-probability of every sentence, or word, of a text")
+    sub.add_argument(
+        "input", metavar="TEXT", help="one tokenised sentence per line, or - for stdin"
+    )
     sub.add_argument(
         "-o", "--output", metavar="OUT", help="file to write, .tsv or .jsonl (default: TSV, stdout)"
     )
     sub.add_argument("--words", action="store_true", help="of every word, too")
     sub.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
-    sub = start("neighbours", _neighbours, "where a text uses a word as this sentence does")
+    text = "where a text uses a word as this sentence does"
+    sub = start("neighbours", _neighbours, text, "neighbors")
     sub.add_argument("--word", required=True, help="a word of the sentence")
     sub.add_argument(
         "--in", required=True, dest="sentence", metavar="SENTENCE", help="the tokenised sentence"
     )
     sub.add_argument(
-        "--corpus", required=True, metavar="TEXT", help="one tokenised sentence a line"
+        "--corpus",
+        metavar="TEXT",
+        help="one tokenised sentence per line; or a RUN or corpus folder, whose held-out sentences "
+        "are read (if MODEL is a RUN, its own)",
     )
     sub.add_argument("-k", type=int, default=10, help="how many neighbours (10)")
     sub.add_argument("--layer", default="top", help="top, mean, or the number of a layer (top)")
@@ -90,15 +109,26 @@ def add_commands(add: Add, with_model: Callable[[argparse.ArgumentParser], None]
 
 
 def _embed(options: argparse.Namespace) -> None:
+    from elmwright.jobs.embed_output import output_format
+
+    output = Path(options.output)
+    mix = None if options.mix is None else _numbers(options.mix)
+    output_format(output, options.format)
+    check_output(output, options.force)
+    check_model(options.model, options.require_signature)
+    check_text(options.input)
+    if options.cache:
+        check_file(options.cache, "table of fill-cache")
     from elmwright.jobs.console import Console
     from elmwright.jobs.embed import embed_file
+    from elmwright.pipeline.progress import silent
 
     sentence = embed_file(
         options.model,
         options.input,
-        Path(options.output),
+        output,
         layers=options.layers,
-        mix=None if options.mix is None else _numbers(options.mix),
+        mix=mix,
         gamma=options.gamma,
         kind=options.format,
         batch_size=options.batch_size,
@@ -107,12 +137,17 @@ def _embed(options: argparse.Namespace) -> None:
         workers=options.workers,
         device=options.device,
         table=options.cache,
-        progress=Console(sys.stderr).progress,
+        progress=silent if options.quiet else Console(sys.stderr).progress,
     )
-    print(sentence)
+    if not options.quiet:
+        print(sentence)
 
 
 def _fill_cache(options: argparse.Namespace) -> None:
+    check_output(Path(options.output), options.force)
+    check_model(options.model, options.require_signature)
+    if options.words:
+        check_file(options.words, "word list")
     from elmwright.jobs.fill_cache import write_table
 
     print(write_table(options.model, Path(options.output), options.words, force=options.force))
@@ -126,9 +161,15 @@ def _numbers(text: str) -> list[float]:
 
 
 def _score(options: argparse.Namespace) -> None:
+    output = None if options.output is None else Path(options.output)
+    if output is not None:
+        check_output(output, options.force)
+        if output.suffix not in (".tsv", ".jsonl"):
+            raise UserError(f"{output.name} ends neither in .tsv nor in .jsonl")
+    check_model(options.model, options.require_signature)
+    check_text(options.input)
     from elmwright.jobs.score import score_file
 
-    output = None if options.output is None else Path(options.output)
     sentence = score_file(
         options.model,
         options.input,
@@ -141,18 +182,19 @@ def _score(options: argparse.Namespace) -> None:
 
 
 def _neighbours(options: argparse.Namespace) -> None:
-    from elmwright.jobs.neighbours import as_table, find_neighbours, write_page
-
     page = None if options.html is None else Path(options.html)
     if page is not None:
-        from elmwright.jobs.embed import check_output
-
         check_output(page, options.force)
+    check_query(options.word, options.sentence, options.k)
+    check_model(options.model, options.require_signature)
+    corpus = text_or_corpus(options.corpus or run_of(options.model))
+    from elmwright.jobs.neighbours import as_table, find_neighbours, write_page
+
     found = find_neighbours(
         options.model,
         options.word,
         options.sentence,
-        options.corpus,
+        corpus,
         count=options.k,
         layer=options.layer,
         any_word=options.any_word,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elmwright.jobs.config import CONFIG_VERSION, RunConfig
+from elmwright.jobs.wording import did_you_mean
 from elmwright.pipeline.config import Source
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url
@@ -37,8 +38,11 @@ def find_config(name: str) -> Path:
     recipe = RECIPES / f"{name}.toml"
     if re.fullmatch(r"[\w-]+", name) and recipe.is_file():
         return recipe
-    recipes = ", ".join(sorted(p.stem for p in RECIPES.glob("*.toml")))
-    raise UserError(f"there is no config file {name!r} and no recipe of that name ({recipes})")
+    recipes = sorted(p.stem for p in RECIPES.glob("*.toml"))
+    near = did_you_mean(name, [*recipes, *map(str, sorted(path.parent.glob("*.toml")))])
+    raise UserError(
+        f"there is no config file {name!r} and no recipe of that name ({', '.join(recipes)}){near}"
+    )
 
 
 def load_config(name: str, overrides: list[str] | None = None) -> RunConfig:

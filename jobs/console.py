@@ -53,7 +53,7 @@ class Console:
         return terminal_width(self.stream)
 
     def say(self, text: str = "") -> None:
-        """Tell the user something; it goes to the log as well."""
+        """Tell the user something, unless only warnings are wanted; it is logged as well."""
         if text:
             log.info(text)
         if not self.quiet:

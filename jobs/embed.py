@@ -27,12 +27,14 @@ from typing import Any
 
 import numpy as np
 
+from elmwright.jobs.early import check_output
 from elmwright.jobs.embed_output import Vectors, output_format, vectors_file
 from elmwright.jobs.models import resolve
 from elmwright.jobs.sentences import Piece, batches, is_stream, pieces, read_sentences, text_file
+from elmwright.jobs.unknown_words import warn_of_unknown
 from elmwright.jobs.work_folder import alone_in
 from elmwright.pipeline.errors import Failed, UserError
-from elmwright.pipeline.progress import Advance, Progress, silent
+from elmwright.pipeline.progress import Advance, Progress, plural, silent
 from elmwright.pipeline.storage import atomic_file, explained, sync_to_disk, write_atomic
 
 PART_BYTES = 1 << 18
@@ -149,6 +151,7 @@ def embed_file(
     embedder = Embedder(folder, recipe)
     once = is_stream(source)  # cannot be read again, so its parts would be of no use
     with _work_folder(output, keep=not once) as work, text_file(source, work) as text:
+        warn_of_unknown(Path(folder), text)
         whole = None if carry_state else PART_BYTES
         parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, whole))}
         _keep_or_clear(work, None if once else _key(embedder, text))
@@ -170,17 +173,7 @@ def embed_file(
             sync_to_disk(work / "joined")
             os.replace(work / "joined", output)
         shutil.rmtree(work)
-    return f"wrote {output}: {lines:,} sentences, {words:,} words"
-
-
-def check_output(output: Path, force: bool) -> None:
-    """Refuse an output that is there already, or cannot be."""
-    if output.is_dir():
-        raise UserError(f"{output} is a folder; name a file to write")
-    if output.exists() and not force:
-        raise UserError(f"{output} exists already; choose another name or add --force")
-    if not output.absolute().parent.is_dir():
-        raise UserError(f"there is no folder {output.absolute().parent} to write {output.name} in")
+    return f"wrote {output}: {plural(lines, 'sentence')}, {plural(words, 'word')}"
 
 
 @contextmanager

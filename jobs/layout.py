@@ -57,7 +57,11 @@ class RunFolder:
         """The run whose folder this is, as its own config.json tells."""
         root = _absolute(str(place))
         saved = read_json(join(root, "config.json")) or {}
-        scratch = saved.get("run", {}).get("scratch") or join(root, "scratch")
+        run = saved.get("run", {})
+        scratch = run.get("scratch") or join(root, "scratch")
+        inside = join(run.get("dir") or root, "")
+        if scratch.startswith(inside):  # wherever the folder is now, and whoever asks
+            scratch = join(root, scratch.removeprefix(inside))
         return cls(root, Path(_absolute(scratch)), saved.get("corpus", {}).get("dir", ""))
 
     @property

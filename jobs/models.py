@@ -1,8 +1,9 @@
 """From what a user calls a model to a verified folder of it.
 
 A MODEL is
+  - a RUN (find_run.py): its bundle if that is whole, else its newest valid checkpoint;
   - a bundle folder, a checkpoint folder, or a folder with `options.json` and one `*.hdf5` in bilm
-    format; bundles and checkpoints may lie in an object store (s3://…), too;
+    format; bundles and checkpoints may be in an object store (s3://…), too;
   - a version in an MLflow registry: `models:/name@alias` or `models:/name/3`;
   - a version on a shelf (see shelf.py): `folder/name@alias`, `s3://bucket/models/name/3`.
 
@@ -13,14 +14,21 @@ in ELMWRIGHT_CACHE (by default ~/.cache/elmwright), under the digest of its list
 
 import json
 import os
+import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elmwright.jobs import runbook
+from elmwright.jobs.config_file import RECIPES
+from elmwright.jobs.find_run import find_here, find_run, is_name, is_run, run_names, shown
+from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.wording import did_you_mean
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import exists, is_url, join, read_bytes, reading
+from elmwright.pipeline.files import exists, is_url, join, read_bytes, read_json, reading
 from elmwright.pipeline.storage import sha256_bytes
 
 if TYPE_CHECKING:
@@ -60,6 +68,8 @@ def _find(model: str, tracking_uri: str) -> Path:
 
     if model.startswith("models:/"):
         return _from_registry(model, tracking_uri)
+    if not is_url(model) and is_run(model):
+        return model_of_run(RunFolder.at(model))
     if not is_url(model) and Path(model).is_dir():
         folder = Path(model)
         if (folder / "MLmodel").is_file() and (folder / "data").is_dir():
@@ -70,11 +80,63 @@ def _find(model: str, tracking_uri: str) -> Path:
     if on_shelf is not None:
         return on_shelf
     if is_url(model):
-        return local_folder(model)
+        run = RunFolder.at(model) if is_run_url(model) else None
+        return model_of_run(run) if run else local_folder(model)
+    return model_of_run(find_run_of(model))
+
+
+def find_run_of(model: str) -> RunFolder:
+    """The run that is meant by a MODEL which is no folder and no name in a registry."""
+    config = Path(model).is_file() and model.endswith(".toml")
+    if config or (is_name(model) and not Path(model).is_file()):
+        run = find_here(model) or (find_run(model) if runbook.attempts_of(model) else None)
+        if run is not None:
+            return run
+    recipe = is_name(model) and (RECIPES / f"{model}.toml").is_file()
     raise UserError(
-        f"there is no model folder {model!r}; give a bundle, a checkpoint, a folder with "
-        "options.json and one .hdf5, or models:/NAME@ALIAS"
+        f"there is no model folder {model!r} and no run of that name"
+        + (
+            f"; 'elmwright run {model}' makes one"
+            if recipe
+            else "; give a run, a bundle, a checkpoint, a folder with options.json and one .hdf5, "
+            f"or models:/NAME@ALIAS{did_you_mean(model, run_names())}"
+        )
     )
+
+
+def is_run_url(url: str) -> bool:
+    """Whether a folder of an object store is that of a run."""
+    from elmwright.jobs.bundle import SUMS
+    from elmwright.jobs.checkpoint import MANIFEST
+
+    if any(exists(join(url, name)) for name in (SUMS, MANIFEST)):
+        return False
+    return "run" in (read_json(join(url, "config.json")) or {})
+
+
+def model_of_run(run: RunFolder) -> Path:
+    """The bundle of a run if it is whole, else its newest valid checkpoint, verified."""
+    from elmwright.jobs.bundle import SUMS, is_whole
+    from elmwright.jobs.checkpoint import newest_valid
+
+    bundle = join(run.root, "bundle")
+    if exists(join(bundle, SUMS)) if run.remote else is_whole(Path(bundle)):
+        folder = local_folder(bundle)
+        if not run.remote:
+            verify_folder(folder)
+        return folder
+
+    def warn(text: str) -> None:
+        print(f"warning: {text}", file=sys.stderr)
+
+    newest = newest_valid(run.checkpoints, warn)
+    if newest is None:
+        raise UserError(
+            f"the run {shown(run.root)} has no bundle and no checkpoint yet; train it first"
+        )
+    print(f"note: {shown(run.root)} has no bundle yet; this is its checkpoint of step "
+          f"{newest.step:,}", file=sys.stderr)  # fmt: skip
+    return local_folder(newest.path)
 
 
 def verify_folder(folder: Path) -> None:
@@ -95,16 +157,12 @@ def verify_folder(folder: Path) -> None:
 
 
 def _from_registry(uri: str, tracking_uri: str) -> Path:
-    tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-    if not tracking_uri:
-        raise UserError(
-            f"{uri} is looked up in MLflow; set MLFLOW_TRACKING_URI, for example "
-            "sqlite:///runs/demo/mlflow/mlflow.db"
-        )
+    from elmwright.jobs.find_registry import registry_of
     from elmwright.jobs.registry import find_version, open_registry
 
-    registry = open_registry(tracking_uri)
-    return registry.fetch(*find_version(registry, uri.removeprefix("models:/"), uri))
+    reference = uri.removeprefix("models:/")
+    registry = open_registry(registry_of(re.split("[@/]", reference)[0], tracking_uri))
+    return registry.fetch(*find_version(registry, reference, uri))
 
 
 def local_folder(path: str) -> Path:

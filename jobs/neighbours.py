@@ -4,13 +4,17 @@ The paper's demonstration that ELMo tells the senses of a word apart: the occurr
 its sentence is compared, by the cosine of its vectors in one layer, with every occurrence of the
 same word in a text (with `any_word`, of every word). The text is read as a stream and only the k
 nearest are kept, so its size does not matter; sentences without the word are not even embedded.
+In place of a text there may be a corpus folder: then its held-out sentences are read, which
+training has not seen and which are tokenised as the model expects.
 
 The sentence itself is left out where the text has it, and of equal sentences the first is shown.
 """
 
 import heapq
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,14 +22,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elmwright.jobs.early import check_query
+from elmwright.jobs.models import resolve
 from elmwright.jobs.pretrained import Elmo
 from elmwright.jobs.sentences import batches, pieces, read_sentences, text_file
+from elmwright.jobs.unknown_words import warn_of_unknown
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import exists, join
+from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.page import note, number, page, shown, table
+from elmwright.pipeline.progress import plural
+from elmwright.pipeline.shards import ShardReader
 from elmwright.pipeline.storage import write_atomic
 
 CONTEXT = 12
 """Words shown on either side."""
+HELDOUT_SENTENCES = 20_000
+"""Sentences read of a corpus's held-out sets: enough to find a word in, and soon embedded."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +101,16 @@ def find_neighbours(
 ) -> Found:
     """The `count` occurrences in the text at `source` that are nearest to `word` in `sentence`."""
     words = sentence.split()
-    if word not in words:
-        raise UserError(
-            f"{word!r} is not a word of the sentence (its words: {' '.join(words)[:200]!r}); words "
-            "are separated by spaces, and capitals count"
-        )
-    if count < 1:
-        raise UserError("-k must be at least 1")
-    elmo = Elmo.from_pretrained(model, device=device)
+    check_query(word, sentence, count)
+    place = resolve(model)
+    elmo = Elmo.from_pretrained(place, device=device)
     elmo.eval()
     position = words.index(word)
     own = _unit(_layer(elmo.embed([words])[0], layer)[position])
     nearest: list[tuple[float, int, int, tuple[str, ...]]] = []  # a heap, the worst on top
     compared = 0
-    with TemporaryDirectory() as folder, text_file(source, Path(folder)) as text:
+    with TemporaryDirectory() as folder, _text(source, Path(folder)) as text:
+        warn_of_unknown(place, text)
         for line, given, vectors in _embedded(elmo, text, None if any_word else word):
             if given == words:
                 continue
@@ -120,6 +129,36 @@ def find_neighbours(
         layer,
         source,
     )
+
+
+@contextmanager
+def _text(source: str, folder: Path) -> Iterator[Path]:
+    """The text at `source` as a file. Of a corpus folder it is the held-out sentences, as many as
+    `HELDOUT_SENTENCES`, written into `folder`."""
+    if not exists(join(source, "MANIFEST.json")):
+        with text_file(source, folder) as text:
+            yield text
+        return
+    copy = folder / "heldout.txt"
+    with copy.open("w", encoding="utf-8") as out:
+        for words in islice(heldout_sentences(source), HELDOUT_SENTENCES):
+            print(*words, file=out)
+    yield copy
+
+
+def heldout_sentences(corpus: str) -> Iterator[list[str]]:
+    """The sentences of a corpus's held-out sets, in order."""
+    manifest = Manifest.load(corpus)
+    splits = [split for name, split in manifest.splits.items() if name != "train"]
+    if not splits:
+        raise UserError(f"{corpus} has no held-out set; give a file of one sentence per line")
+    for shard in (shard for split in splits for shard in split.shards):
+        reader = ShardReader(join(corpus, shard.tar))
+        for block in map(reader.read, range(len(reader))):
+            words = [block.types[token] for token in block.tokens.tolist()]
+            ends = np.cumsum(block.lengths).tolist()
+            for start, end in pairwise([0, *ends]):
+                yield words[start:end]
 
 
 def _offer(
@@ -182,7 +221,7 @@ def as_table(found: Found, bold: bool = False) -> str:
     rows = [f"{o.similarity:10.4f} {o.line + 1:>8}  {sentence(o)}" for o in found.neighbours]
     return "\n".join(
         [
-            f"nearest of {found.compared:,} occurrences, layer {found.layer}, to",
+            f"nearest of {plural(found.compared, 'occurrence')}, layer {found.layer}, to",
             f"{'':21}{sentence(found.query)}",
             f"{'cosine':>10} {'line':>8}",
             *rows,

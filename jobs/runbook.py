@@ -96,7 +96,7 @@ def find_run(text: str) -> list[Job]:
     if is_url(text) or exists(folder):
         raise UserError(
             f"nothing was submitted for {folder}: there is no {folder}/submissions; "
-            "'elmwright submit' sends a run, 'elmwright checkpoints' shows what a local one has"
+            "'elmwright submit' sends a run, 'elmwright status' tells of one that was started here"
         )
     names = ", ".join(job.submission.run for job in all_runs()[:8])
     raise UserError(

@@ -30,16 +30,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elmwright.jobs.embed import check_output
+from elmwright.jobs.early import check_output
 from elmwright.jobs.models import resolve
 from elmwright.jobs.pretrained import choose_device
 from elmwright.jobs.sentences import batches, pieces, read_sentences, text_file
+from elmwright.jobs.unknown_words import warn_of_unknown
 from elmwright.model.bilm import States
 from elmwright.model.elmo import WINDOW, TypeCache
 from elmwright.model.folder import load_folder
 from elmwright.model.softmax import nll
 from elmwright.pipeline.block import BOS, BOS_ID, EOS, EOS_ID, UNK_ID
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.progress import plural
 from elmwright.pipeline.storage import atomic_file
 
 Logs = npt.NDArray[np.float64]
@@ -70,7 +72,8 @@ class Scorer:
 
     def __init__(self, model: str, device: str = "cpu") -> None:
         self.device = choose_device(device)
-        loaded = load_folder(resolve(model), self.device, with_softmax=True)
+        self.folder = resolve(model)
+        loaded = load_folder(self.folder, self.device, with_softmax=True)
         if loaded.softmax is None or loaded.vocab is None:
             raise UserError(
                 f"{model} has no softmax or no vocabulary, so it cannot score text; use a bundle "
@@ -169,6 +172,7 @@ def score_file(
     total = np.zeros(2)
     with TemporaryDirectory() as folder, text_file(source, Path(folder)) as text:
         (whole,) = pieces(text, None)
+        warn_of_unknown(scorer.folder, text)
         with _opened(output) as out:
             if not as_json:
                 print(*(WORD_COLUMNS if words else COLUMNS), sep="\t", file=out)
@@ -180,7 +184,7 @@ def score_file(
                     total += score.forward.sum(), score.backward.sum()
     perplexity = np.exp(-total.mean() / predictions)
     return (
-        f"{lines:,} sentences, {predictions:,} predictions in each direction, "
+        f"{plural(lines, 'sentence')}, {plural(predictions, 'prediction')} in each direction, "
         f"perplexity {perplexity:.2f} with fresh states for every sentence"
     )
 

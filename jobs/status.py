@@ -1,7 +1,8 @@
 """What a run has come to, read from the files below `run.dir`, on a disk or in an object store.
 
-This is the only place of the cluster commands that looks into a run's folder. It never needs Ray,
-the cluster or a lock; a run that is going on is read as far as it has come.
+The run may have been submitted or started here by hand. This is the only place of the commands
+around runs that looks into a run's folder. It never needs Ray, the cluster or a lock; a run that is
+running is read as far as it has come.
 """
 
 import json
@@ -9,14 +10,19 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from elmwright.jobs.find_registry import short
+from elmwright.jobs.find_run import lock_text, shown, user_of
 from elmwright.jobs.journal import Record, read_journal
+from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.runbook import outcome_of
 from elmwright.jobs.submission import State, Submission, state_of_exit
+from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import exists, is_url, join, list_folder, read_bytes
+from elmwright.pipeline.files import exists, is_url, join, list_folder, read_bytes, read_json
 
 STAGES = ("corpus", "train", "export", "publish")
 
@@ -43,6 +49,34 @@ class Progress:
     """Where it lies."""
     tracking: str = ""
     """Where the curves are."""
+
+
+def submission_here(folder: RunFolder, until: str = STAGES[-1]) -> Submission:
+    """A run that was started here by hand, as if it had been submitted: one without an id."""
+    config = read_json(folder.config) or {}
+    name = config.get("run", {}).get("name") or Path(folder.root).name
+    return Submission("", name, folder.root, until, Target("local"), config, "", "")
+
+
+def state_here(folder: RunFolder, progress: Progress | None) -> State:
+    """What has become of a run that was started here: the lock, and what the run left, tell."""
+    user = user_of(folder)
+    if user:
+        return State("running", user)
+    if progress is not None and progress.stage == "done":
+        return State("finished")
+    return State("interrupted")
+
+
+def asked_until(folder: RunFolder) -> str:
+    """The last stage that the newest command at a run here was asked for."""
+    words = str(lock_text(folder).get("command", "")).split()
+    for word, after in pairwise([*words, ""]):
+        if word == "--until" and after in STAGES:
+            return after
+        if word.startswith("--until=") and word.removeprefix("--until=") in STAGES:
+            return word.removeprefix("--until=")
+    return words[1] if len(words) > 1 and words[1] in STAGES else STAGES[-1]
 
 
 def read_progress(submission: Submission) -> Progress | None:
@@ -76,13 +110,14 @@ def read_progress(submission: Submission) -> Progress | None:
     return Progress(
         stage=stage,
         step=max([record["step"] for record in records] + [newest[0], 0]),
-        max_steps=config["train"]["max_steps"],
+        max_steps=config.get("train", {}).get("max_steps", 0),
         perplexity=scores or None,
         tokens_per_s=speeds[-1] if speeds else 0.0,
         restarts=max(0, attempts - 1),
         checkpoint_step=newest[0],
         checkpoint=newest[1],
-        tracking=config["tracking"]["uri"] or f"sqlite:///{join(root, 'mlflow', 'mlflow.db')}",
+        tracking=config.get("tracking", {}).get("uri")
+        or f"sqlite:///{join(root, 'mlflow', 'mlflow.db')}",
     )
 
 
@@ -105,13 +140,13 @@ def state_by_files(submission: Submission, progress: Progress, why: str) -> Stat
 def _stage(submission: Submission, result: dict[str, Any]) -> str:
     """The first stage asked for that is not done."""
     root, config = submission.dir, submission.config
-    corpus = config["corpus"]["dir"] or join(root, "corpus")
+    corpus = config.get("corpus", {}).get("dir") or join(root, "corpus")
     if not is_url(corpus):  # relative to where the run was submitted, not to where one asks
         corpus = os.path.join(submission.cwd, os.path.expanduser(corpus))
     done: dict[str, Callable[[], bool]] = {
         "corpus": lambda: exists(join(corpus, "MANIFEST.json")),
         "train": lambda: (
-            int(result.get("step", -1)) >= int(config["train"]["max_steps"])
+            int(result.get("step", -1)) >= int(config.get("train", {}).get("max_steps", 0))
             or bool(result.get("stopped_early"))
         ),
         "export": lambda: exists(join(root, "bundle", "SHA256SUMS")),
@@ -169,16 +204,18 @@ def as_data(submission: Submission, state: State, progress: Progress | None) -> 
 
 def as_lines(submission: Submission, state: State, progress: Progress | None) -> list[str]:
     """All of it for a reader."""
+    here = not submission.id
     rows = [
-        ("run", f"{submission.run}  ({submission.id})"),
-        ("state", state.word + (f": {state.why}" if state.why else "")),
-        ("target", str(submission.target)),
-        ("folder", submission.dir),
-        (
-            "code",
-            submission.version + (f", git {_short(submission.git)}" if submission.git else ""),
-        ),
+        ("run", submission.run if here else f"{submission.run}  ({submission.id})"),
+        ("state", state.word if here or not state.why else f"{state.word}: {state.why}"),
+        ("folder", shown(submission.dir)),
     ]
+    if here and state.why:
+        rows[2:2] = [("used by", state.why)]
+    if not here:
+        git = f", git {_short(submission.git)}" if submission.git else ""
+        rows[2:2] = [("target", str(submission.target))]
+        rows.append(("code", submission.version + git))
     if progress is None:
         rows.append(("stage", "its folder cannot be seen from this machine; see its log"))
         return [f"{name:<12} {text}" for name, text in rows]
@@ -191,9 +228,9 @@ def as_lines(submission: Submission, state: State, progress: Progress | None) ->
     if progress.tokens_per_s:
         rows.append(("speed", f"{progress.tokens_per_s:,.0f} tokens/s"))
     rows.append(("restarts", str(progress.restarts)))
-    newest = f"step {progress.checkpoint_step:,}  {progress.checkpoint}"
+    newest = f"step {progress.checkpoint_step:,}  {shown(progress.checkpoint)}"
     rows.append(("checkpoint", newest if progress.checkpoint_step >= 0 else "none yet"))
-    rows.append(("curves", progress.tracking))
+    rows.append(("curves", short(progress.tracking)))
     return [f"{name:<12} {text}" for name, text in rows]
 
 

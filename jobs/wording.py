@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -190,3 +190,11 @@ def duration(seconds: float) -> str:
     if not minutes:
         return f"{rest} s"
     return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+
+
+def did_you_mean(text: str, names: Iterable[str]) -> str:
+    """The end of an error: "; did you mean 'x'?", or nothing if no name is near."""
+    import difflib
+
+    close = difflib.get_close_matches(text, list(names), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -33,12 +33,20 @@ STAGES = ("corpus", "train", "export", "publish")
 
 
 def run(
-    config: RunConfig, *, until: str = "publish", config_name: str = "", quiet: bool = False
+    config: RunConfig,
+    *,
+    until: str = "publish",
+    config_name: str = "",
+    quiet: bool = False,
+    brief: bool = False,
 ) -> dict[str, Any]:
-    """Do every stage up to `until` that is not done yet; what there is at the end."""
+    """Do every stage up to `until` that is not done yet; what there is at the end.
+
+    `quiet` keeps standard output free, `brief` says nothing but warnings.
+    """
     folder = open_run_folder(config)
     wanted = STAGES[: STAGES.index(until) + 1]
-    with locked(folder), console_for_run(folder.log, to_stderr=quiet) as console:
+    with locked(folder), console_for_run(folder.log, to_stderr=quiet, quiet=brief) as console:
         started = time.monotonic()
         pending = _pending(wanted, config, folder, console)
         if "train" in wanted and "corpus" not in pending:

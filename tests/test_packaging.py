@@ -128,9 +128,26 @@ def test_every_pin_is_exact_and_covers_every_dependency() -> None:
         assert name in pins, f"{name} is not pinned"
 
 
-def test_the_version_is_said_once_more_and_agrees() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert elmwright.__version__ == project["version"]
+def test_the_version_is_said_once(built: Path) -> None:
+    """In jobs/api/__init__.py; the build reads it there, and no code or test says it again. What
+    infra/ says is compared in tests/infra/test_agreement.py."""
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name.split("-")[1] == elmwright.__version__
+    for place in ("pyproject.toml", "Makefile", "jobs", "model", "pipeline", "tests"):
+        path = ROOT / place
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.suffix in (".py", ".toml", ".sbatch") or file.name == "Makefile":
+                text = file.read_text(encoding="utf-8")
+                said = re.findall(rf"(?<![\d.]){re.escape(elmwright.__version__)}(?![\d.])", text)
+                assert len(said) == (file == ROOT / "jobs" / "api" / "__init__.py"), file
+
+
+def test_every_extra_is_installed_for_development() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for extra, needs in extras.items():
+        assert set(needs) <= set(extras["dev"]), extra
 
 
 def test_imports_run_one_way() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from elmwright import __version__
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.ray_jobs import RayCluster, parcel, runtime_env
 from elmwright.jobs.submission import Job
@@ -78,7 +79,7 @@ def test_a_run_is_sent_followed_and_found_again(user: User, first: str) -> None:
     status = json.loads(user.run("status", user.home / "run", "--json"))
     assert status["state"] == "finished"
     assert status["progress"]["stage"] == "done"
-    assert status["version"].startswith("0.1.0+")
+    assert status["version"].startswith(f"{__version__}+")
     assert "finished" in user.run("jobs")
     assert (user.home / "run" / "corpus" / "MANIFEST.json").is_file()
 

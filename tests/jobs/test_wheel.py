@@ -5,6 +5,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+from elmwright import __version__
 from elmwright.jobs.wheel import (
     content_version,
     package_files,
@@ -24,7 +25,7 @@ def test_a_changed_line_changes_the_version_and_nothing_else_does() -> None:
     files = package_files()
     version = content_version(files)
     assert version == content_version(dict(reversed(files.items())))
-    assert version.startswith("0.1.0+")
+    assert version.startswith(f"{__version__}+")
     changed = files | {"elmwright/jobs/cli.py": files["elmwright/jobs/cli.py"] + b"\n# edited\n"}
     assert content_version(changed) != version
     moved = dict(files)

@@ -307,7 +307,7 @@ def demo_manifest() -> Manifest:
         languages=("en",),
     )
     return Manifest(
-        created_by="elmwright 0.1.0",
+        created_by="elmwright 0",
         key="k",
         block_steps=2560,
         splits={
