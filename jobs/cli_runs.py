@@ -209,6 +209,7 @@ def _checkpoints(options: argparse.Namespace) -> None:
             info.bytes,
             info.sha256,
             ", ".join(f"{split} {value:.2f}" for split, value in info.perplexity.items()),
+            info.path,
         )
         for info in infos
     ]

@@ -70,7 +70,7 @@ def ray_cluster(
     except SystemExit:
         # Ray's own SIGTERM handler, between its coming into force and our taking it back.
         ray.shutdown()
-        raise Interrupted("while Ray was starting; the same command goes on") from None
+        raise Interrupted("while Ray was starting; the same command resumes") from None
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         if is_remote(config):
             raise UserError(_why_not(config.cluster.address, error)) from error

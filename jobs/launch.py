@@ -119,7 +119,7 @@ def launch(
             if isinstance(error, RoomLost) or (isinstance(error, NoRoom) and ever_ran):
                 raise Interrupted(
                     f"the cluster has lost machines ({error}); training is at {_where(folder)}, "
-                    "and the same command goes on when there is room again"
+                    "and the same command resumes when there is room again"
                 )
             _raise_ending(error, folder, attempt)
             log.error("attempt %d failed", attempt, exc_info=error)
@@ -132,7 +132,7 @@ def launch(
                 raise Failed(
                     f"training stopped unexpectedly {restarts + 1} times without getting further, "
                     f"the last time because of {_reason(error)}; details are in {folder.log}, "
-                    "checkpoints are safe, and the same command goes on from the newest"
+                    "checkpoints are safe, and the same command resumes from the newest"
                 )
             pause = BACK_OFF[min(restarts, len(BACK_OFF) - 1)]
             restarts += 1
@@ -146,7 +146,7 @@ def launch(
             if stopped():
                 break
     if read_json(folder.result) is None:
-        raise Interrupted(f"training is at {_where(folder)}; the same command goes on from there")
+        raise Interrupted(f"training is at {_where(folder)}; the same command resumes from there")
 
 
 def _attempt(

@@ -99,12 +99,20 @@ def corpus_lines(manifest: Manifest, width: int | None) -> list[str]:
 
 
 def checkpoint_table(
-    rows: Iterable[tuple[int, int, str, str]], width: int | None, *, verified: bool
+    rows: Iterable[tuple[int, int, str, str, str]], width: int | None, *, verified: bool
 ) -> list[str]:
-    """Step, bytes, sha256 and perplexity of each checkpoint."""
-    header = ("step", "size", "sha256", "held-out perplexity", *["checked"] * verified)
+    """Step, bytes, sha256, perplexity and path of each checkpoint; paths only by their last part:
+    the folder is the same for all."""
+    header = ("step", "size", "sha256", "held-out perplexity", "folder", *["checked"] * verified)
     cells = [
-        (f"{step:,}", size(count), sha[:12], scores or "-", *["verified"] * verified)
-        for step, count, sha, scores in rows
+        (
+            f"{step:,}",
+            size(count),
+            sha[:12],
+            scores or "-",
+            path.rpartition("/")[2],
+            *["verified"] * verified,
+        )
+        for step, count, sha, scores, path in rows
     ]
-    return table(header, cells, width, text=(2, 3, 4))
+    return table(header, cells, width, text=(2, 3, 4, 5))

@@ -41,7 +41,7 @@ def noting(log_file: Path) -> Iterator[None]:
     except (UserError, Interrupted, Failed):
         raise
     except Exception as error:
-        log.exception("unexpected error")
+        log.exception("the command failed")
         vars(error)[_NOTED] = log_file
         raise
 

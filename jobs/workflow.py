@@ -2,8 +2,8 @@
 
 Whether a stage is done is read from what it left on disk, never from a state file of its own: the
 corpus manifest, `train/result.json`, the bundle's digests and provenance, `published.json`. So a
-run that was killed anywhere goes on by the same command, and a finished one is recognised without
-importing Ray, torch or MLflow.
+run that was killed anywhere is resumed by the same command, and a finished one is recognised
+without importing Ray, torch or MLflow.
 """
 
 import signal
@@ -90,7 +90,7 @@ def _pending(
             info = final_checkpoint(folder, read_json(folder.result) or {})
             verify_checkpoint(info.path if info else folder.checkpoints)
         except UserError as error:
-            console.warn(f"checkpoint skipped: {error}; training goes on from the one before")
+            console.warn(f"checkpoint skipped: {error}; training resumes from the one before")
             first -= 1
     if wanted[first] == "publish":
         # Likewise the one stage that reads the whole bundle.
@@ -328,4 +328,4 @@ def take_signals(event: threading.Event) -> None:
 def _stop_here(stop: threading.Event) -> None:
     """Between stages there is nothing to save: what is done is on disk."""
     if stop.is_set():
-        raise Interrupted("between two stages; the same command goes on from there")
+        raise Interrupted("between two stages; the same command resumes from there")

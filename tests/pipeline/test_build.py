@@ -11,9 +11,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -24,8 +27,10 @@ from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Pieces, ShardsConf
 from elmwright.pipeline.current import corpus_key, is_current
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.progress import Advance
+from elmwright.pipeline.repeats import count_pieces
 from elmwright.pipeline.storage import atomic_file
-from elmwright.pipeline.tasks import Runner, task
+from elmwright.pipeline.tasks import Runner, Task, task
 from elmwright.pipeline.vocab import load_counts, load_vocab
 from tests.pipeline.corpora import SHARDS, VOCAB, digests, make, sentences, some_text
 
@@ -360,3 +365,56 @@ def test_the_harvest_is_frozen_once(tmp_path, monkeypatch):
     monkeypatch.setattr(harvest, "list_modules", lambda: modules[:1])
     again = make(tmp_path, config, seed=8)
     assert again.inputs == first.inputs
+
+
+def test_people_see_one_line_per_stage_in_their_own_words(tmp_path, corpus):
+    """Every bar opens once, never moves back, is full in the end, and says what came out."""
+    shown: dict[str, list[tuple[int, str]]] = {}
+
+    @contextmanager
+    def progress(name: str, total: int, unit: str) -> Iterator[Advance]:
+        assert name not in shown
+        moves = shown[name] = []
+        yield lambda n, detail="": moves.append((n, detail))
+        assert unit == ""
+        assert sum(n for n, _ in moves) == total
+        assert all(n >= 0 for n, _ in moves)
+
+    manifest = make(tmp_path, replace(corpus, dedup="near", dedup_lines="line"), progress=progress)
+    assert list(shown) == [
+        "reading", "cleaning", "finding copies", "shuffling", "counting words", "writing shards",
+        "writing report",
+    ]  # fmt: skip
+    results = [moves[-1][1] for moves in shown.values()]
+    assert results[0] == "3 files"
+    assert results[1] == f"{manifest.funnel[0].documents:,} documents"
+    assert results[4] == f"vocabulary of {manifest.vocab.size:,}"
+    assert results[5] == f"{sum(len(s.shards) for s in manifest.splits.values())} shards"
+
+
+def test_a_stage_of_copies_is_filled_piece_by_piece(tmp_path, corpus, monkeypatch):
+    """What the display takes for the number of pieces is what there is."""
+    counted: list[int] = []
+    run = Runner.run
+
+    def counting(self: Runner, name: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+        counted.append(len(tasks))
+        return run(self, name, tasks)
+
+    monkeypatch.setattr(Runner, "run", counting)
+    before: list[int] = []
+    find = build.find_repeats
+
+    def finding(*args: Any) -> Any:
+        before.append(len(counted))
+        found = find(*args)
+        before.append(len(counted))
+        return found
+
+    monkeypatch.setattr(build, "find_repeats", finding)
+    for dedup, lines in (("near", "line"), ("document", "sentence"), ("none", "none")):
+        before.clear()
+        counted.clear()
+        settings = replace(corpus, dedup=dedup, dedup_lines=lines)
+        make(tmp_path / dedup, settings)
+        assert before[1] - before[0] == count_pieces(settings, True) - 1, dedup
