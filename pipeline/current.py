@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.pipeline import files, harvest, sources
-from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, Source, VocabConfig
+from elmwright.pipeline.config import (
+    EMBEDDED,
+    CorpusConfig,
+    ShardsConfig,
+    Source,
+    VocabConfig,
+    as_settings,
+)
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import NAME, Input, Manifest, canonical
 from elmwright.pipeline.sources import SourceFile
@@ -31,7 +38,7 @@ def corpus_key(corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, s
 def settings_of(
     corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, seed: int
 ) -> dict[str, Any]:
-    settings = asdict(corpus)
+    settings = as_settings(corpus)
     for name in _HOW:
         del settings[name]
     return {"corpus": settings, "vocab": asdict(vocab), "shards": asdict(shards), "seed": seed}
