@@ -172,8 +172,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--key", metavar="PUB", help="a bundle must be signed with this public key")
     with_json(sub)
 
-    sub = add("check", _check, "print the resolved config, its hash and the planned sizes")
+    sub = add("check", _check, "look at the text, the model, the machine: what a run will take")
     with_config(sub)
+    sub.add_argument("--measure", action="store_true", help="time some real training steps")
+    sub.add_argument("--full", action="store_true", help="print the resolved config, too")
     with_json(sub)
 
     sub = add("config", _config, "list the shipped recipes, or explain every setting")
@@ -249,21 +251,22 @@ def _verify(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     from elmwright.jobs.config_file import load_config
+    from elmwright.jobs.plan_text import config_lines, plan_lines
     from elmwright.jobs.planning import describe
+    from elmwright.jobs.preflight import told
 
     config = load_config(options.config, options.overrides)
-    plan = describe(config)
+    plan = describe(config, measure=options.measure)
     if options.json:
         print(json.dumps(plan, indent=1))
-        return
-    for section, values in plan["config"].items():
-        if isinstance(values, dict):
-            print(f"[{section}]")
-            for key, value in values.items():
-                print(f"{key} = {json.dumps(value, ensure_ascii=False)}")
-    print(f"\nconfig hash  {plan['hash']}")
-    for name, text in plan["sizes"].items():
-        print(f"{name:<12} {text}")
+    else:
+        for line in (
+            *(config_lines(plan) if options.full else ()),
+            *plan_lines(plan, options.config),
+        ):
+            print(line)
+    if plan["problems"]:
+        raise UserError(told(plan["problems"]))
 
 
 def _config(options: argparse.Namespace) -> None:
