@@ -132,6 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     sub = add("init", _init, "write a commented config file for your own text")
     sub.add_argument("file", nargs="?", default="my.toml", help="file to write (my.toml)")
     sub.add_argument("--source", action="append", default=[], help="text to read; repeatable")
+    sub.add_argument("--hours", type=float, default=1.0, help="time that training may take (1)")
+    sub.add_argument("--force", action="store_true", help="overwrite the file")
 
     sub = add("run", _run, "do everything a config asks for, going on where it stopped")
     with_config(sub)
@@ -195,8 +197,8 @@ def _parser() -> argparse.ArgumentParser:
 def _init(options: argparse.Namespace) -> None:
     from elmwright.jobs.starter import write_starter
 
-    path = write_starter(Path(options.file), options.source)
-    print(f"wrote {path}; look it over, then: make run CONFIG={path}  (or: elmwright run {path})")
+    file = Path(options.file)
+    print(write_starter(file, options.source, hours=options.hours, force=options.force))
 
 
 def _run(options: argparse.Namespace) -> int:
