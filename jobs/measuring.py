@@ -46,6 +46,18 @@ class Measured:
     """How long they took."""
 
 
+DOCUMENTATION = "Python's own documentation"
+"""What is read where no text of the user's is at hand."""
+
+
+def documentation() -> list[str]:
+    """Some English sentences that are on every machine."""
+    from pydoc_data.topics import topics  # type: ignore[import-untyped,unused-ignore]
+
+    lines = [line for name in sorted(topics) for line in topics[name].split("\n")]
+    return [line.strip() for line in lines if line.count(" ") > 5]
+
+
 def measure(
     config: RunConfig, sentences: Sequence[str], vocabulary: int, seconds: float = SECONDS
 ) -> Measured:

@@ -61,6 +61,8 @@ def _text_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         for number, source in enumerate(sources[:SHOWN]):
             if source["path"] == EMBEDDED and not source["files"]:
                 amount = "the documentation of this machine's Python packages"
+            elif not source["files"]:
+                amount = "nothing found"
             else:
                 amount = f"{_many(source['files'], 'file')}, {size_in_words(source['bytes'])}"
             yield "" if number else "text", f"{source['path']}: {amount}"
@@ -112,8 +114,12 @@ def _model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         "training",
         f"{_many(train['max_steps'], 'step')} of {tokens:,} tokens{epochs}",
     )
-    if plan["init_from"]:
-        yield "init_from", plan["init_from"]
+    base = plan["init_from"]
+    if base["model"]:
+        state = "found, of the same shape" if base["folder"] else "not used"
+        if plan["problems"] and not base["folder"]:
+            state = "see below"
+        yield "init_from", f"{base['model']}: {state}"
 
 
 def _machine_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -148,8 +154,8 @@ def _time(time: dict[str, Any]) -> str:
     ]
     if time["measured"]:
         how = (
-            f"training measured: {_many(time['steps'], 'step')} of one process, without exchange "
-            "between processes"
+            f"training measured: {_many(time['steps'], 'step')} of one process on {time['text']}, "
+            "without exchange between processes"
         )
     else:
         how = f"rule of thumb, {time['gflops_per_core']:.0f} GFLOP/s per core; --measure measures"

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from elmwright.jobs import estimate
 from elmwright.jobs.checkpoint import list_checkpoints
-from elmwright.jobs.cluster import is_remote
+from elmwright.jobs.cluster import _check_answers, _why_not, is_remote
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.plan_warnings import warnings_of
-from elmwright.jobs.preflight import STAGES, Problems, find_given, find_train, preflight
+from elmwright.jobs.preflight import (
+    STAGES,
+    Problems,
+    find_given,
+    find_init_from,
+    find_train,
+    preflight,
+)
 from elmwright.pipeline import files, harvest
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
@@ -34,9 +41,9 @@ reading it."""
 def describe(config: RunConfig, *, measure: bool = False) -> dict[str, Any]:
     """Everything that can be told of a run now: facts, problems and warnings."""
     folder = RunFolder.of(config)
-    manifest = finished_corpus(folder.corpus)
     problems = Problems()
     pending = _pending(config, folder)
+    manifest = None if "corpus" in pending else finished_corpus(folder.corpus)
     if "corpus" in pending:
         problems.of(_guard, folder)
     elif manifest:
@@ -59,9 +66,10 @@ def describe(config: RunConfig, *, measure: bool = False) -> dict[str, Any]:
         "pending": list(pending),
     }
     plan["disk"] = _disk(config, folder, plan)
-    plan["time"] = _time(config, folder, plan, look if measure else None)
+    plan["time"] = _time(config, folder, plan, look, measured=measure)
     plan["reachable"] = _reachable(problems, config, folder)
-    plan["init_from"] = config.train.init_from
+    base = Problems().of(find_init_from, config, folder)
+    plan["init_from"] = {"model": config.train.init_from, "folder": str(base or "")}
     plan["problems"] = list(problems)
     plan["warnings"] = warnings_of(config, plan)
     return plan
@@ -242,9 +250,14 @@ def _disk(config: RunConfig, folder: RunFolder, plan: dict[str, Any]) -> dict[st
 
 
 def _time(
-    config: RunConfig, folder: RunFolder, plan: dict[str, Any], look: "Look | None"
+    config: RunConfig,
+    folder: RunFolder,
+    plan: dict[str, Any],
+    look: "Look | None",
+    *,
+    measured: bool,
 ) -> dict[str, Any] | None:
-    """How long the rest of the run takes on this machine; measured where a sample is given."""
+    """How long the rest of the run takes on this machine, by rule or measured."""
     if is_remote(config):
         return None
     cores, words = plan["cores"]["here"], plan["vocabulary"]["words"]
@@ -252,13 +265,15 @@ def _time(
     left = max(0, config.train.max_steps - newest) if "train" in plan["pending"] else 0
     rate = estimate.rule_of_thumb(config, words, cores)
     how: dict[str, Any] = {"measured": False, "gflops_per_core": estimate.GFLOPS}
-    if look is not None and look.sentences:
-        from elmwright.jobs.measuring import measure
+    if measured:
+        from elmwright.jobs.measuring import DOCUMENTATION, documentation, measure
 
-        found = measure(config, look.sentences, words)
+        sample = look.sentences if look else ()
+        how["text"] = "the sample" if sample else DOCUMENTATION
+        found = measure(config, sample or documentation(), words)
         at_once = max(1, min(config.train.processes, cores // config.train.threads))
         rate = found.tokens_per_s * at_once
-        how = {"measured": True, "steps": found.steps, "seconds": found.seconds}
+        how |= {"measured": True, "steps": found.steps, "seconds": found.seconds}
     building = "corpus" in plan["pending"]
     wants_harvest = building and _embedded(config) and not harvest.frozen_parts(folder.corpus)
     took = estimate.duration(
@@ -275,12 +290,18 @@ def _time(
 
 
 def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> dict[str, Any]:
-    """MLflow and object stores that are named, and whether they answer."""
+    """Whether MLflow and the object stores that are named answer; a Ray cluster that does not is a
+    problem."""
     from elmwright.jobs.check_mlflow import check_server
     from elmwright.jobs.provenance import without_password
     from elmwright.jobs.tracking import tracking_uri
 
     found: dict[str, Any] = {}
+    if is_remote(config):
+        try:
+            _check_answers(config.cluster.address)
+        except OSError as error:
+            problems.note(_why_not(config.cluster.address, error))
     uri = tracking_uri(config, folder)
     before = len(problems)
     silent = problems.of(check_server, uri)

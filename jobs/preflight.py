@@ -85,7 +85,7 @@ def preflight(config: RunConfig, folder: RunFolder, pending: Collection[str] = S
     if "train" in pending:
         problems.note(_resume_problem(config, folder))
         _machine(problems, config)
-        problems.of(_check_init_from, config, folder)
+        problems.of(find_init_from, config, folder)
     if "export" in pending and folder.bundle.is_dir():
         problems.note(_bundle_problem(folder.bundle))
     if "train" in pending or "publish" in pending:
@@ -304,22 +304,23 @@ def has_gpu() -> bool:
     return bool(devices) or Path("/dev/dxg").exists()
 
 
-def _check_init_from(config: RunConfig, folder: RunFolder) -> None:
-    """The model to start from is there, whole, and of this config's shape."""
+def find_init_from(config: RunConfig, folder: RunFolder) -> Path | None:
+    """The model to start from: there, whole, and of this config's shape; None if none is needed."""
     if not config.train.init_from or list_checkpoints(folder.checkpoints):
-        return  # a checkpoint of this run comes first
+        return None  # a checkpoint of this run comes first
     from elmwright.jobs.models import resolve
 
     try:
         path = resolve(config.train.init_from)
     except UserError as error:
         if is_remote(config):
-            return  # the machines that train may see what this one does not
+            return None  # the machines that train may see what this one does not
         raise UserError(f"train.init_from: {error}") from error
     from elmwright.model.folder import read_shape
 
     if problem := shape_problem(config.model, read_shape(path)):
         raise UserError(problem)
+    return path
 
 
 def shape_problem(ours: ModelConfig, theirs: ModelConfig) -> str:
