@@ -16,6 +16,9 @@ GFLOPS = 16.0
 """Useful arithmetic for each core that training keeps busy, in 10⁹ operations per second."""
 CORPUS_BYTES = 2_000_000
 """Bytes of text that a core makes into a corpus per second."""
+HARVEST_BYTES, HARVEST_STEPS, HARVEST_SECONDS = 33_000_000, 5_000_000, 60.0
+"""Text in the documentation of an environment like ours, its tokens, and the processor time of
+reading it ("embedded:docstrings")."""
 START_SECONDS = 25.0
 """What starting Ray, the training processes and MLflow takes, all together."""
 TYPES = 0.5

@@ -33,10 +33,6 @@ from elmwright.pipeline.storage import free_bytes
 if TYPE_CHECKING:
     from elmwright.pipeline.look import Look
 
-HARVEST_BYTES, HARVEST_STEPS, HARVEST_SECONDS = 33_000_000, 5_000_000, 60.0
-"""Text in the documentation of an environment like ours, its tokens, and the processor time of
-reading it."""
-
 
 def describe(config: RunConfig, *, measure: bool = False) -> dict[str, Any]:
     """Everything that can be told of a run now: facts, problems and warnings."""
@@ -182,7 +178,7 @@ def _look(problems: Problems, config: RunConfig, train: list[SourceFile]) -> "Lo
             "elmwright corpus CONFIG --sample 1000"
         )
     pieces = config.corpus.sentencepiece
-    marks = 3 + 256 * pieces.byte_fallback
+    marks = 4 + 256 * pieces.byte_fallback
     if config.corpus.tokenizer == "sentencepiece" and look.alphabet + marks > pieces.size:
         problems.note(
             f"corpus.sentencepiece.size = {pieces.size} is less than the {look.alphabet} characters"
@@ -217,7 +213,7 @@ def _text(
     else:
         tokens, size, known = look.steps if look else 0, sum(map(text_bytes, train)), False
         if _embedded(config) and not train:
-            tokens, size = tokens + HARVEST_STEPS, size + HARVEST_BYTES
+            tokens, size = tokens + estimate.HARVEST_STEPS, size + estimate.HARVEST_BYTES
         heldout = round(tokens * sum(shares))
         given = find_given(Problems(), config.corpus)
         if size:
@@ -284,7 +280,7 @@ def _time(
         text_bytes=plan["text"]["bytes"] if building else 0,
         heldout_tokens=plan["text"]["heldout_tokens"],
         steps_left=left,
-        harvest_seconds=HARVEST_SECONDS if wants_harvest else 0.0,
+        harvest_seconds=estimate.HARVEST_SECONDS if wants_harvest else 0.0,
     )
     return {**vars(took), "total": took.total, "steps_left": left, **how}
 

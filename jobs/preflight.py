@@ -24,7 +24,6 @@ from elmwright.jobs.cluster import is_remote, local_cpus
 from elmwright.jobs.config import RESUMABLE, TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.config_file import to_dict
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.room import check_room
 from elmwright.model.config import ModelConfig
 from elmwright.pipeline import files, sources
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig
@@ -39,6 +38,8 @@ from elmwright.pipeline.storage import explain
 STAGES = ("corpus", "train", "export", "publish")
 RECORDS, FILES = 50, 8
 """First records, and files, that are looked at to see whether there is text in the named field."""
+COLUMNS = 64
+"""Parquet files whose columns are looked at."""
 T = TypeVar("T")
 
 
@@ -150,6 +151,8 @@ def _inputs(problems: Problems, config: RunConfig, folder: RunFolder) -> None:
         if train and not any(source.path == EMBEDDED for source in corpus.sources):
             problems.note(_too_little(train, config))
             problems.note(problems.of(_field_problem, train, corpus))
+            for file in [file for file in train if file.format == "parquet"][:COLUMNS]:
+                problems.of(_check_columns, file, corpus)
         for file in given[:FILES]:
             problems.of(_check_heldout, file, corpus)
     problems.of(check_claim, folder.corpus)
@@ -217,9 +220,14 @@ def _first_records(file: SourceFile, corpus: CorpusConfig) -> Iterator[Record]:
     yield from islice(read(Piece(file, 0, -1), plain), RECORDS)
 
 
+def _check_columns(file: SourceFile, corpus: CorpusConfig) -> None:
+    """Reading a Parquet file begins with its column of text, and refuses one without it."""
+    next(_first_records(file, corpus), None)
+
+
 def _field_problem(train: Sequence[SourceFile], corpus: CorpusConfig) -> str:
-    """The named field is in none of the first records of any file looked at."""
-    tables = [file for file in train if file.format in ("jsonl", "parquet")]
+    """Records of JSON are all there is, and none of the first of any file has the named field."""
+    tables = [file for file in train if file.format == "jsonl"]
     if len(tables) < len(train):
         return ""
     seen = 0
@@ -284,13 +292,12 @@ def _machine(problems: Problems, config: RunConfig) -> None:
     """Cores and GPUs of this machine, where it is the one that trains."""
     if is_remote(config):
         return
-    advice = "lower train.processes or train.threads, or raise cluster.cpus"
-    cpus = {"CPU": float(local_cpus(config))}
-
-    def room() -> None:
-        check_room(config.train, [cpus], gpu=False, where="this machine", advice=advice)
-
-    problems.of(room)
+    wanted, there = config.train.processes * config.train.threads, local_cpus(config)
+    if wanted > there:
+        problems.note(
+            f"train.processes × train.threads needs {wanted} CPUs, but there are {there} here; "
+            "lower one of them, or raise cluster.cpus to run several on a core"
+        )
     if config.train.device == "cuda" and not has_gpu():
         problems.note(
             'train.device = "cuda", but this machine has no NVIDIA GPU (or no driver for it); '

@@ -34,7 +34,7 @@ from elmwright.jobs.estimate import (
 )
 from elmwright.jobs.survey import Survey, survey
 from elmwright.model.config import ModelConfig
-from elmwright.pipeline.config import EMBEDDED
+from elmwright.pipeline.config import EMBEDDED, Pieces
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.language import name_of
 
@@ -246,8 +246,17 @@ def _corpus_lines(file: Path, paths: list[str], found: Survey, start: Start) -> 
         _line(f"heldout = {{ heldout = {start.heldout} }}", f"{words} words to measure by")
     )
     if found.tokenizer == "sentencepiece":
-        lines += ["", "[corpus.sentencepiece]", f"size = {max(2000, min(16000, start.vocabulary))}"]
+        lines += _pieces_lines(found)
     return lines
+
+
+def _pieces_lines(found: Survey) -> list[str]:
+    """Room for the characters and as many pieces again, where the default has not."""
+    size = -(-2 * found.alphabet // 1000) * 1000
+    if size <= Pieces().size:
+        return []
+    comment = f"the text has some {found.alphabet:,} characters"
+    return ["", "[corpus.sentencepiece]", _line(f"size = {size}", comment)]
 
 
 def _shape_lines(found: Survey, start: Start) -> list[str]:

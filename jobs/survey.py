@@ -15,6 +15,7 @@ from itertools import islice
 from statistics import median
 from typing import Any
 
+from elmwright.jobs.estimate import HARVEST_BYTES, HARVEST_STEPS
 from elmwright.pipeline import files as storage
 from elmwright.pipeline import sources
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Source
@@ -35,8 +36,6 @@ USUAL = ("text", "content", "body", "article", "document", "raw_content", "page_
 """Names that fields of text often have, the surest first."""
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "km", "my", "bo", "dz"})
 """Languages that are written without spaces between words."""
-HARVEST_STEPS, HARVEST_BYTES = 5_000_000, 33_000_000
-"""Tokens and bytes of the documentation in an environment like ours."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,8 @@ class Survey:
     """The share of it that is in this language; 0 where nobody can tell."""
     longest: int
     """Characters of the longest document, about."""
+    alphabet: int = 0
+    """Distinct characters that pieces of words would have to spell."""
 
 
 def survey(paths: Sequence[str]) -> Survey:
@@ -85,7 +86,7 @@ def survey(paths: Sequence[str]) -> Survey:
         raise UserError(f"the files of --source {paths[0]} are empty; name some with text")
     plain_text = [file for file in found if file.format == "text"]
     documents = separator(plain_text, [head for file in _some(plain_text) if (head := _head(file))])
-    look = _look(found, fields, documents, "ptb")
+    look = _look(found, fields, documents)
     if not look.sentences:
         raise UserError(
             f"--source {', '.join(paths)}: no text could be read there {look.detail}".rstrip()
@@ -94,16 +95,21 @@ def survey(paths: Sequence[str]) -> Survey:
     tokenizer = "sentencepiece" if language in WITHOUT_SPACES else "ptb"
     if tokenizer == "ptb" and is_tokenised(_head(file) for file in _some(plain_text)):
         tokenizer = "whitespace"
-        look = _look(found, fields, documents, tokenizer)
+    if (language, tokenizer) != ("en", "ptb"):
+        look = _look(found, fields, documents, tokenizer, language)
     longest = look.longest
     if documents == "file":
         longest = max(longest, *(text_bytes(file) for file in plain_text))
     return Survey(len(found), look.text_bytes, look.steps, tuple(fields), documents, tokenizer,
-                  language, share, longest)  # fmt: skip
+                  language, share, longest, look.alphabet)  # fmt: skip
 
 
 def _look(
-    found: Sequence[SourceFile], fields: Sequence[str], documents: str, tokenizer: str
+    found: Sequence[SourceFile],
+    fields: Sequence[str],
+    documents: str,
+    tokenizer: str = "ptb",
+    language: str = "en",
 ) -> Look:
     from dataclasses import replace
 
@@ -111,7 +117,7 @@ def _look(
         replace(file, documents=documents, text_field=fields[file.source] or "text")
         for file in found
     ]
-    config = CorpusConfig(tokenizer=tokenizer)  # type: ignore[arg-type]
+    config = CorpusConfig(tokenizer=tokenizer, language=language)  # type: ignore[arg-type]
     return look_at(read, config)
 
 

@@ -5,6 +5,7 @@ documents and `CHARACTERS` characters, taken from places all over the input (`sa
 at most, whatever the size of the corpus, and an estimate.
 """
 
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.decode import compression
 from elmwright.pipeline.sample import take
 from elmwright.pipeline.sources import EXPANSION, SourceFile
+from elmwright.pipeline.words import coverage
 
 DOCUMENTS = 400
 """Documents of a sample, at most."""
@@ -51,7 +53,7 @@ class Look:
     text_bytes: int
     """Bytes of text in all sources together, about."""
     alphabet: int
-    """Distinct characters in the sample, white space apart."""
+    """Distinct characters that sentencepiece would have to spell the sample."""
     sentences: tuple[str, ...]
     """Some of them, their words separated by spaces."""
 
@@ -90,7 +92,7 @@ def look_at(files: Sequence[SourceFile], config: CorpusConfig, seed: int = 1) ->
         longest=max(map(len, texts), default=0),
         steps=round(steps * total),
         text_bytes=total,
-        alphabet=len(set().union(*texts) - set(" \t\r\n")) if texts else 0,
+        alphabet=_alphabet(texts, coverage(config.language)),
         sentences=sentences,
     )
 
@@ -104,6 +106,19 @@ def _languages(texts: Sequence[str]) -> dict[str, float]:
                 found[code.partition("-")[0]] += share * len(text)  # type: ignore[assignment]
     total = sum(found.values())
     return {code: size / total for code, size in found.most_common()} if total else {}
+
+
+def _alphabet(texts: Sequence[str], share: float) -> int:
+    """How many of the most frequent characters make up this share of the text."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update("".join(unicodedata.normalize("NFKC", text).split()))
+    needed, seen = share * sum(counts.values()), 0
+    for number, (_, count) in enumerate(counts.most_common()):
+        if seen >= needed:
+            return number
+        seen += count
+    return len(counts)
 
 
 def _clean(texts: Sequence[str], config: CorpusConfig) -> tuple[float, float, tuple[str, ...]]:

@@ -85,6 +85,17 @@ def test_the_text_is_in_another_field(tmp_path: Path) -> None:
     assert problems_of(tmp_path, source) == [], "one record without text is no reason to refuse"
 
 
+def test_a_parquet_file_without_the_column(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    texts = ["Some text that is long enough for a batch."] * 50
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.table({"body": texts}), tmp_path / "b.parquet")
+    [problem] = problems_of(tmp_path, tmp_path / "*.parquet")
+    assert 'b.parquet has no column "text"; set corpus.text_field to one of body' in problem
+
+
 def test_sources_that_are_empty_or_too_small(tmp_path: Path) -> None:
     source = tmp_path / "text.txt"
     source.write_text("")
