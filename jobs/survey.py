@@ -32,6 +32,8 @@ WHOLE = 30_000_000
 """Larger files are not read as one document (`corpus.max_document_mb`)."""
 DOCUMENT = 1_000
 """Characters from which what stands between blank lines is a document, not a paragraph."""
+TEXT = 20
+"""Characters that a field of text has on average, at least: names and numbers have fewer."""
 USUAL = ("text", "content", "body", "article", "document", "raw_content", "page_content", "story")
 """Names that fields of text often have, the surest first."""
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "km", "my", "bo", "dz"})
@@ -197,13 +199,14 @@ def text_field(files: Sequence[SourceFile]) -> str:
                     sizes[name] += len(value)
     if not records:
         return ""
-    usual = [name for name in USUAL if sizes[name] >= 20 * records]
-    if usual:
-        return usual[0]
-    if not sizes:
+    long_enough = [name for name, size in sizes.most_common() if size >= TEXT * records]
+    if not long_enough:
         seen = ", ".join(list(names)[:20])
-        raise UserError(f"{tables[0].path} has no field with text (its fields are {seen})")
-    return sizes.most_common(1)[0][0]
+        raise UserError(
+            f"{tables[0].path} has no field with text (its fields are {seen}); give records a "
+            'field with the text of a document, such as {"text": "…"}'
+        )
+    return next((name for name in USUAL if name in long_enough), long_enough[0])
 
 
 def _records(file: SourceFile) -> list[dict[str, Any]]:

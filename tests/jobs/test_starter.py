@@ -149,7 +149,7 @@ def test_the_field_with_the_text_is_found(tmp_path: Path) -> None:
     assert written(tmp_path / "b.toml", tmp_path / "b.parquet").corpus.text_field == "content"
     both = written(tmp_path / "c.toml", tmp_path / "a.jsonl", tmp_path / "b.parquet")
     assert [source.text_field for source in both.corpus.sources] == ["prose", "content"]
-    (tmp_path / "d.jsonl").write_text('{"n": 1}\n' * 50)
+    (tmp_path / "d.jsonl").write_text('{"n": 1, "name": "d0a4", "tokens": ["a", "b"]}\n' * 50)
     with pytest.raises(UserError, match="no field with text"):
         survey([str(tmp_path / "d.jsonl")])
 
