@@ -24,7 +24,6 @@ from elmwright.pipeline.manifest import NAME, Input, Manifest, canonical
 from elmwright.pipeline.sources import SourceFile
 from elmwright.pipeline.storage import sha256_bytes
 from elmwright.pipeline.tasks import RECIPE
-from elmwright.pipeline.vocab import load_vocab
 
 _HOW = ("chunk_mb", "keep_work", "dir")
 """Settings that say how the corpus is built, not what comes out."""
@@ -167,15 +166,6 @@ def vocab_file(path: str) -> list[SourceFile]:
     if stat is None:
         raise UserError(f"vocab.file = {path!r} does not exist; check the path")
     return [SourceFile(stat.path, 0, stat.bytes, stat.mtime_ns, "vocab")]
-
-
-def check_sources(folder: str | Path, corpus: CorpusConfig, vocab: str = "") -> None:
-    """Raise the `UserError` of a source that cannot be found, before anything is started."""
-    found = find_inputs(str(folder), corpus)
-    sources.check_readable([file for inputs in found.values() for file in inputs])
-    evaluation_files(corpus)
-    if vocab_file(vocab):
-        load_vocab(vocab)
 
 
 def check_name(name: str) -> None:
