@@ -1,7 +1,7 @@
 """Is the corpus on disk the one these settings and inputs would give?
 
 Answered from the manifest alone, without Ray and in milliseconds, so that a finished run is
-recognised at once and a mistake in the sources is reported before anything is started.
+recognised at once.
 """
 
 import os
