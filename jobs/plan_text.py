@@ -72,19 +72,23 @@ def _text_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
             many = _many(len(rest), "more source")
             yield "", f"{many}: {_many(files, 'file')}, {size_in_words(size)}"
         if plan["sample"]:
-            yield "sample", _sample(plan["sample"])
+            yield "sample", _sample(plan["sample"], plan["config"]["corpus"])
     words = plan["vocabulary"]
     yield "vocabulary", f"{'' if words['known'] else 'up to '}{words['words']:,} words"
 
 
-def _sample(sample: dict[str, Any]) -> str:
+def _sample(sample: dict[str, Any], corpus: dict[str, Any]) -> str:
     parts = [_many(sample["documents"], "document") + (" (all)" if sample["whole"] else "")]
     languages = [
         f"{share:.0%} {name_of(code)} ({code})"
         for code, share in list(sample["languages"].items())[:3]
         if share >= 0.01
     ]
-    parts.append(", ".join(languages) or "language unknown")
+    main = next(iter(sample["languages"]), "")
+    key = "languages" if corpus["languages"] else "language"
+    wanted = corpus["languages"] or [corpus["language"]]
+    fits = f" as in corpus.{key}" if main in {code.partition("-")[0] for code in wanted} else ""
+    parts.append((", ".join(languages) or "language unknown") + fits)
     broken = sum(sample["broken"].values())
     if broken:
         parts.append(f"{broken:,} cannot be read")

@@ -58,7 +58,7 @@ def test_the_first_screen_says_what_matters_and_fits(
         "MLflow",
     ]  # fmt: skip
     assert "1 file, " in shown
-    assert "English (en)" in shown
+    assert "100% English (en) as in corpus.language;" in " ".join(shown.split())
     assert "2 processes × 1 thread on" in shown
     assert "[corpus]" not in shown
 
@@ -109,6 +109,9 @@ def test_sources_that_match_nothing_are_refused_with_exit_2(
 
 
 def test_text_in_another_language_is_said(tmp_path: Path) -> None:
+    shown = " ".join(plan_lines(plan_of(tmp_path, GERMAN * 40), "x"))
+    assert "German (de);" in shown
+    assert "as in corpus" not in shown
     assert '"de"' in warnings_of(tmp_path, GERMAN * 40)
     assert warnings_of(tmp_path, GERMAN * 40, corpus_language="de").find("German") < 0
     assert "English, which is dropped" in "\n".join(
