@@ -147,6 +147,8 @@ def _parser() -> argparse.ArgumentParser:
     sub = add("init", _init, "write a commented config file for your own text")
     sub.add_argument("file", nargs="?", default="my.toml", help="file to write (my.toml)")
     sub.add_argument("--source", action="append", default=[], help="text to read; repeatable")
+    sub.add_argument("--hours", type=float, default=1.0, help="time that training may take (1)")
+    sub.add_argument("--force", action="store_true", help="overwrite the file")
 
     sub = add("run", _run, "do everything a config asks for; resume where it stopped")
     with_config(sub)
@@ -194,8 +196,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--key", metavar="PUB", help="a bundle must be signed with this public key")
     with_json(sub)
 
-    sub = add("check", _check, "print the resolved config, its hash and the planned sizes")
+    sub = add("check", _check, "look at the text, the model, the machine: what a run will take")
     with_config(sub)
+    sub.add_argument("--measure", action="store_true", help="time some real training steps")
+    sub.add_argument("--full", action="store_true", help="print the resolved config, too")
     with_json(sub)
 
     sub = add("config", _config, "list the shipped recipes, or explain every setting")
@@ -214,8 +218,8 @@ def _parser() -> argparse.ArgumentParser:
 def _init(options: argparse.Namespace) -> None:
     from elmwright.jobs.starter import write_starter
 
-    path = write_starter(Path(options.file), options.source)
-    print(f"wrote {path}; look it over, then: make run CONFIG={path}  (or: elmwright run {path})")
+    file = Path(options.file)
+    print(write_starter(file, options.source, hours=options.hours, force=options.force))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -276,21 +280,22 @@ def _verify(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     from elmwright.jobs.config_file import load_config
+    from elmwright.jobs.plan_text import config_lines, plan_lines
     from elmwright.jobs.planning import describe
+    from elmwright.jobs.preflight import told
 
     config = load_config(options.config, options.overrides)
-    plan = describe(config)
+    plan = describe(config, measure=options.measure)
     if options.json:
         print(json.dumps(plan, indent=1))
-        return
-    for section, values in plan["config"].items():
-        if isinstance(values, dict):
-            print(f"[{section}]")
-            for key, value in values.items():
-                print(f"{key} = {json.dumps(value, ensure_ascii=False)}")
-    print(f"\nconfig hash  {plan['hash']}")
-    for name, text in plan["sizes"].items():
-        print(f"{name:<12} {text}")
+    else:
+        for line in (
+            *(config_lines(plan) if options.full else ()),
+            *plan_lines(plan, options.config),
+        ):
+            print(line)
+    if plan["problems"]:
+        raise UserError(told(plan["problems"]))
 
 
 def _config(options: argparse.Namespace) -> None:

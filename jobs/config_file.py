@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from elmwright.jobs.config import CONFIG_VERSION, RunConfig
 from elmwright.jobs.wording import did_you_mean
-from elmwright.pipeline.config import Source
+from elmwright.pipeline.config import Source, as_settings
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url
 
@@ -85,7 +85,8 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 
 
 def config_hash(config: RunConfig) -> str:
-    text = json.dumps(to_dict(config), sort_keys=True, ensure_ascii=False)
+    settings = {**to_dict(config), "corpus": as_settings(config.corpus)}
+    text = json.dumps(settings, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -357,6 +358,11 @@ def _check_corpus(config: RunConfig) -> None:
         match = _URL.match(path)
         if match and match[1] not in ("s3", "gs"):
             raise _BadKey(key, f"{path}: only s3:// and gs:// URLs are read; fetch it to a disk")
+    if corpus.cut_documents and corpus.cut_documents < 500:
+        raise _BadKey(
+            "corpus.cut_documents",
+            f"must be 0, or at least 500 characters, got {corpus.cut_documents}",
+        )
     if not 0 < corpus.language_threshold <= 1:
         raise _BadKey("corpus.language_threshold", "must be above 0 and at most 1")
     if corpus.minhash.bands > 255:

@@ -8,8 +8,8 @@ the command exits with 75. Failed workers are started again from the newest chec
 in `launch`, with growing pauses (Ray Train itself would retry at once).
 """
 
-import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,10 +19,11 @@ from typing import Any
 
 from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints, read_checked
 from elmwright.jobs.cluster import is_remote
-from elmwright.jobs.config import RESUMABLE, TRAINING_SECTIONS, RunConfig
+from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from, to_dict
 from elmwright.jobs.console import Console
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.preflight import changed_settings
 from elmwright.jobs.room import NoRoom, Room, RoomLost, check_room, machines, room_for
 from elmwright.jobs.stopping import ask_to_stop, take_back
 from elmwright.jobs.watching import Watcher
@@ -60,27 +61,13 @@ def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) ->
             break
     else:
         return
-    advice = "give the run another run.name, or set it back"
     if state["corpus_fingerprint"] != manifest.fingerprint:
         raise UserError(
             f"the corpus in {folder.corpus} is not the one that {info.path} was trained on; "
             "give the run another run.name"
         )
-    saved, now = saved["run_config"], to_dict(config)
-    if saved["run"]["seed"] != now["run"]["seed"]:
-        raise UserError(
-            f"run.seed is {now['run']['seed']}, but the run was begun with "
-            f"{saved['run']['seed']}; {advice}"
-        )
-    for section in TRAINING_SECTIONS:
-        for key, value in now[section].items():
-            name = f"{section}.{key}"
-            before = saved[section].get(key, value)
-            if value != before and name not in RESUMABLE:
-                raise UserError(
-                    f"{name} is {json.dumps(value)}, but the run was begun with "
-                    f"{json.dumps(before)}; {advice}"
-                )
+    if problem := changed_settings(saved["run_config"], to_dict(config)):
+        raise UserError(problem)
 
 
 def check_size(config: RunConfig, manifest: Manifest) -> None:
@@ -229,6 +216,7 @@ def _fit(config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> Non
             "corpus": folder.corpus_dir,
             "attempt": attempt,
             "cuda": use_gpu,
+            "cwd": os.getcwd(),
             "watch_drain": is_remote(config),
         },
         scaling_config=ScalingConfig(
@@ -275,6 +263,8 @@ def worker(job: dict[str, Any]) -> None:
     from elmwright.jobs.exchange import Ranks
     from elmwright.jobs.train import train
 
+    with suppress(OSError):  # a machine of a cluster may not have it
+        os.chdir(job["cwd"])  # so that a relative train.init_from means what it meant there
     folder = RunFolder(job["root"], Path(job["scratch"]), job["corpus"])
     folder.log.parent.mkdir(parents=True, exist_ok=True)
     log_to(folder.log)

@@ -1,28 +1,121 @@
-"""What a config will cost, before anything is started: `elmwright check`."""
+"""What a config will cost and whether it can work, before anything is started: `elmwright check`.
 
-from typing import Any
+`describe` gathers the facts as data (what `--json` prints), `plan_warnings.py` looks at them for
+what a user may not want, and `plan_text.py` says them in the few lines that a person reads first.
+"""
 
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elmwright.jobs import estimate
+from elmwright.jobs.checkpoint import list_checkpoints
+from elmwright.jobs.cluster import _check_answers, _why_not, is_remote
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.plan_warnings import warnings_of
+from elmwright.jobs.preflight import (
+    STAGES,
+    Problems,
+    find_given,
+    find_init_from,
+    find_train,
+    preflight,
+)
+from elmwright.pipeline import files, harvest
+from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.sources import SourceFile
+from elmwright.pipeline.storage import free_bytes
+
+if TYPE_CHECKING:
+    from elmwright.pipeline.look import Look
 
 
-def describe(config: RunConfig) -> dict[str, Any]:
-    """The resolved config, its hash, and sizes in words."""
+def describe(config: RunConfig, *, measure: bool = False) -> dict[str, Any]:
+    """Everything that can be told of a run now: facts, problems and warnings."""
     folder = RunFolder.of(config)
-    manifest = finished_corpus(folder.corpus)
+    problems = Problems()
+    pending = _pending(config, folder)
+    manifest = None if "corpus" in pending else finished_corpus(folder.corpus)
+    if "corpus" in pending:
+        problems.of(_guard, folder)
+    elif manifest:
+        problems.of(_check_training, config, folder, manifest)
+    for problem in preflight(config, folder, pending):
+        problems.note(problem)
+    train = [] if manifest else find_train(Problems(), config.corpus, folder.corpus)
+    look = _look(problems, config, train)
+    plan = {
+        **_sizes(config, folder, manifest),
+        "sources": _sources(config, train),
+        "sample": _sample(look),
+        **_text(config, manifest, look, train),
+        "cores": {
+            "processes": config.train.processes,
+            "threads": config.train.threads,
+            "here": len(os.sched_getaffinity(0)),
+        },
+        "cluster": config.cluster.address,
+        "pending": list(pending),
+    }
+    plan["disk"] = _disk(config, folder, plan)
+    plan["time"] = _time(config, folder, plan, look, measured=measure)
+    plan["reachable"] = _reachable(problems, config, folder)
+    base = Problems().of(find_init_from, config, folder)
+    plan["init_from"] = {"model": config.train.init_from, "folder": str(base or "")}
+    plan["problems"] = list(problems)
+    plan["warnings"] = warnings_of(config, plan)
+    return plan
+
+
+def finished_corpus(folder: str) -> Manifest | None:
+    try:
+        return Manifest.load(folder)
+    except UserError:
+        return None
+
+
+def _pending(config: RunConfig, folder: RunFolder) -> tuple[str, ...]:
+    """The first stage that is not done, and all after it."""
+    from elmwright.jobs.workflow import is_done
+
+    try:
+        first = next(n for n, stage in enumerate(STAGES) if not is_done(stage, config, folder))
+    except StopIteration:
+        return ()
+    except (OSError, UserError):
+        return STAGES  # a store that does not answer is reported by what asks it next
+    return STAGES[first:]
+
+
+def _guard(folder: RunFolder) -> None:
+    from elmwright.jobs.workflow import _guard_corpus
+
+    _guard_corpus(folder)
+
+
+def _check_training(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
+    from elmwright.jobs.launch import check_resumable, check_size
+
+    check_resumable(config, folder, manifest)
+    check_size(config, manifest)
+
+
+def _sizes(config: RunConfig, folder: RunFolder, manifest: Manifest | None) -> dict[str, Any]:
+    """The resolved config, its hash, and sizes in words."""
     parts = config.model.parameter_counts()
-    width = config.model.projection_dim + 1
-    words = manifest.vocab.size if manifest else config.vocab.max_size
-    softmax = words * width
+    words = _vocabulary(config, manifest)
+    softmax = words * (config.model.projection_dim + 1)
     up_to = "" if manifest else "up to "
     train, tokens = config.train, config.train.tokens
+    checkpoint = estimate.checkpoint_bytes(config, words)
     sizes = {
         "parameters": f"{sum(parts.values()):,} (encoder {parts['encoder']:,}, "
         f"LSTMs {parts['lstm']:,}) + softmax {up_to}{softmax:,} for {up_to}{words:,} words",
-        "checkpoint": f"{up_to}{(sum(parts.values()) + softmax) * 8 / 1e6:,.0f} MB",
+        "checkpoint": f"{up_to}{estimate.size_in_words(checkpoint)}",
         "step": f"{tokens:,} tokens ({train.lanes} lanes × {train.window}), "
         f"{train.processes} processes × {train.lanes // train.processes} lanes",
         "training": f"{train.max_steps:,} steps, {train.max_steps * tokens:,} tokens",
@@ -45,8 +138,175 @@ def describe(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def finished_corpus(folder: str) -> Manifest | None:
+def _vocabulary(config: RunConfig, manifest: Manifest | None) -> int:
+    if manifest:
+        return manifest.vocab.size
+    if not config.vocab.file:
+        return config.vocab.max_size
     try:
-        return Manifest.load(folder)
-    except UserError:
+        return files.read_bytes(config.vocab.file).count(b"\n")
+    except (OSError, UserError):
+        return config.vocab.max_size  # preflight says what is wrong with it
+
+
+def _sources(config: RunConfig, train: list[SourceFile]) -> list[dict[str, Any]]:
+    rows = []
+    for index, source in enumerate(config.corpus.sources):
+        mine = [file for file in train if file.source == index]
+        size = sum(file.bytes for file in mine)
+        rows.append({"path": source.path, "files": len(mine), "bytes": size})
+    return rows
+
+
+def _look(problems: Problems, config: RunConfig, train: list[SourceFile]) -> "Look | None":
+    """A sample of the text, where there is any to be read; what is wrong with all of it."""
+    if not train:
         return None
+    from elmwright.pipeline.look import look_at
+
+    look = problems.of(look_at, train, config.corpus, config.run.seed)
+    if look is None:
+        return None
+    broken = sum(look.broken.values())
+    if broken == look.documents:
+        why = max(look.broken, key=look.broken.__getitem__) if look.broken else "no text"
+        seen = "the sources hold no text" if not broken else f"none of {broken} can be read ({why})"
+        problems.note(f"of the documents, {seen} {look.detail}; check corpus.sources")
+    elif look.kept == 0:
+        problems.note(
+            "the rules keep nothing of the sample; see which drops what with "
+            "elmwright corpus CONFIG --sample 1000"
+        )
+    pieces = config.corpus.sentencepiece
+    marks = 4 + 256 * pieces.byte_fallback
+    if config.corpus.tokenizer == "sentencepiece" and look.alphabet + marks > pieces.size:
+        problems.note(
+            f"corpus.sentencepiece.size = {pieces.size} is less than the {look.alphabet} characters"
+            f" of the sample and {marks} marks; make it larger"
+        )
+    return look
+
+
+def _sample(look: "Look | None") -> dict[str, Any] | None:
+    if look is None:
+        return None
+    return {
+        "documents": look.documents,
+        "broken": look.broken,
+        "whole": look.whole,
+        "kept_words": look.kept,
+        "languages": look.languages,
+        "longest_characters": look.longest,
+    }
+
+
+def _text(
+    config: RunConfig, manifest: Manifest | None, look: "Look | None", train: list[SourceFile]
+) -> dict[str, Any]:
+    """How much text there is, as known or as the sample lets expect."""
+    from elmwright.pipeline.look import text_bytes
+
+    shares = [entry for entry in config.corpus.heldout.values() if isinstance(entry, float)]
+    if manifest:
+        heldout = sum(s.steps for name, s in manifest.splits.items() if name != "train")
+        tokens, size, known = manifest.splits["train"].steps, 0, True
+    else:
+        tokens, size, known = look.steps if look else 0, sum(map(text_bytes, train)), False
+        if _embedded(config) and not train:
+            tokens, size = tokens + estimate.HARVEST_STEPS, size + estimate.HARVEST_BYTES
+        heldout = round(tokens * sum(shares))
+        given = find_given(Problems(), config.corpus)
+        if size:
+            heldout += round(sum(map(text_bytes, given)) * tokens / size)
+        tokens -= round(tokens * sum(shares))
+    return {
+        "vocabulary": {"words": _vocabulary(config, manifest), "known": known},
+        "text": {"tokens": tokens, "heldout_tokens": heldout, "bytes": size, "known": known},
+    }
+
+
+def _embedded(config: RunConfig) -> bool:
+    return any(source.path == EMBEDDED for source in config.corpus.sources)
+
+
+def _disk(config: RunConfig, folder: RunFolder, plan: dict[str, Any]) -> dict[str, Any]:
+    """What a run takes besides what is there, and what is free where it goes."""
+    from elmwright.pipeline.build import DISK_FACTOR
+
+    words = plan["vocabulary"]["words"]
+    corpus = DISK_FACTOR * plan["text"]["bytes"] * (not files.is_url(folder.corpus))
+    training = estimate.training_bytes(config, words) if plan["pending"] else 0
+    place = folder.scratch if folder.remote else Path(folder.root)
+    there = sum(file.bytes for file in files.list_folder(str(place))) if place.is_dir() else 0
+    return {
+        "needed": max(0, corpus + (0 if folder.remote else training) - there),
+        "free": free_bytes(place),
+        "where": str(place),
+    }
+
+
+def _time(
+    config: RunConfig,
+    folder: RunFolder,
+    plan: dict[str, Any],
+    look: "Look | None",
+    *,
+    measured: bool,
+) -> dict[str, Any] | None:
+    """How long the rest of the run takes on this machine, by rule or measured."""
+    if is_remote(config):
+        return None
+    cores, words = plan["cores"]["here"], plan["vocabulary"]["words"]
+    newest = max((info.step for info in list_checkpoints(folder.checkpoints)), default=0)
+    left = max(0, config.train.max_steps - newest) if "train" in plan["pending"] else 0
+    rate = estimate.rule_of_thumb(config, words, cores)
+    how: dict[str, Any] = {"measured": False, "gflops_per_core": estimate.GFLOPS}
+    if measured:
+        from elmwright.jobs.measuring import DOCUMENTATION, documentation, measure
+
+        sample = look.sentences if look else ()
+        how["text"] = "the sample" if sample else DOCUMENTATION
+        found = measure(config, sample or documentation(), words)
+        at_once = max(1, min(config.train.processes, cores // config.train.threads))
+        rate = found.tokens_per_s * at_once
+        how |= {"measured": True, "steps": found.steps, "seconds": found.seconds}
+    building = "corpus" in plan["pending"]
+    wants_harvest = building and _embedded(config) and not harvest.frozen_parts(folder.corpus)
+    took = estimate.duration(
+        config,
+        cores=cores,
+        vocabulary=words,
+        tokens_per_s=rate,
+        text_bytes=plan["text"]["bytes"] if building else 0,
+        heldout_tokens=plan["text"]["heldout_tokens"],
+        steps_left=left,
+        harvest_seconds=estimate.HARVEST_SECONDS if wants_harvest else 0.0,
+    )
+    return {**vars(took), "total": took.total, "steps_left": left, **how}
+
+
+def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> dict[str, Any]:
+    """Whether MLflow and the object stores that are named answer; a Ray cluster that does not is a
+    problem."""
+    from elmwright.jobs.check_mlflow import check_server
+    from elmwright.jobs.provenance import without_password
+    from elmwright.jobs.tracking import tracking_uri
+
+    found: dict[str, Any] = {}
+    if is_remote(config):
+        try:
+            _check_answers(config.cluster.address)
+        except OSError as error:
+            problems.note(_why_not(config.cluster.address, error))
+    uri = tracking_uri(config, folder)
+    before = len(problems)
+    silent = problems.of(check_server, uri)
+    answers = silent is None and len(problems) == before
+    found["mlflow"] = {"uri": without_password(uri), "answers": answers, "note": silent or ""}
+    places = [folder.root, folder.corpus_dir, *(s.path for s in config.corpus.sources)]
+    stores = {"/".join(place.split("/")[:3]) for place in places if files.is_url(place)}
+    for store in sorted(stores):
+        before = len(problems)
+        problems.of(files.exists, f"{store}/.elmwright")
+        found[store] = {"answers": len(problems) == before}
+    return found

@@ -20,6 +20,7 @@ from elmwright.jobs.config_file import to_dict
 from elmwright.jobs.evaluate import Score
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.preflight import shape_problem
 from elmwright.jobs.provenance import machine
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.folder import LoadedModel, load_tensors, model_tensors
@@ -181,14 +182,9 @@ def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder) -> None:
 
 
 def check_shape(other: LoadedModel, config: RunConfig) -> None:
-    """A model can only be gone on from in its own shape."""
-    theirs, ours = vars(other.config), vars(config.model)
-    for key, value in ours.items():
-        if value != theirs[key]:
-            raise UserError(
-                f"model.{key} is {value}, but the model in train.init_from has {theirs[key]}; "
-                "set it to that"
-            )
+    """A model can only be trained further in its own shape."""
+    if problem := shape_problem(config.model, other.config):
+        raise UserError(problem)
 
 
 def snapshot(

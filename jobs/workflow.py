@@ -150,11 +150,11 @@ def _do(
     stop: threading.Event,
 ) -> None:
     # Mistakes that can be seen now are reported before anything is started.
-    if "corpus" in pending:
-        from elmwright.pipeline.current import check_sources
+    from elmwright.jobs.preflight import check_before
 
+    if "corpus" in pending:
         _guard_corpus(folder)
-        check_sources(folder.corpus, config.corpus, config.vocab.file)
+    check_before(config, folder, pending)
     if "corpus" in pending or "train" in pending:
         from elmwright.jobs.cluster import is_remote, ray_cluster
 

@@ -71,6 +71,15 @@ def load_folder(
     return LoadedModel(config, bilm.to(device), vocab, softmax, folder, kind)
 
 
+def read_shape(path: Path | str) -> ModelConfig:
+    """The shape of the model in a folder, without its weights."""
+    folder = Path(path)
+    if _kind(folder) == "bilm":
+        _only_hdf5(folder)
+        return read_options(folder / OPTIONS)
+    return read_config(folder / CONFIG)
+
+
 def _kind(folder: Path) -> Literal["bundle", "checkpoint", "bilm"]:
     if not folder.is_dir():
         raise UserError(

@@ -95,11 +95,36 @@ def claim(folder: str) -> None:
     mark = files.join(folder, MARK)
     if files.exists(mark):
         return
-    if not files.exists(files.join(folder, NAME)) and files.list_folder(folder):
+    check_claim(folder)
+    files.write_bytes(mark, b"A corpus of elmwright: what lies here is made and removed by it.\n")
+
+
+def check_claim(folder: str) -> None:
+    """Refuse a folder with files that are not ours."""
+    known = any(files.exists(files.join(folder, name)) for name in (MARK, NAME))
+    if not known and files.list_folder(folder):
         raise UserError(
             f"{folder} is not empty and no corpus of elmwright; name an empty or new folder"
         )
-    files.write_bytes(mark, b"A corpus of elmwright: what lies here is made and removed by it.\n")
+
+
+def space_needed(inputs: Sequence[SourceFile], folder: str) -> int:
+    """Bytes of disk that building a corpus from these files takes, besides what is there."""
+    size = sum(file.bytes * (sources.EXPANSION if compression(file.path) else 1) for file in inputs)
+    return DISK_FACTOR * size - sum(file.bytes for file in files.list_folder(folder))
+
+
+def check_space(inputs: Sequence[SourceFile], folder: str) -> None:
+    """Refuse to begin what the disk cannot hold; a store is taken to have room."""
+    if files.is_url(folder):
+        return
+    needed, free = space_needed(inputs, folder), free_bytes(Path(folder))
+    if needed > free:
+        raise UserError(
+            f"building the corpus in {folder} needs about {needed / 1e6:,.0f} MB of disk "
+            f"and {free / 1e6:,.0f} MB are free; free some, choose another run.dir or set "
+            "corpus.dir"
+        )
 
 
 def _wants_harvest(corpus: CorpusConfig) -> bool:
@@ -160,7 +185,7 @@ class Build:
         evaluation = evaluation_files(self.corpus)
         read = [file for found in inputs.values() for file in found]
         self.found.files = [*read, *evaluation, *vocab_file(self.vocab.file)]
-        self._check_space()
+        check_space(self.found.files, self.folder)
         chunks = sources.cut(read, self.corpus)
         stage = self.runner.stage
         with stage("reading", 2) as line:
@@ -191,22 +216,6 @@ class Build:
             self._pack()
             line.result = plural(len(self.found.shards), "shard")
         return self
-
-    def _check_space(self) -> None:
-        if files.is_url(self.folder):
-            return
-        size = sum(
-            file.bytes * (sources.EXPANSION if compression(file.path) else 1)
-            for file in self.found.files
-        )
-        there = sum(file.bytes for file in files.list_folder(self.folder))
-        needed, free = DISK_FACTOR * size - there, free_bytes(Path(self.folder))
-        if needed > free:
-            raise UserError(
-                f"building the corpus in {self.folder} needs about {needed / 1e6:,.0f} MB of disk "
-                f"and {free / 1e6:,.0f} MB are free; free some, choose another run.dir or set "
-                "corpus.dir"
-            )
 
     def _digests(self) -> None:
         """sha256 of the inputs on disks; objects in a store are not read twice for it."""

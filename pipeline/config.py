@@ -4,8 +4,8 @@ The string under each field is its documentation; `elmwright config --explain` p
 published rule sets (`gopher_quality` and so on) act only where `corpus.rules` names them.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 EMBEDDED = "embedded:docstrings"
 """The source that needs no download: docstrings of the Python code on this machine."""
@@ -182,6 +182,10 @@ class CorpusConfig:
     quarantine.jsonl and going on."""
     max_document_mb: int = 32
     """Larger documents are put aside as broken, in megabytes: nothing is held in memory twice."""
+    cut_documents: int = 0
+    """Documents of more characters are cut into pieces of at most so many, at the ends of
+    paragraphs where there are any, before anything else is done with them; 0 cuts none. For novels
+    and the like, of which a held-out share would be a whole one or none: 10000 is some pages."""
     normalise: bool = True
     """Bring text into one normal form: Unicode NFC, nothing invisible, every kind of blank a space.
     Without it only control characters and white space are put in order, as for a benchmark whose
@@ -248,6 +252,19 @@ class CorpusConfig:
         """Let a bare path stand for a source, as it does in a config file."""
         sources = (Source(s) if isinstance(s, str) else s for s in self.sources)
         object.__setattr__(self, "sources", tuple(sources))
+
+
+ADDED = {"cut_documents": 0}
+"""Settings of `[corpus]` that came later, with the value that changes nothing."""
+
+
+def as_settings(corpus: CorpusConfig) -> dict[str, Any]:
+    """What digests are taken over: all settings, but those that came later only where they act.
+
+    So a corpus made before they existed is still recognised, and so are its intermediate files.
+    """
+    settings = asdict(corpus)
+    return {k: v for k, v in settings.items() if k not in ADDED or v != ADDED[k]}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Is the corpus on disk the one these settings and inputs would give?
 
 Answered from the manifest alone, without Ray and in milliseconds, so that a finished run is
-recognised at once and a mistake in the sources is reported before anything is started.
+recognised at once.
 """
 
 import os
@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.pipeline import files, harvest, sources
-from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, Source, VocabConfig
+from elmwright.pipeline.config import (
+    EMBEDDED,
+    CorpusConfig,
+    ShardsConfig,
+    Source,
+    VocabConfig,
+    as_settings,
+)
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import NAME, Input, Manifest, canonical
 from elmwright.pipeline.sources import SourceFile
 from elmwright.pipeline.storage import sha256_bytes
 from elmwright.pipeline.tasks import RECIPE
-from elmwright.pipeline.vocab import load_vocab
 
 _HOW = ("chunk_mb", "keep_work", "dir")
 """Settings that say how the corpus is built, not what comes out."""
@@ -31,7 +37,7 @@ def corpus_key(corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, s
 def settings_of(
     corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, seed: int
 ) -> dict[str, Any]:
-    settings = asdict(corpus)
+    settings = as_settings(corpus)
     for name in _HOW:
         del settings[name]
     return {"corpus": settings, "vocab": asdict(vocab), "shards": asdict(shards), "seed": seed}
@@ -160,15 +166,6 @@ def vocab_file(path: str) -> list[SourceFile]:
     if stat is None:
         raise UserError(f"vocab.file = {path!r} does not exist; check the path")
     return [SourceFile(stat.path, 0, stat.bytes, stat.mtime_ns, "vocab")]
-
-
-def check_sources(folder: str | Path, corpus: CorpusConfig, vocab: str = "") -> None:
-    """Raise the `UserError` of a source that cannot be found, before anything is started."""
-    found = find_inputs(str(folder), corpus)
-    sources.check_readable([file for inputs in found.values() for file in inputs])
-    evaluation_files(corpus)
-    if vocab_file(vocab):
-        load_vocab(vocab)
 
 
 def check_name(name: str) -> None:

@@ -7,6 +7,7 @@ fraction of the cost.
 
 import difflib
 from collections.abc import Sequence
+from functools import cache
 
 from elmwright.pipeline.errors import UserError
 
@@ -22,18 +23,52 @@ MIN_WORDS = 5
 
 def check(languages: Sequence[str]) -> None:
     """Refuse codes that CLD2 does not know, because nothing would ever match them."""
-    if not languages:
-        return
+    for code in languages:
+        if problem := code_problem(code):
+            raise UserError(f"corpus.languages: {problem}")
+
+
+@cache
+def _codes() -> dict[str, str]:
+    """Code → its language's name in small letters, of all that CLD2 can detect."""
     import pycld2
 
-    known = {code for _, code in pycld2.LANGUAGES}
-    for code in languages:
-        if code not in known:
-            near = difflib.get_close_matches(code.lower(), sorted(known), 3, 0.4) or ["en", "de"]
-            raise UserError(
-                f'corpus.languages: "{code}" is not a language code that can be detected; '
-                f"did you mean {' or '.join(near)}?"
-            )
+    return {
+        code: name.lower().replace("_", " ")
+        for name, code in pycld2.LANGUAGES
+        if not code.startswith("xx") and code != UNKNOWN
+    }
+
+
+def name_of(code: str) -> str:
+    """A language's name, in English; the code itself where nobody knows it."""
+    return _codes().get(code, code).title()
+
+
+def code_problem(code: str) -> str:
+    """What is wrong with a language code, and which was meant; nothing if it is one."""
+    codes = _codes()
+    if code in codes:
+        return ""
+    said = code.lower().replace("_", "-").strip()
+    by_name = {**{name: known for known, name in codes.items()}, **_OWN_NAMES}
+    known_as = [said] if said in codes else [by_name[said]] if said in by_name else []
+    if not known_as:
+        names = difflib.get_close_matches(said, by_name, 1, 0.8)
+        region = said.partition("-")[0]
+        known_as = [by_name[name] for name in names] or [region] * (region in codes)
+    near = known_as or difflib.get_close_matches(said, sorted(codes), 3, 0.5) or ["en", "de"]
+    choice = " or ".join(f'"{one}"' for one in near)
+    return f'"{code}" is not a language code that can be detected; did you mean {choice}?'
+
+
+_OWN_NAMES = {
+    "deutsch": "de", "français": "fr", "francais": "fr", "español": "es", "espanol": "es",
+    "italiano": "it", "português": "pt", "portugues": "pt", "nederlands": "nl", "svenska": "sv",
+    "dansk": "da", "suomi": "fi", "polski": "pl", "русский": "ru", "українська": "uk",
+    "čeština": "cs", "türkçe": "tr", "ελληνικά": "el", "日本語": "ja", "中文": "zh", "한국어": "ko",
+}  # fmt: skip
+"""What some languages call themselves."""
 
 
 def detect(text: str) -> tuple[bool, dict[str, float]]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from elmwright.pipeline import files, parquet, web
 from elmwright.pipeline.config import CorpusConfig
+from elmwright.pipeline.cutting import cut
 from elmwright.pipeline.decode import (
     BOM,
     blocks,
@@ -57,12 +58,22 @@ def read(piece: Piece, config: CorpusConfig) -> Iterator[Record]:
         for record in _records(piece, config.max_document_mb * MEGABYTE):
             if record.text is None and config.strict:
                 raise _refusal(file, record)
-            yield record
+            if config.cut_documents and len(record.text or "") > config.cut_documents:
+                yield from _pieces(record, config.cut_documents, file.format)
+            else:
+                yield record
     except Broken as broken:
         record = Record(broken.offset, None, broken.problem, broken.detail, broken.raw)
         if config.strict:
             raise _refusal(file, record) from broken
         yield record
+
+
+def _pieces(record: Record, limit: int, format_: str) -> Iterator[Record]:
+    """A document in pieces, each with a place of its own: no document begins so soon after."""
+    apart = 1 << 40 if format_ == "parquet" else 1  # Parquet counts rows
+    for number, text in enumerate(cut(record.text or "", limit)):
+        yield record._replace(offset=record.offset + number * apart, text=text, piece=number + 1)
 
 
 def _check_unchanged(file: SourceFile) -> None:

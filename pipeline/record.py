@@ -27,6 +27,8 @@ class Record(NamedTuple):
     """The first bytes of a broken record."""
     repaired: bool = False
     """The bytes did not fit the encoding and were decoded otherwise."""
+    piece: int = 0
+    """Which piece of its document it is, from 1; 0 for a whole document."""
 
 
 class Broken(Exception):  # noqa: N818 - a state of a file, not a mistake in the program

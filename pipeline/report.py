@@ -291,8 +291,9 @@ def _repairs(statistics: Statistics) -> str:
         return ""
     return note(
         "Documents that were kept but changed: wrong encodings "
-        "(<code>corpus.mojibake</code>, <code>corpus.encoding</code>) and personal data "
-        "(<code>corpus.mask</code>). Many in one source are a sign to set its "
+        "(<code>corpus.mojibake</code>, <code>corpus.encoding</code>), personal data "
+        "(<code>corpus.mask</code>) and long ones cut into pieces "
+        "(<code>corpus.cut_documents</code>). Many in one source are a sign to set its "
         "<code>encoding</code>."
     ) + _counted("Repair|Documents|Share of repairs", changed, sum(changed.values()))
 

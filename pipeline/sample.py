@@ -43,23 +43,28 @@ def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> S
         raise UserError(
             f'"{EMBEDDED}" is read when the corpus is built; build it once, then take samples'
         )
-    pieces = [
-        piece
-        for chunk in sources.cut(find_inputs(folder, config)["train"], config)
-        for piece in chunk
-    ]
-    ordered = sorted(enumerate(pieces), key=lambda item: keyed_hash(seed, item[0]))
-    records: list[tuple[SourceFile, Record]] = []
-    for begin in range(0, len(ordered), PLACES):
-        chosen = [piece for _, piece in ordered[begin : begin + PLACES]]
-        records += _take(chosen, config, documents - len(records))
-        if len(records) >= documents:
-            break
+    records = list(take(find_inputs(folder, config)["train"], config, documents, seed))
     if config.tokenizer == "sentencepiece":
         from dataclasses import replace
 
         config = replace(config, tokenizer="ptb")
     return _clean(records, config)
+
+
+def take(
+    files: Sequence[SourceFile], config: CorpusConfig, documents: int, seed: int
+) -> Iterator[tuple[SourceFile, Record]]:
+    """That many documents, if there are so many, from places chosen by hash."""
+    pieces = [piece for chunk in sources.cut(files, config) for piece in chunk]
+    ordered = sorted(enumerate(pieces), key=lambda item: keyed_hash(seed, item[0]))
+    taken = 0
+    for begin in range(0, len(ordered), PLACES):
+        chosen = [piece for _, piece in ordered[begin : begin + PLACES]]
+        for item in _take(chosen, config, documents - taken):
+            taken += 1
+            yield item
+        if taken >= documents:
+            break
 
 
 def _take(

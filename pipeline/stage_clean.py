@@ -301,6 +301,8 @@ def _judge(
         number += 1
         if record.repaired:
             state.repaired["encoding"] += 1
+        if record.piece == 1:
+            state.repaired["cut"] += 1
         sentences, n_words = cleaned.sentences_read[number], cleaned.words_read[number]
         funnel.add(READ, 1, sentences, n_words)
         if cleaned.languages[number]:

@@ -118,7 +118,8 @@ class Statistics:
     truncated: Mapping[int, float]
     """max_chars → share of train words a model with that setting cannot read to their end."""
     repaired: Mapping[str, int]
-    """Documents changed, by what was done: "mojibake", "encoding", "email", "ip", "phone"."""
+    """Documents changed, by what was done: "mojibake", "encoding", "email", "ip", "phone", "cut"
+    (into pieces, by `corpus.cut_documents`)."""
     stages: tuple[StageTime, ...]
     """Speed, stage by stage."""
 

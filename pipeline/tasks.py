@@ -26,6 +26,7 @@ from importlib.metadata import version
 from typing import Any
 
 from elmwright.pipeline import files
+from elmwright.pipeline.config import CorpusConfig, as_settings
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.manifest import canonical
 from elmwright.pipeline.progress import Advance, Progress, Stage, stage
@@ -77,6 +78,8 @@ def _tools() -> list[str]:
 
 def _plain(value: Any) -> Any:
     """Arguments as data that can be hashed."""
+    if isinstance(value, CorpusConfig):
+        return as_settings(value)
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, list | tuple):

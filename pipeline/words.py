@@ -251,6 +251,11 @@ def _load(model: str, _changed: int) -> Any:
     return library.SentencePieceProcessor(model_file=model)
 
 
+def coverage(language: str) -> float:
+    """Share of the characters that the pieces must be able to spell."""
+    return 0.9995 if language in ("ja", "zh", "ko") else 1.0
+
+
 def train_sentencepiece(sentences: Iterator[str], pieces: Pieces, language: str) -> bytes:
     """Train a model; the same sentences in the same order give the same bytes.
 
@@ -268,7 +273,7 @@ def train_sentencepiece(sentences: Iterator[str], pieces: Pieces, language: str)
         model_type=pieces.model,
         byte_fallback=pieces.byte_fallback,
         hard_vocab_limit=False,
-        character_coverage=0.9995 if language in ("ja", "zh", "ko") else 1.0,
+        character_coverage=coverage(language),
         num_threads=1,
         input_sentence_size=0,
         shuffle_input_sentence=False,

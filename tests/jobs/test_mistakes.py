@@ -142,12 +142,14 @@ def test_models_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_init_never_overwrites_and_its_file_is_a_valid_config(tmp_path: Path) -> None:
-    path = tmp_path / "my corpus.toml"
-    done = elmwright("init", path, "--source", "books/*.txt")
-    assert done.returncode == 0
+    path, books = tmp_path / "my corpus.toml", tmp_path / "*.txt"
+    assert "matches no file" in fails("init", path, "--source", books)
+    write_text(tmp_path / "book.txt", 50)
+    done = elmwright("init", path, "--source", books)
+    assert done.returncode == 0, done.stderr
     config = load_config(str(path))
-    assert [source.path for source in config.corpus.sources] == ["books/*.txt"]
-    assert "exists already" in fails("init", path)
+    assert [source.path for source in config.corpus.sources] == [str(books)]
+    assert "exists already" in fails("init", path, "--source", books)
 
 
 def test_help_answers_at_once() -> None:

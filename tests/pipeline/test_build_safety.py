@@ -11,7 +11,7 @@ import pytest
 
 from elmwright.pipeline import build, files, tasks
 from elmwright.pipeline.config import CorpusConfig, Pieces, Source, VocabConfig
-from elmwright.pipeline.current import check_sources
+from elmwright.pipeline.current import vocab_file
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.sample import try_rules
@@ -93,7 +93,7 @@ def test_a_changed_evaluation_file_or_vocabulary_is_noticed(tmp_path):
     assert third.vocab.size == second.vocab.size + 1
     vocab.unlink()
     with pytest.raises(UserError, match=r"vocab\.file = .* does not exist"):
-        check_sources(tmp_path / "out", config, str(vocab))
+        vocab_file(str(vocab))
 
 
 @pytest.mark.parametrize("odd", ["\ufffd", "\u2581", "\ufffd\ufffd \ufffd"])
