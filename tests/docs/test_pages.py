@@ -1,0 +1,46 @@
+"""Every page that has commands for a finished demo is followed from top to bottom by a real shell.
+
+The demo is a tiny run of the same name (conftest.py); the lines of the pages are not changed.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import clone
+from tests.docs.blocks import PAGES, Block, all_blocks, blocks_of
+from tests.docs.shell import Shell, is_free
+
+HERE = ("sh demo", "sh serve", "python demo")
+
+
+@pytest.fixture
+def user(demo: Shell) -> Iterator[Shell]:
+    yield demo
+    demo.close()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", [p for p in PAGES if any(b.kind in HERE for b in blocks_of(p))])
+def test_a_page_can_be_followed_line_by_line(page: str, user: Shell) -> None:
+    for block in blocks_of(page):
+        if block.kind == "sh demo":
+            user.run(block.code, str(block))
+        elif block.kind == "python demo":
+            user.python(block.code, str(block))
+        elif block.kind == "sh serve":
+            for port in re.findall(r"(?:-p|--port) (\d+)", block.code):
+                if not is_free(int(port)):
+                    pytest.skip(f"port {port}, which the page uses, is taken on this machine")
+            user.serve(block.code, str(block))
+
+
+@pytest.mark.parametrize("block", all_blocks("sh clone"), ids=str)
+def test_what_is_typed_in_a_fresh_clone_works(block: Block, tmp_path: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    said = Shell(clone(tmp_path / "clone"), home=tmp_path).run(block.code, str(block))
+    assert re.search(r"^elmwright \d", said, re.MULTILINE)
