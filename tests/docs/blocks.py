@@ -26,7 +26,7 @@ KINDS = {
     "sh demo", "sh serve", "sh clone", "sh make", "sh long", "sh cluster",
     "python demo", "toml config", "toml targets", "text",
 }  # fmt: skip
-FENCE = re.compile(r"^ *```(.*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)

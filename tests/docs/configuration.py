@@ -27,7 +27,8 @@ INTRO = """\
 A run is one TOML file with the sections below. A setting that is left out has its default. An
 unknown name or a value of the wrong kind is refused, with the nearest valid name.
 
-- `elmwright init` writes a file for your own text, `elmwright config --recipe NAME` prints a recipe.
+- `elmwright init` writes a file for your own text.
+- `elmwright config --recipe NAME` prints a recipe, to be saved and changed.
 - `elmwright check CONFIG --full` prints every setting as a run would use it.
 - `--set SECTION.KEY=VALUE` changes a setting for one command.
 - A check mark means that the setting may be changed when a run is resumed.
