@@ -15,6 +15,13 @@ from tests.docs.blocks import PAGES, Block, all_blocks, blocks_of
 from tests.docs.shell import Shell, is_free
 
 HERE = ("sh demo", "sh serve", "python demo")
+PRINTED = {
+    "README.md": [r"@candidate", r"\(3, 4, 16\)"],
+    "docs/publishing.md": [r"\n *1 [^\n]*@champion"],
+    "docs/training.md": [r"\nstep +40 ", r"perplexity +\d"],
+    "docs/using.md": [r"\(3, 4, 16\)", r'"predictions": \[\[\[\['],
+}
+"""What must be printed, in this order, where an exit code alone says little."""
 
 
 @pytest.fixture
@@ -26,16 +33,31 @@ def user(demo: Shell) -> Iterator[Shell]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.kind in HERE for b in blocks_of(p))])
 def test_a_page_can_be_followed_line_by_line(page: str, user: Shell) -> None:
+    printed = ""
     for block in blocks_of(page):
         if block.kind == "sh demo":
-            user.run(block.code, str(block))
+            printed += user.run(block.code, str(block))
         elif block.kind == "python demo":
-            user.python(block.code, str(block))
+            printed += user.python(block.code, str(block))
         elif block.kind == "sh serve":
             for port in re.findall(r"(?:-p|--port) (\d+)", block.code):
                 if not is_free(int(port)):
                     pytest.skip(f"port {port}, which the page uses, is taken on this machine")
             user.serve(block.code, str(block))
+    assert re.search(".*".join(PRINTED.get(page, [])), printed, re.DOTALL), printed
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(5400)
+def test_ones_own_text_becomes_vectors(finished_demo: Path, tmp_path: Path) -> None:
+    """The README's way with nothing but text files, in the hour it gives itself."""
+    shutil.copytree(finished_demo / "text", tmp_path / "text")
+    user = Shell(tmp_path)
+    for block in blocks_of("README.md"):
+        if "my.toml" in block.code and block.kind in ("sh demo", "sh long"):
+            user.run(block.code, str(block), timeout=4800)
+    user.run("echo 'The old cat' | elmwright embed runs/my/bundle - -o cat.hdf5", "embedding")
+    assert (tmp_path / "cat.hdf5").is_file()
 
 
 @pytest.mark.parametrize("block", all_blocks("sh clone"), ids=str)
