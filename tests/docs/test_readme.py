@@ -113,3 +113,8 @@ def test_the_citation_is_valid() -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_images_that_pages_name_are_of_this_version() -> None:
+    named = {tag for name in PAGES for tag in re.findall(r"elmwright:([\d.]+)-", text_of(name))}
+    assert named == {elmwright.__version__}
