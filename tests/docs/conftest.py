@@ -1,16 +1,13 @@
 """A finished run called `demo`, small enough for a test, in a folder that a user could be in."""
 
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.docs.shell import Shell
-from tests.jobs.tiny import ADJECTIVES, NOUNS, write_config, write_text
-
-STORY = "\nThe {} function returns a list of every {}. They play in the garden beside the {}."
-"""What the pages look for, told in every document."""
+from tests.docs.texts import write_texts
+from tests.jobs.tiny import write_config
 
 
 @pytest.fixture(scope="session")
@@ -21,15 +18,7 @@ def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command of a page has to be changed.
     """
     home = tmp_path_factory.mktemp("user")
-    (home / "text").mkdir()
-    draw = random.Random(1)
-    for number in range(3):
-        text = write_text(home / "text" / f"{number}.txt", documents=120, seed=number)
-        documents = text.read_text(encoding="utf-8").strip().split("\n\n")
-        for document in range(len(documents)):
-            words = draw.choice(ADJECTIVES), *draw.sample(NOUNS, 2)
-            documents[document] += STORY.format(*words)
-        text.write_text("\n\n".join(documents), encoding="utf-8")
+    write_texts(home / "text")
     config = write_config(
         home, Path("text"), run_name="demo", run_dir="runs/{name}", train_processes=1,
         train_max_steps=40, eval_every_steps=20, checkpoint_every_steps=10, cluster_cpus=1,

@@ -25,6 +25,7 @@ from tests.docs.blocks import (
     subcommands,
     text_of,
 )
+from tests.docs.texts import write_texts
 
 
 def test_every_block_says_where_it_runs() -> None:
@@ -48,8 +49,7 @@ def test_no_comment_is_hidden_in_a_page() -> None:
 @pytest.fixture
 def own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """What the README's `elmwright init my.toml` writes, in the current folder."""
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "one.txt").write_text("The old cat sees the river.\n" * 200)
+    write_texts(tmp_path / "text")
     monkeypatch.chdir(tmp_path)
     (line,) = [
         line for block in all_blocks("sh demo") for line in block.lines() if " init " in line
