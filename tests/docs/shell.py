@@ -23,11 +23,12 @@ SHOWN = 4000
 class Shell:
     """One terminal."""
 
-    def __init__(self, folder: Path, home: Path | None = None) -> None:
+    def __init__(self, folder: Path, home: Path, first: Path | None = None) -> None:
+        """`first` is a folder with commands that are found before all others."""
         self.folder = folder
         kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
-        self.environment = {**kept, "PATH": path, "HOME": str(home or folder)}
+        places = [*([str(first)] if first else []), str(Path(sys.executable).parent), kept["PATH"]]
+        self.environment = {**kept, "PATH": os.pathsep.join(places), "HOME": str(home)}
         self.services: list[Service] = []
 
     def run(self, script: str, what: str, timeout: float = 300) -> str:

@@ -1,6 +1,6 @@
 """Every page that has commands for a finished demo is followed from top to bottom by a real shell.
 
-The demo is a tiny run of the same name (conftest.py); the lines of the pages are not changed.
+The recipe `demo` is a tiny one here (conftest.py); the lines of the pages are not changed.
 """
 
 import re
@@ -51,13 +51,15 @@ def test_a_page_can_be_followed_line_by_line(page: str, user: Shell) -> None:
 @pytest.mark.timeout(900)
 def test_ones_own_text_becomes_vectors(tmp_path: Path) -> None:
     """The README's way with nothing but text files; so little text takes no hour."""
-    write_texts(tmp_path / "text")
-    user = Shell(tmp_path)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    write_texts(folder / "text")
+    user = Shell(folder, home=tmp_path)
     for block in blocks_of("README.md"):
         if "my.toml" in block.code and block.kind in ("sh demo", "sh long"):
             user.run(block.code, str(block), timeout=800)
     user.run("echo 'The old cat' | elmwright embed runs/my/bundle - -o cat.hdf5", "embedding")
-    assert (tmp_path / "cat.hdf5").is_file()
+    assert (folder / "cat.hdf5").is_file()
 
 
 @pytest.mark.parametrize("block", all_blocks("sh clone"), ids=str)
