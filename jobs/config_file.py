@@ -380,7 +380,7 @@ def explain() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _explain(cls: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:
-    documents = _field_docs(cls)
+    documents = field_docs(cls)
     hints = typing.get_type_hints(cls)
     default = cls()
     for entry in dataclasses.fields(cls):
@@ -392,7 +392,8 @@ def _explain(cls: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:
         yield f"{prefix}.{entry.name}", _name(hint), shown, documents[entry.name]
 
 
-def _field_docs(cls: type) -> dict[str, str]:
+def field_docs(cls: type) -> dict[str, str]:
+    """Field name → the string under it in the source of a config dataclass."""
     body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(cls)).body[0]).body
     found = {}
     for node, following in pairwise(body):

@@ -1,13 +1,16 @@
 """What `make check` promises, so that CI, which runs the tests, holds to it too."""
 
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = ["pipeline", "model", "jobs", "infra", "tests"]
+ROOMS = ["pipeline", "model", "jobs"]
 
 
 @pytest.mark.parametrize("arguments", [["format", "--check"], ["check"]], ids=["format", "lint"])
@@ -29,13 +32,44 @@ def test_mypy_strict_has_nothing_to_say() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_module_says_what_it_is_for_and_the_readme_names_it() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for room in ("pipeline", "model", "jobs"):
-        for path in (ROOT / room).glob("*.py"):
-            text = path.read_text(encoding="utf-8")
-            assert text.startswith('"""'), f"{path} has no docstring"
-            assert path.name == "__init__.py" or path.name in readme, f"{path} is not in the README"
+def test_every_module_says_what_it_is_for() -> None:
+    for path in modules():
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith('"""'), f"{path} has no docstring"
+
+
+def modules() -> list[Path]:
+    """Every module of ours, in whatever folder of its package."""
+    found = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    assert len(found) > 100
+    return found
+
+
+def test_the_tree_of_the_code_has_every_module_and_no_other() -> None:
+    """`docs/code.md` names a module by as much of its path as tells it from its neighbours."""
+    wrong = []
+    tree = dict(tree_of_the_code())
+    assert set(tree) >= set(ROOMS)
+    for room in ROOMS:
+        named = Counter(re.findall(r"(?<![\w./-])[\w/]+\.py\b", tree[room]))
+        expected = [path for path in modules() if path.is_relative_to(ROOT / room)]
+        expected = [path for path in expected if path.name != "__init__.py"]
+        for path in expected:
+            names = ["/".join(path.parts[-length:]) for length in range(1, len(path.parts))]
+            found = next((name for name in names if named[name]), None)
+            if found is None:
+                wrong.append(f"{path.relative_to(ROOT)} is missing")
+            else:
+                named[found] -= 1
+        wrong += [f"{room}/: {name} does not exist" for name in +named]
+    assert wrong == []
+
+
+def tree_of_the_code() -> list[tuple[str, str]]:
+    """(folder, its lines) of every top folder in the tree of docs/code.md."""
+    page = (ROOT / "docs" / "code.md").read_text(encoding="utf-8")
+    tree = page.split("```text\n")[1].split("```")[0]
+    return re.findall(r"^(\w+)/ +(.*?)(?=^\w+/ |\Z)", tree, re.MULTILINE | re.DOTALL)
 
 
 def test_every_slow_test_has_a_make_target() -> None:

@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.infra.validators import INFRA, ROOT
+from tests.checkout import clone
+from tests.infra.validators import INFRA
 
 SCRIPT = INFRA / "local" / "cluster.py"
 
@@ -110,31 +110,6 @@ def shell_blocks(section: str) -> str:
     begin = text.index(f"\n## {section}\n")
     end = text.index("\n## ", begin + 1)
     return "\n".join(re.findall(r"```sh\n(.*?)```", text[begin:end], re.S))
-
-
-def clone(target: Path) -> Path:
-    """What a stranger's clone would be after `make setup`, its environment borrowed from ours."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if listed.returncode:
-        pytest.skip("not a git checkout")
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, target / name)
-    venv = target / ".venv"
-    venv.mkdir()
-    for name in ("bin", "lib", "include", "pyvenv.cfg"):
-        (venv / name).symlink_to(Path(sys.prefix) / name)
-    (venv / ".ready").touch()
-    links = target / "build" / "types" / "elmwright"
-    links.mkdir(parents=True)
-    for room in ("pipeline", "model", "jobs"):
-        (links / room).symlink_to(target / room)
-    (links / "__init__.py").symlink_to(target / "jobs" / "api" / "__init__.py")
-    return target
 
 
 @pytest.mark.heavy

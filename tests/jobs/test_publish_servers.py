@@ -190,11 +190,12 @@ def test_a_shelf_in_an_object_store(
         load(f"{uri}/tiny/2")
 
 
-def test_the_server_of_mlflow_answers_the_request_in_the_readme_with_the_vectors_of_embed(
+def test_the_server_of_mlflow_answers_the_request_in_the_docs_with_the_vectors_of_embed(
     bundle: Path, tmp_path: Path
 ) -> None:
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    request = json.loads(re.search(r"/invocations .*?-d '(\{.*?\})'", readme, re.DOTALL)[1])  # type: ignore[index]
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    page = (docs / "using.md").read_text(encoding="utf-8")
+    request = json.loads(re.search(r"/invocations .*?-d '(\{.*?\})'", page, re.DOTALL)[1])  # type: ignore[index]
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     publish_bundle(MlflowRegistry(uri), bundle, "demo", "champion")
     port = free_port()

@@ -334,17 +334,6 @@ def training_process(driver: int) -> int:
     raise AssertionError("no training process found")
 
 
-def test_the_readmes_way_to_read_a_shard_runs(finished: Run) -> None:
-    """What it says of using a model is run by test_use.py."""
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    section = readme.split("\n## What lies where\n")[1].split("\n## ")[0]
-    (snippet,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    names: dict[str, object] = {}
-    exec(snippet.replace("runs/demo", str(finished.folder)), names)  # noqa: S102
-    assert isinstance(names["first"], list)
-    assert names["first"]
-
-
 def test_load_by_alias_in_python(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", finished.uri)
     import elmwright as package

@@ -1,12 +1,11 @@
-"""Published and served, by the README's own words; and what the pyfunc makes of every input.
+"""Published and served; and what the pyfunc makes of every input.
 
-The service itself is started in test_publish_servers.py.
+The service itself is started in test_publish_servers.py and in tests/docs.
 """
 
 import json
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,30 +16,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from mlflow.exceptions import MlflowException
-from mlflow.models.cli import serve
 from mlflow.pyfunc.scoring_server import invocations
 
-from elmwright.jobs.cli import main
 from elmwright.jobs.models import load
 from elmwright.jobs.registry import open_registry, publish_bundle
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+USING = (Path(__file__).resolve().parents[2] / "docs" / "using.md").read_text(encoding="utf-8")
 SENTENCES = [["The", "old", "cat"], ["A", "bird", "sees"]]
-
-
-def section(name: str) -> str:
-    return README.split(f"\n## {name}\n")[1].split("\n## ")[0]
-
-
-def commands(code: str) -> list[list[str]]:
-    """The lines of a shell snippet as words, without comments."""
-    return [shlex.split(line, comments=True) for line in code.replace("\\\n", " ").splitlines()]
-
-
-def export_variables(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for setting in words[1:]:
-        name, _, value = setting.partition("=")
-        monkeypatch.setenv(name, os.path.expandvars(value))
 
 
 @pytest.fixture(scope="module")
@@ -65,59 +47,22 @@ def place(
         os.environ["MLFLOW_TRACKING_URI"] = before
 
 
-def test_the_publishing_block_of_the_readme_runs_as_it_stands(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    (block,) = re.findall(r"```sh\n(export .*?)```", section("Publishing"), re.DOTALL)
-    said = {}
-    for words in commands(block):
-        if words[0] == "export":
-            export_variables(words, monkeypatch)
-            continue
-        assert words[0] == "elmwright"
-        assert main(words[1:]) == 0, words
-        said[words[1]] = capsys.readouterr().out
-    assert set(said) == {"export", "verify", "publish", "promote", "versions", "rollback"}
-    assert "demo version 1" in said["publish"]
-    assert "champion is now version 1" in said["promote"]
-    assert "version 2 of demo again" in said["rollback"]
+def test_the_files_that_allennlp_is_given_are_in_the_bundle(bundle: Path) -> None:
+    """Its own Elmo is run by tests/bench/interop_allennlp.py."""
+    (line,) = re.findall(r"`(Elmo\(.*?\))`", USING)
+    compile(line, "docs/using.md", "eval")
+    names = [Path(name) for name in re.findall(r'"(.*?)"', line)]
+    assert [name.parent.as_posix() for name in names] == ["runs/demo/bundle"] * 2
+    assert [name.name for name in names] == ["options.json", "weights.hdf5"]
+    assert all((bundle / name.name).is_file() for name in names)
 
 
-def test_what_the_readme_and_the_card_say_of_serving_is_so(
+def test_the_way_to_load_with_mlflow_on_the_card_works(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    text = section("Serve it")
-    (block,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    variables, service, request = commands(block)
-    with monkeypatch.context() as shell:
-        shell.setenv("PWD", str(place))
-        export_variables(variables, shell)
-        assert os.environ["PATH"].startswith(str(place / ".venv" / "bin"))
-        mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
-    assert service[:3] == ["mlflow", "models", "serve"]
-    assert service[-1] == "&"
-    asked = serve.make_context("serve", service[3:-1]).params  # refuses what it does not know
-    assert (asked["model_uri"], asked["port"]) == ("models:/demo@champion", 5001)
-    (line,) = re.findall(r"`(mlflow\.pyfunc\.load_model\(.*?\)\.predict\(.*?\))`", text)
-    (answer,) = eval(line, {"mlflow": mlflow})  # noqa: S307 - our own README
-    assert answer.shape == (3, 4, 16)
-    assert request[1] == "http://127.0.0.1:5001/invocations"
-    model = mlflow.pyfunc.load_model(asked["model_uri"])
-    body = request[request.index("-d") + 1]
-    served = invocations(body, "application/json", model, model.metadata.get_input_schema())
-    assert served.status == 200
-    assert np.array(json.loads(served.response)["predictions"][0]).shape == (3, 4, 16)
-
-    (line,) = re.findall(r"`(Elmo\(.*?\))`", text)  # AllenNLP's; interop_allennlp.py runs it
-    compile(line, "README.md", "eval")
-    files = re.findall(r'"(.*?)"', line)
-    assert [Path(file).name for file in files] == ["options.json", "weights.hdf5"]
-    assert all(Path(file).is_file() for file in files)
-
+    mlflow.set_tracking_uri("sqlite:///runs/demo/mlflow/mlflow.db")
     card = Path("runs/demo/bundle/README.md").read_text(encoding="utf-8")
     (snippet,) = re.findall(r"```python\n(import mlflow\n.*?)```", card, re.DOTALL)
     names: dict[str, Any] = {}

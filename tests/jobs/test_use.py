@@ -1,13 +1,8 @@
 """What people do with a model: open it, score text, look for neighbours, feed scikit-learn."""
 
-import io
 import json
 import os
-import re
-import shlex
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import mlflow
@@ -326,50 +321,3 @@ def test_sentence_vectors_work_in_a_pipeline_of_scikit_learn(model: Path) -> Non
         clone(step).set_params(pooling="sum").fit(sentences)
     with pytest.raises(UserError, match="not a single string"):
         step.transform("The cat")
-
-
-def snippets() -> list[tuple[str, str]]:
-    """The fenced blocks of the README's section, in order."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.split("\n## Use it\n")[1].split("\n## ")[0]
-    return re.findall(r"^```(\w+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-
-
-def shell(code: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a shell does with such a snippet, in this process: `echo … |`, `>`, and our command."""
-    ran = []
-    for line in code.replace("\\\n", " ").splitlines():
-        words = shlex.split(line)
-        if words[0] == "echo":
-            given = io.TextIOWrapper(io.BytesIO(words[1].encode() + b"\n"))
-            monkeypatch.setattr(sys, "stdin", given)
-            words = words[words.index("|") + 1 :]
-        out = open(words[-1], "w") if words[-2] == ">" else io.StringIO()  # noqa: SIM115
-        command, *arguments = words[:-2] if words[-2] == ">" else words
-        assert command == ".venv/bin/elmwright"
-        with out, redirect_stdout(out):
-            assert main(arguments) == 0, line
-        ran.append(arguments[0])
-    return ran
-
-
-def test_every_snippet_of_the_readme_runs_as_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_random_model(tmp_path / "runs" / "demo" / "bundle")
-    (tmp_path / "text.txt").write_text("\n".join(LINES[:5]) + "\nshe saw the play\n" * 3)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    ran: list[str] = []
-    for kind, code in snippets():
-        if kind == "sh":
-            ran += shell(code, monkeypatch)
-        else:
-            assert kind == "python"
-            exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - our own README
-    assert set(ran) == {"embed", "fill-cache", "score", "neighbours"}
-    assert names["layers"].shape == (3, 4, 16)  # type: ignore[attr-defined]
-    assert names["scores"].shape == (2, 2, 5)  # type: ignore[attr-defined]
-    assert names["mixed"].shape == (1, 6, 16)  # type: ignore[attr-defined]
-    assert (tmp_path / "scores.tsv").read_text().count("\n") == 1 + 10
-    assert "<mark>play</mark>" in (tmp_path / "play.html").read_text()
