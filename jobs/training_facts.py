@@ -130,7 +130,7 @@ def _perplexities(
     pad = max((max(values) / min(values)) ** 0.08, 1.1)
     axis = Axis(min(values) / pad, max(values) * pad, "", log=True)
     few, all_of = min(facts.heldout_tokens), facts.heldout_tokens[-1]
-    name = shown(split, 40)
+    name = shown(split, 24)
     keys = []
     if len(points) > 1:
         keys.append(("curve", f"the model{_on(few)} of the set {name}, full softmax"))
