@@ -159,15 +159,17 @@ def picture(shown_command: str, middle: Moment, last: Moment) -> str:
     console.print(Text.assemble(("$ ", "bright_green"), (shown_command, "bold")))
     for line in middle.lines:
         console.print(line, no_wrap=True, crop=True)
-    minutes = max(1, round((last.at - middle.at) / 60))
+    seconds = last.at - middle.at
+    later = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
     console.print()
-    console.print(f"⋯ {minutes} min later ⋯", style="bright_black", justify="center")
+    console.print(f"⋯ {later} later ⋯", style="bright_black", justify="center")
     console.print()
     before = set(middle.plain)
     rest = next((n for n, line in enumerate(last.plain) if line not in before), 0)
     for line in last.lines[rest:]:
         console.print(line, no_wrap=True, crop=True)
-    return offline(console.export_svg(title=shown_command, theme=THEME, unique_id="terminal"))
+    title = f"{COLUMNS} columns"
+    return offline(console.export_svg(title=title, theme=THEME, unique_id="terminal"))
 
 
 def offline(svg: str) -> str:

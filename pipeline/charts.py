@@ -62,7 +62,7 @@ class Axis:
     """Whether its labels are percentages."""
 
     def place(self, value: float) -> float:
-        """Where a value lies, from 0 to 1."""
+        """The position of a value along the axis, from 0 to 1."""
         low, high, at = self.low, self.high, min(max(value, self.low), self.high)
         if self.log:
             low, high, at = math.log(low), math.log(high), math.log(at)
