@@ -301,7 +301,7 @@ def _describe(
     tokens = config.train.tokens
     records = [record for record, _ in read_journal(folder.journal, 0)]
     facts = training_facts(records, info.step, tokens, first)
-    picture = training_svg(facts, first)
+    picture = training_svg(facts, first, manifest.unigram_perplexity.get(first))
     if picture:
         (target / "training.svg").write_text(picture, encoding="utf-8")
     card = model_card(

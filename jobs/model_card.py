@@ -30,7 +30,7 @@ def model_card(
     """The whole card; `config` and `state` are what the checkpoint was trained with."""
     sections = [
         _header(config),
-        _summary(config, step),
+        _summary(config, manifest, step, evaluation),
         _use(config, has_softmax),
         _perplexity(manifest, evaluation),
         _architecture(config, manifest),
@@ -53,7 +53,7 @@ def _header(config: RunConfig) -> Iterator[str]:
     yield "---"
 
 
-def _summary(config: RunConfig, step: int) -> Iterator[str]:
+def _summary(config: RunConfig, manifest: Manifest, step: int, evaluation: Scores) -> Iterator[str]:
     yield f"# {config.export.name}"
     yield ""
     yield (
@@ -63,6 +63,13 @@ def _summary(config: RunConfig, step: int) -> Iterator[str]:
         f"{config.model.n_layers + 1} vectors of {2 * config.model.projection_dim:,} numbers."
     )
     yield ""
+    for name, score in list(evaluation.items())[:1]:
+        yield (
+            f"Its perplexity on the held-out set `{name}` is **{score['perplexity']:.1f}**; a "
+            "model that knows only how often each word occurs (unigram) has "
+            f"{manifest.unigram_perplexity[name]:.1f}."
+        )
+        yield ""
 
 
 def _use(config: RunConfig, has_softmax: bool) -> Iterator[str]:
@@ -88,7 +95,7 @@ def _use(config: RunConfig, has_softmax: bool) -> Iterator[str]:
         'output = elmo([["The", "quick", "brown", "fox"]])',
         "output.mixes[0], output.mask",
     )
-    yield "**On the command line**, one tokenised sentence a line:"
+    yield "**On the command line**, one sentence per line, its words separated by spaces:"
     yield from _code("sh", "elmwright embed FOLDER sentences.txt -o vectors.hdf5")
     yield "**From an MLflow registry** it was published to, under one of its aliases there:"
     yield from _code(
@@ -105,7 +112,9 @@ def _use(config: RunConfig, has_softmax: bool) -> Iterator[str]:
         'elmo(batch_to_ids([["The", "quick", "brown", "fox"]]))',
     )
     if has_softmax:
-        yield "`softmax.safetensors` is for scoring text and for training on; vectors do without."
+        yield (
+            "`softmax.safetensors` is needed to score text and to train further, not for vectors."
+        )
         yield ""
 
 
@@ -121,15 +130,22 @@ def _perplexity(manifest: Manifest, evaluation: Scores) -> Iterator[str]:
         yield "Not measured: the corpus has no held-out set."
         yield ""
         return
-    yield "Full softmax, every token once; `<UNK>` counts as a word."
+    yield (
+        "How well the model predicts text that it was not trained on: lower is better. A "
+        "perplexity of 100 means that it is as unsure of the next word as if it had to choose "
+        "among 100 equally likely ones. Measured with the full softmax over "
+        f"{manifest.vocab.size:,} words; a word outside the vocabulary counts as `<UNK>`, which is "
+        "predicted like any other. “This model” is the geometric mean of both directions. The "
+        "unigram model knows only how often the training text has each word."
+    )
     yield ""
-    yield "| set | mean | forward | backward | tokens | `<UNK>` | unigram model |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| held-out set | this model | forward | backward | unigram model | tokens | `<UNK>` |"
+    yield "|---|--:|--:|--:|--:|--:|--:|"
     for name, score in evaluation.items():
         yield (
             f"| {name} | {score['perplexity']:.2f} | {score['forward_perplexity']:.2f} | "
-            f"{score['backward_perplexity']:.2f} | {score['tokens']:,} | "
-            f"{score['unk_share']:.2%} | {manifest.unigram_perplexity[name]:.2f} |"
+            f"{score['backward_perplexity']:.2f} | {manifest.unigram_perplexity[name]:.2f} | "
+            f"{score['tokens']:,} | {score['unk_share']:.2%} |"
         )
     yield ""
 
@@ -138,14 +154,18 @@ def _architecture(config: RunConfig, manifest: Manifest) -> Iterator[str]:
     model = config.model
     widths = ", ".join(f"{number} of width {width}" for width, number in model.filters)
     yield "## Architecture"
+    yield "| part | size |"
+    yield "|---|---|"
+    yield f"| words | read as at most {model.max_chars} bytes, two of them marks |"
+    yield f"| character CNN | {model.n_filters:,} filters: {widths} |"
+    yield f"| highway layers | {model.n_highway} |"
     yield (
-        f"Character CNN over at most {model.max_chars} bytes of a word ({model.n_filters:,} "
-        f"filters: {widths}), {model.n_highway} highway layers, {model.n_layers} "
-        f"{'residual ' if model.residual else ''}LSTM layers each way of {model.dim:,} cells "
-        f"projected to {model.projection_dim:,}; "
-        f"{sum(model.parameter_counts().values()):,} parameters without the softmax, which covers "
-        f"{manifest.vocab.size:,} words."
+        f"| LSTM layers | {model.n_layers} in each direction"
+        f"{', residual' if model.residual else ''}; {model.dim:,} cells projected to "
+        f"{model.projection_dim:,} |"
     )
+    yield f"| parameters | {sum(model.parameter_counts().values()):,}, softmax not counted |"
+    yield f"| softmax | {manifest.vocab.size:,} words |"
     yield ""
 
 
@@ -163,10 +183,12 @@ def _corpus(config: RunConfig, manifest: Manifest) -> Iterator[str]:
         name = source.name or source.path.rstrip("/").rpartition("/")[2]
         yield f"| {_cell(name)} | {_cell(source.licence) or 'not stated'} | {source.weight:g} |"
     yield ""
-    yield "What was read, dropped by each rule, and kept:"
+    yield (
+        "What was read, what each cleaning rule dropped, and what was kept, held-out text included:"
+    )
     yield ""
     yield "| rule | documents | sentences | words |"
-    yield "|---|---|---|---|"
+    yield "|---|--:|--:|--:|"
     for rule in manifest.funnel:
         if rule.rule in ("read", "kept") or rule.documents or rule.sentences or rule.words:
             yield (
@@ -186,24 +208,35 @@ def _training(
     tokens = step * train.tokens
     yield "## Training"
     if has_curve:
-        yield "![Loss by step](training.svg)"
+        yield "![Held-out perplexity and training loss by training tokens](training.svg)"
         yield ""
-        yield "Line: training loss over sampled words; dashed: held-out loss, full softmax."
+        yield (
+            "The training loss is that of a sampled softmax, which is lower by nature: it shows "
+            "how training went and cannot be compared with the held-out perplexity."
+        )
         yield ""
+    yield "| setting | value |"
+    yield "|---|---|"
+    yield f"| tokens read | {tokens:,}: {step:,} steps of {train.tokens:,} |"
+    yield f"| optimiser | {optim.name}, learning rate {optim.lr:g}, schedule {optim.schedule} |"
+    yield f"| softmax | sampled, {train.negatives:,} negatives per step |"
+    yield f"| dropout | {train.dropout:g} |"
+    yield f"| seed | {config.run.seed} |"
     yield (
-        f"{tokens:,} tokens; {optim.name}, learning rate {optim.lr:g} ({optim.schedule}), dropout "
-        f"{train.dropout:g}, {train.negatives:,} sampled negatives, seed {config.run.seed}."
-    )
-    yield (
-        f"{state['processes']} processes of {train.threads} threads, device `{state['device']}` on "
-        f"{state['machine']}."
+        f"| ran on | {_plural(state['processes'], 'process', 'processes')} of "
+        f"{_plural(train.threads, 'thread', 'threads')}, device `{state['device']}`, "
+        f"{_cell(str(state['machine']))} |"
     )
     if facts.seconds:
         yield (
-            f"{_duration(facts.seconds)} of training steps at {facts.tokens_per_s:,.0f} tokens a "
-            "second (median); evaluation, checkpoints and pauses not counted."
+            f"| time | {_duration(facts.seconds)} of training steps at {facts.tokens_per_s:,.0f} "
+            "tokens per second (median); evaluation, checkpoints and pauses not counted |"
         )
     yield ""
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
 
 
 def _duration(seconds: float) -> str:
@@ -220,11 +253,11 @@ def _limits(config: RunConfig, manifest: Manifest, has_softmax: bool) -> Iterato
         "nothing of other domains or languages, and repeats the biases of its text."
     )
     yield (
-        f"- Words are read up to {config.model.max_chars - 2} bytes; {manifest.long_words:.2%} of "
-        "the training words have more than 48."
+        f"- Of a word only the first {config.model.max_chars - 2} bytes are read; "
+        f"{manifest.long_words:.2%} of the training words have more than 48."
     )
     yield "- Every sentence is read by itself: a word knows nothing of the sentences around it."
-    yield "- Perplexities of models with other vocabularies or held-out sets cannot be compared."
+    yield "- Perplexities with another vocabulary or on another text cannot be compared with these."
     if not has_softmax:
-        yield "- This bundle comes without its softmax: it cannot score text or be trained on."
+        yield "- This bundle comes without its softmax: it cannot score text or be trained further."
     yield ""

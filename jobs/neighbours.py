@@ -242,14 +242,18 @@ def write_page(found: Found, path: Path) -> None:
         return f"{before} <mark>{word}</mark> {after}"
 
     word = shown(found.query.words[found.query.position])
+    named = {"top": "the top layer", "mean": "the mean of all layers"}
+    layer = named.get(found.layer, f"layer {shown(found.layer)}")
     header = (
-        f'<p class="kicker">Contextual neighbours</p><h1>{word}</h1><p>{sentence(found.query)}</p>'
+        f'<p class="kicker">Contextual neighbours</p><h1>{word}</h1>'
+        f'<p class="query">{sentence(found.query)}</p>'
     )
     rows = [(sentence(o), f"{o.similarity:.4f}", number(o.line + 1)) for o in found.neighbours]
     body = note(
-        f"The {len(rows)} nearest of {number(found.compared)} occurrences in "
-        f"{shown(found.source)}, by the cosine of layer {shown(found.layer)}. A model that tells "
-        "senses apart puts the sense of the sentence above first."
-    ) + table("sentence|cosine|line", rows, texts=1)
+        f"The word as the sentence above uses it, compared with {number(found.compared)} other "
+        f"places in <code>{shown(found.source)}</code>: the {len(rows)} nearest by the cosine of "
+        f"their vectors in {layer}, where 1 is equal. A model that tells the senses of a word "
+        "apart puts the sense of the sentence above first."
+    ) + table("Sentence|Cosine|Line of the text", rows, texts=1)
     text = page(f"{word} · neighbours", header, [("Nearest", body)], "Made by elmwright neighbours")
     write_atomic(path, text.encode("utf-8"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from elmwright.pipeline.page import compact, number
 
 WIDTH, HEIGHT = 480, 270
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 16, 52
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 32, 44
 MAX_POINTS = 250
 """Points of a curve, at most: more would not be seen."""
 
@@ -62,7 +62,7 @@ class Axis:
     """Whether its labels are percentages."""
 
     def place(self, value: float) -> float:
-        """Where a value lies, from 0 to 1."""
+        """The position of a value along the axis, from 0 to 1."""
         low, high, at = self.low, self.high, min(max(value, self.low), self.high)
         if self.log:
             low, high, at = math.log(low), math.log(high), math.log(at)
@@ -72,6 +72,8 @@ class Axis:
         """Round values to label, about five."""
         if self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            if last - first < 2:  # a short range needs more than powers of ten
+                return _round_values(self.low, self.high)
             return [10.0**power for power in range(first, last + 1, max(1, (last - first) // 5))]
         step = 10 ** math.floor(math.log10(max(self.high - self.low, 1e-9) / 4))
         step *= next(m for m in (1, 2, 5, 10) if (self.high - self.low) / (step * m) <= 5)
@@ -81,6 +83,29 @@ class Axis:
     def text(self, value: float) -> str:
         """A tick's label."""
         return f"{100 * value:.3g} %" if self.share else compact(value)
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """2 to 6 round values of a log axis of about a decade: 1, 2, 5 times ten, or more of them."""
+    powers = [10.0**power for power in range(math.floor(math.log10(low)), 1 + _power(high))]
+    found: list[float] = []
+    for factors in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(n / 10 for n in range(10, 100))):
+        found = [power * n for power in powers for n in factors if low <= power * n <= high]
+        if len(found) >= 3:
+            break
+    return found[:: math.ceil(len(found) / 6)] if found else [low]
+
+
+def _power(value: float) -> int:
+    return math.floor(math.log10(value))
+
+
+def rounded(low: float, high: float, title: str) -> Axis:
+    """A linear axis that begins and ends at round values just outside `low` and `high`."""
+    spread = max(high - low, abs(high) * 1e-3, 1e-9)
+    step = 10.0 ** _power(spread / 4)
+    step *= next(m for m in (1, 2, 5, 10) if spread / (step * m) <= 5)
+    return Axis(math.floor(low / step) * step, math.ceil(high / step) * step, title)
 
 
 def columns(values: Sequence[tuple[str, int]], *, named: range, label: str, x: str, y: str) -> str:
@@ -108,9 +133,11 @@ def curve(
     *,
     label: str,
     ideal: Sequence[tuple[float, float]] = (),
+    ideal_name: str = "",
     mark: tuple[float, str] | None = None,
 ) -> str:
-    """A line through rising points; `ideal` is a dashed one beside it, `mark` a named x."""
+    """A line through rising points; `ideal` is a dashed one beside it with its name at the end,
+    `mark` a named x."""
     drawn = [_grid_y(y)]
     for tick in x.ticks():
         at = LEFT + x.place(tick) * (WIDTH - LEFT - RIGHT)
@@ -118,6 +145,8 @@ def curve(
         drawn.append(_text(at, HEIGHT - BOTTOM + 17, x.text(tick)))
     if ideal:
         drawn.append(f'<path class="ideal" d="{_path(ideal, x, y)}"/>')
+        at = LEFT + x.place(ideal[-1][0]) * (WIDTH - LEFT - RIGHT)
+        drawn.append(_text(at, _y(y, ideal[-1][1]) - 24, ideal_name, "end"))
     drawn.append(f'<path class="curve" d="{_path(thin(points), x, y)}"/>')
     if mark is not None and x.low <= mark[0] <= x.high:
         at = LEFT + x.place(mark[0]) * (WIDTH - LEFT - RIGHT)
@@ -159,7 +188,7 @@ def _chart(label: str, x: str, y: str, drawn: Sequence[str]) -> str:
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
         f"<title>{label}</title>{''.join(drawn)}"
         f'<path class="axis" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>'
-        + _text(WIDTH - RIGHT, HEIGHT - 8, f"{x} →", "end", "name")
-        + _text(LEFT, HEIGHT - 8, f"↑ {y}", "start", "name")
+        + _text(WIDTH - RIGHT, HEIGHT - 5, x, "end", "name")
+        + _text(2, 14, y, "start", "name")
         + "</svg>"
     )

@@ -152,6 +152,8 @@ def page(title: str, header: str, sections: Sequence[tuple[str, str]], footer: s
     """The whole file: (name, content) of each section, all escaped; empty ones are left out."""
     present = [(name, name.lower().replace(" ", "-"), body) for name, body in sections if body]
     links = "".join(f'<li><a href="#{anchor}">{name}</a></li>' for name, anchor, _ in present)
+    # One section needs no table of contents.
+    nav = f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n' if len(present) > 1 else ""
     parts = "\n".join(
         f'<section id="{anchor}"><h2>{name}</h2>\n{body}</section>'
         for name, anchor, body in present
@@ -170,8 +172,7 @@ def page(title: str, header: str, sections: Sequence[tuple[str, str]], footer: s
 <body>
 <header>
 {header}
-<nav aria-label="Sections"><ul>{links}</ul></nav>
-</header>
+{nav}</header>
 <main>
 {parts}
 </main>
@@ -185,10 +186,12 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 _STYLE = """
 :root { --paper: #fbfaf6; --card: #fff; --ink: #20242a; --soft: #5a616b; --line: #e2ded3;
-  --keep: #2b6e51; --track: #ece8dd; --lose: #b4531d; --lose2: #cf7f4c; --code: #f1eee5; }
+  --keep: #2b6e51; --track: #ece8dd; --lose: #b4531d; --lose2: #cf7f4c; --code: #f1eee5;
+  --mark: #cfe8da; --shade: #0003; }
 @media screen and (prefers-color-scheme: dark) {
   :root { --paper: #14171a; --card: #1b1f23; --ink: #e7e5df; --soft: #a5abb3; --line: #32383e;
-    --keep: #6cc199; --track: #2a3036; --lose: #ee8f58; --lose2: #b8663a; --code: #22272c; } }
+    --keep: #6cc199; --track: #2a3036; --lose: #ee8f58; --lose2: #b8663a; --code: #22272c;
+    --mark: #1f4a38; --shade: #0009; } }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; scroll-behavior: smooth; }
 body { margin: 0 auto; max-width: 72rem; padding: 2.5rem 1.5rem 4rem; background: var(--paper);
@@ -201,6 +204,8 @@ h2 { font-size: 1.65rem; margin-bottom: .35rem; }
 h3 { font-size: 1.15rem; margin-bottom: .6rem; }
 p { margin: .5rem 0; }
 a { color: var(--keep); }
+mark { background: var(--mark); color: inherit; border-radius: .25rem; padding: .08em .25em; }
+.query { font-size: 1.15rem; }
 code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace; }
 code { font-size: .84em; background: var(--code); border-radius: .25rem; padding: .08em .35em; }
 .kicker { margin: 0 0 .3rem; color: var(--keep); font-size: .8rem; font-weight: 650;
@@ -217,7 +222,14 @@ nav a { text-decoration: none; }
 nav a:hover, nav a:focus { text-decoration: underline; }
 section { padding-top: 2.6rem; }
 .note { max-width: 46rem; color: var(--soft); font-size: .94rem; margin: 0 0 1rem; }
-.scroll { overflow-x: auto; margin: .6rem 0; }
+/* A shadow at an edge says that the table can be scrolled there: the covers move with the table. */
+.scroll { --under: var(--paper); overflow-x: auto; margin: .6rem 0;
+  background: linear-gradient(90deg, var(--under) 30%, transparent) 0 / 2.5rem 100% local,
+    linear-gradient(-90deg, var(--under) 30%, transparent) 100% / 2.5rem 100% local,
+    linear-gradient(90deg, var(--shade), transparent) 0 / .7rem 100% scroll,
+    linear-gradient(-90deg, var(--shade), transparent) 100% / .7rem 100% scroll;
+  background-repeat: no-repeat; }
+.figure .scroll { --under: var(--card); }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { padding: .42rem .7rem; text-align: right; vertical-align: top; white-space: nowrap;
   border-bottom: 1px solid var(--line); }
@@ -231,9 +243,9 @@ th:last-child, td:last-child { padding-right: 0; }
 .t2 td:first-child { min-width: 11rem; }
 .bar { display: block; width: 100%; height: .6rem; background: var(--track); border-radius: .2rem; }
 rect.keep { fill: var(--keep); } rect.lose { fill: var(--lose); } rect.lose2 { fill: var(--lose2); }
-span.keep { color: var(--keep); } span.lose { color: var(--lose); margin-left: 1rem; }
+span.keep { color: var(--keep); } span.lose { color: var(--lose); }
 .whole { margin: 1.2rem 0 1.6rem; } .whole .bar { height: 1.7rem; border-radius: .3rem; }
-.whole p { font-size: .9rem; }
+.whole p { display: flex; flex-wrap: wrap; gap: 0 1.2rem; font-size: .9rem; }
 .rules { list-style: none; margin: 0; padding: 0; }
 .rules > li { padding: .8rem 0; border-top: 1px solid var(--line); break-inside: avoid; }
 .rule { display: grid; grid-template-columns: minmax(0, 23rem) minmax(0, 1fr) 10rem;
@@ -273,6 +285,11 @@ footer { margin-top: 3.5rem; padding-top: 1rem; border-top: 1px solid var(--line
   .tiles b { font-size: 1.4rem; } .figure { padding: .9rem .8rem .5rem; }
   .rule { grid-template-columns: 1fr auto; }
   .rule .bar { grid-row: 2; grid-column: 1 / 3; margin-top: .4rem; }
+  .rule code { font-size: .7rem; }
+  th { white-space: normal; overflow-wrap: normal; } th, td { padding-inline: .45rem; }
+  .barred, .t2 .barred { width: auto; }
+  .barred .bar { display: none; } .barred > span { min-width: 0; margin-left: auto; }
+  .t2 td:first-child { min-width: 9rem; }
   .chart text { font-size: 15px; } }
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; background: #fff; } nav { display: none; }

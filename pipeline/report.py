@@ -68,15 +68,12 @@ def _headline(manifest: Manifest, title: str) -> str:
             percent(ratio(kept.words, read.words)),
             f"of {compact(read.words)} read",
         ),
-        ("Documents", compact(kept.documents), f"of {compact(read.documents)} read"),
-        ("Sentences", compact(kept.sentences), f"of {compact(read.sentences)} read"),
-        ("Vocabulary", compact(manifest.vocab.size), "words"),
+        ("Documents", _short(kept.documents), f"of {_short(read.documents)} read"),
+        ("Sentences", _short(kept.sentences), f"of {_short(read.sentences)} read"),
+        ("Vocabulary", _short(manifest.vocab.size), "words"),
     ]
     for name, perplexity in list(manifest.unigram_perplexity.items())[:3]:
-        split = manifest.splits.get(name)
-        unknown = f", {percent(split.unk_share)} &lt;UNK&gt;" if split else ""
-        cards.append((f"Perplexity: {shown(name, 30)}", decimal(perplexity),
-                      f"to beat{unknown}"))  # fmt: skip
+        cards.append(("Unigram perplexity", decimal(perplexity), f"to beat on {shown(name, 30)}"))
     tiles = "".join(
         f"<div><dt>{name}</dt><dd><b>{value}</b><small>{aside}</small></dd></div>"
         for name, value, aside in cards
@@ -86,6 +83,11 @@ def _headline(manifest: Manifest, title: str) -> str:
         f'<dl class="tiles">{tiles}</dl>'
         f'<p class="print">Fingerprint <code>{shown(manifest.fingerprint)}</code></p>'
     )
+
+
+def _short(value: int) -> str:
+    """A count in full as long as it fits a tile."""
+    return number(value) if value < 1e6 else compact(value)
 
 
 def _sets(manifest: Manifest) -> str:
@@ -104,9 +106,10 @@ def _sets(manifest: Manifest) -> str:
     head = "Set|Documents|Sentences|Words|Blocks|&lt;UNK&gt;|Unigram perplexity"
     return (
         note(
-            "Perplexity is that of the word frequencies of train: a model that does not beat it "
-            "has learned nothing. If &lt;UNK&gt; takes more than a percent or two, lower "
-            "<code>vocab.min_count</code> or raise <code>vocab.max_size</code>."
+            "Unigram perplexity is that of a model that knows only how often train has each word: "
+            "a model that does not get below it has learned nothing. If &lt;UNK&gt; takes more "
+            "than a percent or two, lower <code>vocab.min_count</code> or raise "
+            "<code>vocab.max_size</code>."
         )
         + table(head, rows)
         + left_out(len(manifest.splits) - MAX_ROWS, "sets")
@@ -131,7 +134,7 @@ def _sources(statistics: Statistics) -> str:
                 number(source.broken),
             )
         )
-    head = "Source|Licence|Weight|Files|Size|Documents|Words|Words kept|Put aside"
+    head = "Source|Licence|Weight|Files|Size|Documents|Words|Words kept|Broken records"
     if not rows:
         return ""
     return (
@@ -158,7 +161,8 @@ def _lengths(statistics: Statistics) -> str:
             charts.columns(
                 [(name, value) for (name, _), value in zip(names, values, strict=True)],
                 named=range(0, len(values), math.ceil(len(values) / 8)),
-                label="Kept documents by their number of words", x="words, doubling", y="documents",
+                label="Kept documents by their number of words",
+                x="words in a document, doubling", y="documents",
             ),
             "A pile at the left is scraps: raise <code>corpus.min_words</code> (or "
             "<code>corpus.gopher_quality.min_words</code>); a long tail is joined files: see "
@@ -176,7 +180,7 @@ def _lengths(statistics: Statistics) -> str:
             charts.columns(
                 named,
                 label="Kept sentences by their number of words",
-                x="words",
+                x="words in a sentence",
                 y="sentences",
                 named=range(9, LONGEST_SENTENCE, 10),
             ),
@@ -233,13 +237,14 @@ def _vocabulary(manifest: Manifest, statistics: Statistics) -> str:
     body = ""
     if len(counts) > 1:
         top = counts[0][0] * counts[0][1]
-        x = charts.Axis(1, max(rank for rank, _ in counts), "rank", log=True)
-        y = charts.Axis(1, max(count for _, count in counts), "occurrences", log=True)
+        x = charts.Axis(1, max(rank for rank, _ in counts), "rank of a word by frequency", log=True)
+        y = charts.Axis(1, max(count for _, count in counts), "occurrences in train", log=True)
         body += figure(
             "Zipf curve",
             charts.curve(
                 counts, x, y, label="Occurrences of train words by rank",
                 ideal=[(1, min(top, y.high)), (min(x.high, top), max(1, top / x.high))],
+                ideal_name="1/rank",
             ),
             "Close to straight beside the dashed line (1/rank) is natural text; a step is "
             "boilerplate that repeats (<code>corpus.dedup_lines</code>), a long flat end is noise "
@@ -248,11 +253,13 @@ def _vocabulary(manifest: Manifest, statistics: Statistics) -> str:
         )  # fmt: skip
     if len(covered) > 1:
         words = manifest.vocab.size
-        x = charts.Axis(1, max(n for n, _ in covered), "vocabulary size", log=True)
+        x = charts.Axis(
+            1, max(n for n, _ in covered), "most frequent words in the vocabulary", log=True
+        )
         body += figure(
             "Coverage",
             charts.curve(
-                covered, x, charts.Axis(0, 1, "of train words", share=True),
+                covered, x, charts.Axis(0, 1, "share of train covered", share=True),
                 label="Share of train words covered by a vocabulary of each size",
                 mark=(words, f"yours: {compact(words)}"),
             ),
@@ -282,7 +289,7 @@ def _long_words(manifest: Manifest, statistics: Statistics) -> str:
         f"{percent(manifest.long_words)} of the train words have more than 48 UTF-8 bytes, and a "
         "model reads a word only up to its <code>max_chars</code>. Choose the smallest that loses "
         "next to nothing: the spelling network's cost grows with it."
-    ) + (table("max_chars|In a million|Train words cut", rows) if rows else "")
+    ) + (table("max_chars|Words cut per million|Share of train words", rows) if rows else "")
 
 
 def _repairs(statistics: Statistics) -> str:
@@ -330,11 +337,11 @@ def _speed(manifest: Manifest, statistics: Statistics) -> str:
         return ""
     return (
         note(
-            "The newest build; words a second are words read. A stage whose CPU time is little "
-            "more than its time used one core: give smaller tasks (<code>corpus.chunk_mb</code>), "
-            "which also lowers its memory."
+            "Of the newest build; words per second counts the words read. A stage whose CPU time "
+            "is little more than its time used one core: give smaller tasks "
+            "(<code>corpus.chunk_mb</code>), which also lowers its memory."
         )
-        + table("Stage|Tasks run|Time|CPU time|Words a second|Peak memory", rows)
+        + table("Stage|Tasks run|Time|CPU time|Words per second|Peak memory", rows)
         + left_out(len(statistics.stages) - MAX_ROWS, "stages")
     )
 

@@ -54,7 +54,7 @@ def ends(manifest: Manifest) -> tuple[FunnelStep, FunnelStep]:
 def funnel(manifest: Manifest, statistics: Statistics) -> str:
     """From read to kept, rule by rule, with examples."""
     if len(manifest.funnel) < 2:
-        return note("The manifest tells no funnel.")
+        return note("The manifest has no funnel.")
     read, kept = ends(manifest)
     steps = manifest.funnel[1:-1]
     acted = [step for step in steps if step.documents or step.sentences or step.words]
@@ -75,11 +75,13 @@ def funnel(manifest: Manifest, statistics: Statistics) -> str:
         note(
             "Rules act from top to bottom, so each sees only what those before it left. Look for "
             "one rule that takes most of the text, and read its examples: if they are text you "
-            "want, relax the setting named beside it."
+            "want, relax the setting named beside it. The bars compare the rules with each other: "
+            "the longest is the rule that dropped the most words."
         )
-        + f'<div class="whole">{whole}<p><span class="keep">■</span> kept {compact(kept.words)} '
-        f'words <span class="lose">■</span> dropped {compact(read.words - kept.words)} of '
-        f"{compact(read.words)}</p></div>"
+        + f'<div class="whole">{whole}<p><span>Of {compact(read.words)} words read:</span> '
+        f'<span><span class="keep">■</span> {compact(kept.words)} kept</span> '
+        f'<span><span class="lose">■</span> '
+        f"{compact(read.words - kept.words)} dropped</span></p></div>"
         + (f'<ol class="rules">{rules}</ol>' if rules else "<p>No rule dropped anything.</p>")
         + left_out(len(acted) - MAX_RULES, "rules")
         + (f'<p class="idle">Dropped nothing: {_names(idle)}.</p>' if idle else "")
@@ -106,7 +108,7 @@ def _rule(
 ) -> str:
     share = percent(ratio(abs(step.words), read.words))
     # Sources of a weight above 1 add text.
-    verb = "added" if step.words < 0 else "of the words"
+    verb = "added" if step.words < 0 else "of all words"
     knob = _knob(step.rule, config)
     figures = "".join(_example(example) for example in examples[:EXAMPLES])
     count = min(len(examples), EXAMPLES)

@@ -2,7 +2,7 @@
 
 Gathered task by task as the corpus is built, added up by the driver, saved as `statistics.json`.
 Every sample in it (examples of dropped text) is chosen by hash, so equal corpora have equal
-statistics, but for the times of `stages`. What a task hands back is plain JSON (`Gathered` for the
+statistics, but for the times of `stages`. What a task returns is plain JSON (`Gathered` for the
 examples, dicts of counts for the rest), and adding up gives the same in any order, so tasks may
 end, fail and be run again as they like.
 """
@@ -29,7 +29,7 @@ _INT_KEYS = ("document_words", "sentence_words", "clusters", "truncated")
 
 Gathered = dict[str, list[list[Any]]]
 """Examples on their way to the driver: rule → rows [hash, source, offset, text, detail], by rising
-hash. Plain JSON, because it lies in a task's result file."""
+hash. Plain JSON, because it is stored in a task's result file."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@
 Trains from scratch in a temporary folder (or in FOLDER, which stays, and where a stopped run goes
 on) and prints the curve, the final perplexities over every token of the official validation file
 under the full softmax, training tokens, wall time and CPU seconds of everything that was started.
-A Kneser-Ney 5-gram has 240.0 under the same protocol; at most 185 in 60 minutes of two cores is
-asked for. Time counts only as CPU seconds, so that others on the machine do not matter.
+A Kneser-Ney 5-gram has 240.0 under the same protocol (bench_ngram.py); at most 185 in 60 minutes
+of two cores is required. Time counts only as CPU seconds, so that others on the machine do not
+matter.
 """
 
 import json

@@ -154,8 +154,9 @@ def test_the_card_has_a_header_the_licences_and_snippets_that_run(
         f"{manifest.splits['train'].words:,} training words",
         "| text.txt | not stated | 1 |",
         "| kept |",
-        "![Loss by step](training.svg)",
-        "tokens a second",
+        "![Held-out perplexity and training loss by training tokens](training.svg)",
+        "tokens per second (median)",
+        "| held-out set | this model | forward | backward | unigram model | tokens |",
         "known limits",
     ):
         assert part in card

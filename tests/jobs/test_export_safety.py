@@ -143,7 +143,7 @@ def test_settings_changed_since_do_not_change_the_bundle(
     again, _ = export_run(str(run), "20", str(tmp_path / "again"), overrides=[])
     assert digest(again) == digest(bundle)
     card = (again / "README.md").read_text(encoding="utf-8")
-    assert "1 processes of 1 threads, device `cpu` on " in card  # what the checkpoint says
+    assert "| 1 process of 1 thread, device `cpu`, " in card  # what the checkpoint says
     partly, _ = export_run(str(run), "18", str(tmp_path / "partly"), overrides=[])
     assert json.loads((partly / "config.json").read_text())["eval_lanes"] == 4
 
@@ -151,13 +151,13 @@ def test_settings_changed_since_do_not_change_the_bundle(
 def test_the_card_counts_the_tokens_of_accumulated_windows() -> None:
     config = load_config("demo", ["train.lanes=8", "train.window=10", "train.accumulate=3"])
     card = model_card(
-        config, manifest(), 1000, {}, TrainingFacts((), (), 0, 0),
+        config, manifest(), 1000, {}, TrainingFacts((), (), (), 0, 0, 240),
         state={"processes": 2, "device": "cuda", "machine": "a computer"},
         has_softmax=True, has_curve=False,
     )  # fmt: skip
     assert "1,000 steps of 240 tokens" in card
-    assert "\n240,000 tokens; " in card
-    assert "device `cuda` on a computer" in card
+    assert "| tokens read | 240,000: 1,000 steps of 240 |" in card
+    assert "| 2 processes of 1 thread, device `cuda`, a computer |" in card
 
 
 def test_a_bundle_can_be_exported_and_signed_where_signatures_are_required(
