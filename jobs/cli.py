@@ -17,6 +17,7 @@ from elmwright import __version__
 from elmwright.jobs import cli_use
 from elmwright.jobs.cli_cluster import add_cluster_commands
 from elmwright.jobs.cli_publish import add_commands
+from elmwright.jobs.signals import stoppable
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.files import is_url
 from elmwright.pipeline.storage import explain
@@ -31,6 +32,7 @@ CONFIG_HELP = "a config file, or the name of a shipped recipe (demo, small, orig
 STAGES = ("corpus", "train", "export", "publish")
 
 
+@stoppable
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the console script's entry point."""
     options = _parser().parse_args(arguments)
@@ -220,9 +222,12 @@ def _corpus(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> None:
+    from elmwright.jobs.console import Console
     from elmwright.jobs.evaluate import evaluate_model
 
-    results = evaluate_model(options.model, options.corpus, options.split)
+    results = evaluate_model(
+        options.model, options.corpus, options.split, Console(sys.stderr).progress
+    )
     if options.json:
         print(json.dumps(results, indent=1))
         return
@@ -237,9 +242,10 @@ def _eval(options: argparse.Namespace) -> None:
 
 
 def _verify(options: argparse.Namespace) -> None:
+    from elmwright.jobs.console import Console
     from elmwright.jobs.verify import verify_path
 
-    checked = verify_path(options.path, options.key or "")
+    checked = verify_path(options.path, options.key or "", Console(sys.stderr).progress)
     if options.json:
         print(json.dumps({"ok": True, "checked": checked}, indent=1))
     else:

@@ -7,6 +7,7 @@ run's folder or a bundle they do just this one thing.
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +91,7 @@ def _export(options: argparse.Namespace) -> int | None:
     if not (is_url(run) or Path(run).is_dir() or asked):
         stages: Command = options.run_stages
         return stages(options)
+    from elmwright.jobs.console import Console
     from elmwright.jobs.export import export_run
 
     target, checked = export_run(
@@ -100,6 +102,7 @@ def _export(options: argparse.Namespace) -> int | None:
         without_softmax=options.without_softmax,
         force=options.force,
         key=options.sign or "",
+        progress=Console(sys.stderr).progress,
     )
     if options.json:
         print(json.dumps({"bundle": str(target), "checked": checked}, indent=1))
@@ -120,11 +123,16 @@ def _publish(options: argparse.Namespace) -> int | None:
         return stages(options)
     if not options.name:
         raise UserError("a bundle needs a name to be published under: --name NAME")
+    from elmwright.jobs.bundle import bundle_bytes
+    from elmwright.jobs.console import Console
     from elmwright.jobs.registry import CANDIDATE, open_registry, publish_bundle
+    from elmwright.pipeline.progress import counting_bytes
 
     registry = open_registry(_registry_uri(options.to))
     alias = options.alias or CANDIDATE
-    version = publish_bundle(registry, bundle, options.name, alias, force=options.force)
+    progress, total = Console(sys.stderr).progress, 2 * bundle_bytes(bundle)
+    with progress("publish", total, "bytes") as advance, counting_bytes(advance):
+        version = publish_bundle(registry, bundle, options.name, alias, force=options.force)
     if options.json:
         found = {"name": options.name, "version": version, "alias": alias, "uri": registry.uri}
         print(json.dumps(found, indent=1))

@@ -67,10 +67,11 @@ def ray_cluster(
                 object_store_memory=256 * 2**20,  # tasks pass names, not data
                 **arguments,
             )
-    except SystemExit:
-        # Ray's own SIGTERM handler, between its coming into force and our taking it back.
+    except (SystemExit, KeyboardInterrupt):
+        # SystemExit: Ray's own SIGTERM handler, before we take the signal back. Processes that
+        # Ray had started already end with this one.
         ray.shutdown()
-        raise Interrupted("while Ray was starting; the same command goes on") from None
+        raise Interrupted("while Ray was starting; the same command resumes") from None
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         if is_remote(config):
             raise UserError(_why_not(config.cluster.address, error)) from error

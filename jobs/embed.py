@@ -30,6 +30,7 @@ import numpy as np
 from elmwright.jobs.embed_output import Vectors, output_format, vectors_file
 from elmwright.jobs.models import resolve
 from elmwright.jobs.sentences import Piece, batches, is_stream, pieces, read_sentences, text_file
+from elmwright.jobs.signals import stop_signals
 from elmwright.jobs.work_folder import alone_in
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.progress import Advance, Progress, silent
@@ -265,6 +266,8 @@ def _embed_on_ray(
     except Exception as error:  # Ray raises no narrower one when its own start times out
         reason = str(error).splitlines()[0]
         raise Failed(f"Ray did not start ({reason}); --workers 1 does without it") from error
+    with stop_signals() as stop:
+        stop.take()  # Ray has taken SIGTERM, and would end with its number as exit code
     try:
         actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=2, max_task_retries=2)(Embedder)
         pool = ActorPool([actor.remote(folder, recipe, threads) for _ in range(workers)])

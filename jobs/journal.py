@@ -14,7 +14,8 @@ A journal that cannot be written for the moment (a full disk, a store that does 
 stop training: lines wait in memory and are written with the next ones. Before a checkpoint is
 committed they must be on disk (`flush`): what lies behind a checkpoint is never computed again.
 
-Records: {"kind": "metrics" | "eval" | "checkpoint" | "pruned" | "warning", "step": n, "time": ms}.
+Records: {"kind": KIND, "step": n, "time": ms, …}, KIND one of metrics, eval, scoring (the last
+evaluation has begun: of so many "tokens"), final, checkpoint, pruned, warning.
 """
 
 import errno

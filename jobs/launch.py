@@ -43,8 +43,9 @@ from elmwright.pipeline.storage import explain
 log = logging.getLogger("elmwright")
 
 POLL_SECONDS = 0.5
-NO_SIGN = 30.0
-"""Seconds after a wish to stop in which the processes must have shown that they exist."""
+NO_SIGN = 1.0
+"""Seconds after a wish to stop in which the processes must have begun: else there is nothing to
+save, and nobody to read the note."""
 PLAIN_SECONDS = 60.0
 """Seconds between progress lines where there is no terminal."""
 BACK_OFF = (2.0, 10.0, 30.0, 60.0)
@@ -116,7 +117,7 @@ def launch(
             if isinstance(error, RoomLost) or (isinstance(error, NoRoom) and ever_ran):
                 raise Interrupted(
                     f"the cluster has lost machines ({error}); training is at {_where(folder)}, "
-                    "and the same command goes on when there is room again"
+                    "and the same command resumes when there is room again"
                 )
             _raise_ending(error, folder, attempt)
             log.error("attempt %d failed", attempt, exc_info=error)
@@ -129,7 +130,7 @@ def launch(
                 raise Failed(
                     f"training stopped unexpectedly {restarts + 1} times without getting further, "
                     f"the last time because of {_reason(error)}; details are in {folder.log}, "
-                    "checkpoints are safe, and the same command goes on from the newest"
+                    "checkpoints are safe, and the same command resumes from the newest"
                 )
             pause = BACK_OFF[min(restarts, len(BACK_OFF) - 1)]
             restarts += 1
@@ -143,7 +144,7 @@ def launch(
             if stopped():
                 break
     if read_json(folder.result) is None:
-        raise Interrupted(f"training is at {_where(folder)}; the same command goes on from there")
+        raise Interrupted(f"training is at {_where(folder)}; the same command resumes there")
 
 
 def _attempt(
@@ -177,7 +178,7 @@ def _attempt(
                 ask_to_stop(folder.stop_request)
                 asked, since = True, time.monotonic()
             if asked and time.monotonic() - since > NO_SIGN and not exists(_begun(folder, attempt)):
-                return None  # nobody there to read the note: Ray still waits for room
+                return None
             if lost := room.lost():
                 return lost  # Ray would wait for ever
         except (OSError, UserError) as error:

@@ -6,12 +6,8 @@ run that was killed anywhere goes on by the same command, and a finished one is 
 importing Ray, torch or MLflow.
 """
 
-import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +18,15 @@ from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.console import Console, console_for_run
 from elmwright.jobs.layout import RunFolder, locked, open_run_folder
 from elmwright.jobs.planning import finished_corpus
+from elmwright.jobs.signals import Stop, resumable, stop_signals
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.files import exists, join, place, read_bytes, read_json, write_json
 from elmwright.pipeline.manifest import Manifest
 
 STAGES = ("corpus", "train", "export", "publish")
+AGAIN = "(Ctrl-C again: at once)"
+CLOSING = 5.0
+"""Seconds in which MLflow may hear of it when training is interrupted."""
 
 
 def run(
@@ -49,8 +49,7 @@ def run(
         done = [stage for stage in wanted if stage not in pending]
         if done:
             console.say(f"Already done: {', '.join(done)}.")
-        stop = threading.Event()
-        with stop_signals(stop):
+        with stop_signals() as stop:
             _do(pending, config, folder, console, stop)
         minutes, seconds = divmod(int(time.monotonic() - started), 60)
         console.say(f"Done in {minutes} min {seconds} s.\n")
@@ -123,11 +122,7 @@ def current_corpus(config: RunConfig, folder: RunFolder) -> Manifest | None:
 
 
 def _do(
-    pending: tuple[str, ...],
-    config: RunConfig,
-    folder: RunFolder,
-    console: Console,
-    stop: threading.Event,
+    pending: tuple[str, ...], config: RunConfig, folder: RunFolder, console: Console, stop: Stop
 ) -> None:
     # Mistakes that can be seen now are reported before anything is started.
     if "corpus" in pending:
@@ -138,30 +133,35 @@ def _do(
     if "corpus" in pending or "train" in pending:
         from elmwright.jobs.cluster import ray_cluster
 
-        with ray_cluster(config, folder, partial(take_signals, stop), stop.is_set):
+        with (
+            resumable("at once; the same command resumes from what is on disk"),
+            stop.saving(f"stopping when Ray is up {AGAIN}", console.say),
+            ray_cluster(config, folder, stop.take, stop.is_set),
+        ):
+            _stop_here(stop)
             if "corpus" in pending:
-                _corpus(config, folder, console, stop)
+                with stop.saving(f"stopping: tasks at work may finish {AGAIN}", console.say):
+                    _corpus(config, folder, console, stop)
             _stop_here(stop)
             if "train" in pending:
-                _train(config, folder, console, stop)
+                with stop.saving(f"stopping: writing a checkpoint first {AGAIN}", console.say):
+                    _train(config, folder, console, stop)
     _stop_here(stop)
     if "export" in pending:
         from elmwright.jobs.export import export
 
-        with console.progress("export", 1, "bundle") as advance:
-            checks = export(config, folder)
+        with resumable("in the export; the same command starts it again"):
+            checks = export(config, folder, console.progress)
             if folder.remote:
                 _share_bundle(folder)
-            advance(1)
         console.say(f"Bundle written and checked: {checks}")
-        _stop_here(stop)
+    _stop_here(stop)
     if "publish" in pending:
         from elmwright.jobs.publish import publish
 
-        with console.progress("publish", 1, "version") as advance:
+        with resumable("before the model was published; the same command publishes it"):
             _catch_up(config, folder)
-            version = publish(config, folder)
-            advance(1)
+            version = publish(config, folder, console.progress)
         console.say(
             f"Registered {version['name']} version {version['version']}, "
             f"alias {version['alias']!r}."
@@ -205,7 +205,7 @@ def _check_training(config: RunConfig, folder: RunFolder) -> None:
     check_size(config, manifest)
 
 
-def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: threading.Event) -> None:
+def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
     from elmwright.pipeline.build import build_corpus
 
     manifest = build_corpus(
@@ -252,7 +252,7 @@ def corpus_summary(manifest: Manifest) -> Iterator[str]:
     yield f"  vocabulary: {manifest.vocab.size:,} words; fingerprint {manifest.fingerprint[:12]}"
 
 
-def _train(config: RunConfig, folder: RunFolder, console: Console, stop: threading.Event) -> None:
+def _train(config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
     from elmwright.jobs.check_mlflow import check_server
     from elmwright.jobs.launch import launch
     from elmwright.jobs.tracking import Tracker, tracking_uri
@@ -273,9 +273,10 @@ def _train(config: RunConfig, folder: RunFolder, console: Console, stop: threadi
     finally:
         if stop.is_set():
             status = "KILLED"
-        problem = tracker.finish(status)
-        if problem:
-            console.warn(problem)
+        if not stop.raised:  # else nobody may be kept waiting, and the next command sends the rest
+            problem = tracker.finish(status, CLOSING if status == "KILLED" else 60.0)
+            if problem and status != "KILLED":
+                console.warn(problem)
 
 
 def _catch_up(config: RunConfig, folder: RunFolder) -> None:
@@ -294,36 +295,10 @@ def _catch_up(config: RunConfig, folder: RunFolder) -> None:
         )
 
 
-@contextmanager
-def stop_signals(event: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set the event; a second SIGINT ends the process at once.
-
-    A second SIGTERM does not: batch systems, and whoever cancels a run twice, send it while the
-    checkpoint that the first one asked for is being written. They kill in the end, if they must.
-    """
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    take_signals(event)
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def take_signals(event: threading.Event) -> None:
-    def handler(number: int, _frame: object) -> None:
-        if event.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        event.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
-
-
-def _stop_here(stop: threading.Event) -> None:
+def _stop_here(stop: Stop) -> None:
     """Between stages there is nothing to save: what is done is on disk."""
     if stop.is_set():
-        raise Interrupted("between two stages; the same command goes on from there")
+        raise Interrupted("between two stages; the same command resumes there")
 
 
 def _closing(config: RunConfig, folder: RunFolder, until: str, console: Console) -> dict[str, Any]:

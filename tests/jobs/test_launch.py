@@ -119,7 +119,7 @@ def test_a_cluster_that_has_lost_machines_is_no_mistake_of_the_users(
 ) -> None:
     lost = launching.NoRoom("needs 2 CPUs, the cluster has 1")
     monkeypatch.setattr(launching, "_fit", Fits(RuntimeError("a node died"), lost))
-    with pytest.raises(Interrupted, match=r"lost machines .*goes on when there is room"):
+    with pytest.raises(Interrupted, match=r"lost machines .*resumes when there is room"):
         launch(*run, stopped=lambda: False)
     monkeypatch.setattr(launching, "_fit", Fits(lost))
     with pytest.raises(UserError, match="needs 2 CPUs"):
@@ -203,7 +203,7 @@ def test_a_stop_leaves_a_note_for_the_workers_and_ends_as_resumable(
             time.sleep(0.01)
 
     monkeypatch.setattr(launching, "_fit", fit)
-    with pytest.raises(Interrupted, match="the same command goes on"):
+    with pytest.raises(Interrupted, match="the same command resumes"):
         launch(*run, stopped=lambda: True)
     assert seen == [True]
 
