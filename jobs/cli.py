@@ -17,6 +17,7 @@ from elmwright import __version__
 from elmwright.jobs import cli_use
 from elmwright.jobs.cli_cluster import add_cluster_commands
 from elmwright.jobs.cli_publish import add_commands
+from elmwright.jobs.machine_use import share_machine
 from elmwright.jobs.signals import stoppable
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.files import is_url
@@ -35,6 +36,7 @@ STAGES = ("corpus", "train", "export", "publish")
 @stoppable
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the console script's entry point."""
+    share_machine()
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int | None] = options.command
     try:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from elmwright.jobs.embed_output import Vectors, output_format, vectors_file
+from elmwright.jobs.machine_use import cores, starting_ray
 from elmwright.jobs.models import resolve
 from elmwright.jobs.sentences import Piece, batches, is_stream, pieces, read_sentences, text_file
 from elmwright.jobs.signals import stop_signals
@@ -257,12 +258,13 @@ def _embed_on_ray(
 
         workers = min(workers, torch.cuda.device_count())
     workers = min(workers, len(left))
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = max(1, cores() // workers)
     try:
-        ray.init(
-            address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False,
-            logging_level=logging.WARNING, object_store_memory=128 * 2**20,
-        )  # fmt: skip
+        with starting_ray():
+            ray.init(
+                address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False,
+                logging_level=logging.WARNING, object_store_memory=128 * 2**20,
+            )  # fmt: skip
     except Exception as error:  # Ray raises no narrower one when its own start times out
         reason = str(error).splitlines()[0]
         raise Failed(f"Ray did not start ({reason}); --workers 1 does without it") from error
