@@ -87,6 +87,12 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
+def bundle_bytes(folder: Path) -> int:
+    """The size of what SHA256SUMS lists: what `verify_bundle` reads."""
+    paths = [folder / name for name in read_sums(folder)]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
 def verify_bundle(folder: Path) -> None:
     """Compare every file with its digest; the error names the first that differs.
 

@@ -1,6 +1,7 @@
-"""Which checkpoint `--step` means: a number, the newest, the best, or what training ended with."""
+"""Which checkpoint `--step` means, and what the trainer measured of it."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from elmwright.jobs.checkpoint import CheckpointInfo
@@ -9,9 +10,19 @@ from elmwright.jobs.models import local_folder
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import join, read_bytes, read_json
 from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.progress import Progress, silent
+
+Scores = dict[str, dict[str, Any]]
+"""Held-out set → its score."""
 
 
-def choose(infos: list[CheckpointInfo], step: str, folder: RunFolder) -> CheckpointInfo:
+def choose(
+    infos: list[CheckpointInfo],
+    step: str,
+    folder: RunFolder,
+    max_tokens: int | None = None,
+    progress: Progress = silent,
+) -> CheckpointInfo:
     """The checkpoint that `--step` means: a number, `latest`, or `best` by held-out perplexity."""
     if not infos:
         raise UserError(f"{folder.root} has no checkpoints; train first")
@@ -21,7 +32,7 @@ def choose(infos: list[CheckpointInfo], step: str, folder: RunFolder) -> Checkpo
     if step == "latest":
         return infos[-1]
     if step == "best":
-        return _best(infos, folder)
+        return _best(infos, folder, max_tokens, progress)
     for info in infos:
         if step.isdecimal() and info.step == int(step):
             return info
@@ -29,11 +40,13 @@ def choose(infos: list[CheckpointInfo], step: str, folder: RunFolder) -> Checkpo
     raise UserError(f"there is no checkpoint {step!r}; there are best, latest and: {known}")
 
 
-def _best(infos: list[CheckpointInfo], folder: RunFolder) -> CheckpointInfo:
+def _best(
+    infos: list[CheckpointInfo], folder: RunFolder, max_tokens: int | None, progress: Progress
+) -> CheckpointInfo:
     """The lowest perplexity of the first held-out set.
 
     Only evaluations of equally many tokens compare: the best of each kind are candidates, and if
-    there are several, all of the held-out set is scored with each.
+    there are several, the held-out set is scored with each, as far as a final evaluation does.
     """
     best: dict[int, tuple[float, CheckpointInfo]] = {}
     for info in infos:
@@ -47,24 +60,52 @@ def _best(infos: list[CheckpointInfo], folder: RunFolder) -> CheckpointInfo:
     candidates = [info for _, info in best.values()]
     if len(candidates) == 1:
         return candidates[0]
-    manifest = Manifest.load(folder.corpus)
-    full: dict[int, float] = {}
-    for info in candidates:
-        scores = recorded(info, manifest) or _evaluate(info, folder)
-        full[info.step] = next(iter(scores.values()))["perplexity"]
-    return min(candidates, key=lambda info: full[info.step])
-
-
-def recorded(info: CheckpointInfo, manifest: Manifest) -> dict[str, dict[str, Any]] | None:
-    """The trainer's evaluation of a checkpoint, if it was of all held-out tokens."""
-    everything = sum(s.steps for name, s in manifest.splits.items() if name != "train")
-    if not everything or info.tokens != everything:
-        return None
-    state = json.loads(read_bytes(join(info.path, "state.json")))
-    return dict(state["evaluation"])
-
-
-def _evaluate(info: CheckpointInfo, folder: RunFolder) -> dict[str, dict[str, Any]]:
     from elmwright.jobs.evaluate import evaluate_folder
 
-    return evaluate_folder(local_folder(info.path), folder.corpus, None)
+    def measure(info: CheckpointInfo) -> Scores:
+        place = local_folder(info.path)
+        return evaluate_folder(place, folder.corpus, None, max_tokens=max_tokens, progress=progress)
+
+    manifest = Manifest.load(folder.corpus)
+    known = [recorded(info, folder, manifest) for info in candidates]
+    scores = [
+        found.evaluation if found else measure(info)
+        for found, info in zip(known, candidates, strict=True)
+    ]
+    if len({_tokens(one) for one in scores}) > 1:  # eval.final_tokens was changed in between
+        scores = [measure(info) for info in candidates]
+    reached = [next(iter(one.values()))["perplexity"] for one in scores]
+    return candidates[reached.index(min(reached))]
+
+
+def _tokens(scores: Scores) -> int:
+    return sum(int(score["tokens"]) for score in scores.values())
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the trainer measured when it was done with a checkpoint."""
+
+    evaluation: Scores
+    """Of every held-out set, up to `eval.final_tokens`."""
+    probe: Scores
+    """Of the first sentences of every set; empty where an older version trained."""
+
+
+def recorded(info: CheckpointInfo, folder: RunFolder, manifest: Manifest) -> Recorded | None:
+    """The trainer's final evaluation of a checkpoint, if there was one.
+
+    It is in result.json if training ended with this checkpoint, and usually in the checkpoint
+    itself. An evaluation in passing does not count, unless it was of all held-out tokens.
+    """
+    everything = sum(s.steps for name, s in manifest.splits.items() if name != "train")
+    if not everything:
+        return None
+    result = read_json(folder.result) or {}
+    if result.get("checkpoint_sha256") == info.sha256 and result.get("evaluation"):
+        return Recorded(result["evaluation"], result.get("probe") or {})
+    state = json.loads(read_bytes(join(info.path, "state.json")))
+    probe = state.get("probe") or {}
+    if probe or info.tokens == everything:
+        return Recorded(dict(state["evaluation"]), probe)
+    return None

@@ -19,6 +19,8 @@ from elmwright.jobs.cli_cluster import add_cluster_commands
 from elmwright.jobs.completion import completes, configs, offer, recipes, runs
 from elmwright.jobs.early import Command, after, look_eval, look_verify
 from elmwright.jobs.help import EPILOG, EXAMPLES, CommandParser, TopParser, print_help
+from elmwright.jobs.machine_use import share_machine
+from elmwright.jobs.signals import stoppable
 from elmwright.jobs.unexpected import quiet_threads, report_unexpected
 from elmwright.jobs.wording import tell
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
@@ -35,8 +37,10 @@ CONFIG_HELP = "a config file, or the name of a shipped recipe (demo, small, orig
 STAGES = ("corpus", "train", "export", "publish")
 
 
+@stoppable
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the console script's entry point."""
+    share_machine()
     quiet_threads()
     try:
         options = _parser().parse_args(arguments)
@@ -251,9 +255,12 @@ def _corpus(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> None:
+    from elmwright.jobs.console import Console
     from elmwright.jobs.evaluate import evaluate_model
 
-    results = evaluate_model(options.model, options.corpus, options.split)
+    results = evaluate_model(
+        options.model, options.corpus, options.split, Console(sys.stderr).progress
+    )
     if options.json:
         print(json.dumps(results, indent=1))
         return
@@ -268,9 +275,10 @@ def _eval(options: argparse.Namespace) -> None:
 
 
 def _verify(options: argparse.Namespace) -> None:
+    from elmwright.jobs.console import Console
     from elmwright.jobs.verify import verify_path
 
-    checked = verify_path(options.path, options.key or "")
+    checked = verify_path(options.path, options.key or "", Console(sys.stderr).progress)
     if options.json:
         print(json.dumps({"ok": True, "checked": checked}, indent=1))
     else:

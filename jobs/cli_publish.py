@@ -119,6 +119,7 @@ def _export(options: argparse.Namespace) -> int | None:
         check_export(RunFolder.at(run), *asked_for)
     elif not is_url(run):
         raise UserError(f"{run} is not a run's folder (it has no config.json of a run)")
+    from elmwright.jobs.console import Console
     from elmwright.jobs.export import export_run
 
     target, checked = export_run(
@@ -128,6 +129,7 @@ def _export(options: argparse.Namespace) -> int | None:
         without_softmax=options.without_softmax,
         force=options.force,
         key=options.sign or "",
+        progress=Console(sys.stderr).progress,
     )
     if options.json:
         print(json.dumps({"bundle": str(target), "checked": checked}, indent=1))
@@ -167,12 +169,18 @@ def _publish(options: argparse.Namespace) -> int | None:
         return stages(options)
     if not name:
         raise UserError("a bundle needs a name to be published under: --name NAME")
+    from elmwright.jobs.bundle import bundle_bytes
+    from elmwright.jobs.console import Console
     from elmwright.jobs.registry import CANDIDATE, check_name, open_registry, publish_bundle
+    from elmwright.pipeline.progress import counting_bytes
 
     check_name(name)
     registry = open_registry(registry_of(name, options.to, bundle))
     alias = alias or CANDIDATE
-    version = publish_bundle(registry, bundle, name, alias, force=options.force)
+    progress = Console(sys.stderr, quiet=options.quiet).progress
+    total = 2 * bundle_bytes(bundle)
+    with progress("publishing", total, "bytes") as advance, counting_bytes(advance):
+        version = publish_bundle(registry, bundle, name, alias, force=options.force)
     if options.json:
         found = {"name": name, "version": version, "alias": alias, "uri": registry.uri}
         print(json.dumps(found, indent=1))

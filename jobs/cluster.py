@@ -18,14 +18,14 @@ from typing import Any
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.machine_use import cores, starting_ray
 from elmwright.jobs.room import ask_for_room, give_room_back, pause, wait_for_room
 from elmwright.pipeline.errors import Interrupted, UserError
 
 
 def local_cpus(config: RunConfig) -> int:
     """CPUs of a local Ray: as asked, else those this process may use, else one a process."""
-    available = len(os.sched_getaffinity(0))
-    return config.cluster.cpus or max(available, config.train.processes)
+    return config.cluster.cpus or max(cores(), config.train.processes)
 
 
 def is_remote(config: RunConfig) -> bool:
@@ -60,15 +60,17 @@ def ray_cluster(
             _check_answers(config.cluster.address)
             _connect(config, arguments, stopped)
         else:
-            ray.init(
-                address="local",
-                num_cpus=local_cpus(config),
-                include_dashboard=False,
-                object_store_memory=256 * 2**20,  # tasks pass names, not data
-                **arguments,
-            )
-    except SystemExit:
-        # Ray's own SIGTERM handler, between its coming into force and our taking it back.
+            with starting_ray():
+                ray.init(
+                    address="local",
+                    num_cpus=local_cpus(config),
+                    include_dashboard=False,
+                    object_store_memory=256 * 2**20,  # tasks pass names, not data
+                    **arguments,
+                )
+    except (SystemExit, KeyboardInterrupt):
+        # SystemExit: Ray's own SIGTERM handler, before we take the signal back. Processes that
+        # Ray had started already end with this one.
         ray.shutdown()
         raise Interrupted("while Ray was starting; the same command resumes") from None
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:

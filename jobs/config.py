@@ -116,7 +116,10 @@ class EvalSection:
     every_steps: int = 1000
     """Steps between evaluations inside training; 0 evaluates only at the end."""
     max_tokens: int = 50_000
-    """Tokens scored by an evaluation inside training; the final one scores all."""
+    """Tokens of each held-out set scored by an evaluation inside training."""
+    final_tokens: int = 0
+    """Tokens of each held-out set scored when training ends, for the model card. 0 scores all of
+    them where the vocabulary has fewer than 100,000 words, else the first 1,000,000."""
     lanes: int = 16
     """Rows of an evaluation batch, all processes together; must be divisible by the processes."""
     patience: int = 0
@@ -203,6 +206,7 @@ RESUMABLE = frozenset(
         "train.cache_mb",
         "eval.every_steps",
         "eval.max_tokens",
+        "eval.final_tokens",
         "eval.lanes",
         "eval.patience",
     }

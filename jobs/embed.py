@@ -29,8 +29,10 @@ import numpy as np
 
 from elmwright.jobs.early import check_output
 from elmwright.jobs.embed_output import Vectors, output_format, vectors_file
+from elmwright.jobs.machine_use import cores, starting_ray
 from elmwright.jobs.models import resolve
 from elmwright.jobs.sentences import Piece, batches, is_stream, pieces, read_sentences, text_file
+from elmwright.jobs.signals import stop_signals
 from elmwright.jobs.unknown_words import warn_of_unknown
 from elmwright.jobs.work_folder import alone_in
 from elmwright.pipeline.errors import Failed, UserError
@@ -155,7 +157,7 @@ def embed_file(
         whole = None if carry_state else PART_BYTES
         parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, whole))}
         _keep_or_clear(work, None if once else _key(embedder, text))
-        with progress("embed", text.stat().st_size, "bytes") as advance:
+        with progress("embedding", text.stat().st_size, "bytes") as advance:
             left = {}
             for part, piece in parts.items():
                 if part.exists():
@@ -249,15 +251,18 @@ def _embed_on_ray(
 
         workers = min(workers, torch.cuda.device_count())
     workers = min(workers, len(left))
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = max(1, cores() // workers)
     try:
-        ray.init(
-            address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False,
-            logging_level=logging.WARNING, object_store_memory=128 * 2**20,
-        )  # fmt: skip
+        with starting_ray():
+            ray.init(
+                address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False,
+                logging_level=logging.WARNING, object_store_memory=128 * 2**20,
+            )  # fmt: skip
     except Exception as error:  # Ray raises no narrower one when its own start times out
         reason = str(error).splitlines()[0]
         raise Failed(f"Ray did not start ({reason}); --workers 1 does without it") from error
+    with stop_signals() as stop:
+        stop.take()  # Ray has taken SIGTERM, and would end with its number as exit code
     try:
         actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=2, max_task_retries=2)(Embedder)
         pool = ActorPool([actor.remote(folder, recipe, threads) for _ in range(workers)])

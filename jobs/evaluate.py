@@ -5,24 +5,40 @@ Evaluation has lanes of its own, fixed by the config: lane i reads the held-out 
 with states that start at zero. Each lane's sums are kept in float64 and added in lane order, so
 how lanes are spread over processes cannot change the result. Mean perplexity is the exponential of
 the mean of the forward and backward negative log-likelihoods a token.
+
+Training ends with such an evaluation, of up to `eval.final_tokens` tokens. In the same pass it
+scores the first 2,000 sentences of each set apart: the probe. Export compares a bundle's own files
+with the trainer on exactly those, which takes seconds where the whole set would take hours.
 """
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from elmwright.jobs.exchange import Ranks
-from elmwright.jobs.stream import Blocks, evaluation_batches
-from elmwright.model.bilm import BiLM, States
-from elmwright.model.softmax import Softmax, nll
-from elmwright.pipeline.block import UNK_ID
+from elmwright.jobs.heldout_pass import Pass, Probe, exp
+from elmwright.jobs.stream import Blocks
+from elmwright.model.bilm import BiLM
+from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, join
 from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.progress import Advance, Progress, silent
+
+PROBE_SENTENCES = 2000
+"""First sentences of a held-out set that are also scored apart."""
+LARGE_VOCABULARY, LARGE_LIMIT = 100_000, 1_000_000
+"""From so many words on the full softmax is slow, and so many tokens are enough."""
+
+
+def final_limit(final_tokens: int, vocabulary: int) -> int | None:
+    """The tokens that `eval.final_tokens` means for a vocabulary of this size; None means all."""
+    if final_tokens:
+        return final_tokens
+    return None if vocabulary < LARGE_VOCABULARY else LARGE_LIMIT
 
 
 @dataclass(frozen=True)
@@ -41,11 +57,13 @@ class Score:
     """Rows the set was read in: states pass along a row, so the result depends on it a little."""
     characters: int
     """Characters of the words scored, and one for the space or line end behind each."""
+    probe: Probe | None = None
+    """The set's first sentences, where they were scored apart; not part of `as_dict`."""
 
     @property
     def perplexity(self) -> float:
         """exp of the mean of both directions."""
-        return _exp((self.forward_nll + self.backward_nll) / 2)
+        return exp((self.forward_nll + self.backward_nll) / 2)
 
     @property
     def bits_per_character(self) -> float:
@@ -58,18 +76,12 @@ class Score:
         return {
             "perplexity": self.perplexity,
             "bits_per_character": self.bits_per_character,
-            "forward_perplexity": _exp(self.forward_nll),
-            "backward_perplexity": _exp(self.backward_nll),
-            **asdict(self),
+            "forward_perplexity": exp(self.forward_nll),
+            "backward_perplexity": exp(self.backward_nll),
+            **{name: value for name, value in asdict(self).items() if name != "probe"},
         }
 
 
-def _exp(value: float) -> float:
-    """Also of a model that has gone astray."""
-    return math.exp(value) if value < 700 else value if math.isnan(value) else math.inf
-
-
-@torch.no_grad()
 def evaluate(
     bilm: BiLM,
     softmax: Softmax,
@@ -82,50 +94,56 @@ def evaluate(
     window: int,
     max_tokens: int | None = None,
     word_ids: dict[str, int] | None = None,
+    probe: int = 0,
+    stopped: Callable[[], bool] | None = None,
+    advance: Advance = lambda _n, _detail="": None,
 ) -> Score:
-    """Score a held-out set, or its first blocks of about `max_tokens` tokens."""
-    mine = ranks.lanes(lanes)
-    blocks = Blocks(corpus, manifest, split, bilm.config.max_chars, word_ids, keep=len(mine) + 1)
-    count = len(blocks)
-    if max_tokens is not None:
-        count = min(count, max(1, max_tokens // blocks.steps))
-    device = ranks.device
-    states = States.zeros(bilm.config, len(mine), device)
-    sums = torch.zeros(lanes, 5, dtype=torch.float64, device=device)
-    for batch in evaluation_batches(blocks, count, mine, lanes, window):
-        here = batch.to_device(device)
-        output = bilm(here.chars, here.forward_index, here.backward_index, states)
-        states = output.states
-        weights = here.weights.double()
-        for column, (hidden, targets) in enumerate(
-            (
-                (output.top_forward, here.forward_targets),
-                (output.top_backward, here.backward_targets),
-            )
-        ):
-            loss = nll(
-                hidden.reshape(-1, hidden.size(-1)),
-                targets.reshape(-1),
-                softmax.weight,
-                softmax.bias,
-            )
-            sums[mine.start : mine.stop, column] += (loss.view_as(weights) * weights).sum(1)
-            if column == 0:
-                unknown = (targets == UNK_ID).double() * weights
-                sums[mine.start : mine.stop, 3] += unknown.sum(1)
-        sums[mine.start : mine.stop, 2] += weights.sum(1)
-    for number in range(count):
-        if number % lanes in mine:
-            sums[number % lanes, 4] += blocks.characters[number]
-    forward, backward, tokens, unknown_total, characters = _in_order(ranks.sum(sums).tolist())
+    """Score a held-out set, or its first blocks of about `max_tokens` tokens.
+
+    The first `probe` sentences are scored apart, too. All processes leave with `EvaluationStopped`
+    when one of them is `stopped`.
+    """
+    blocks = Blocks(
+        corpus, manifest, split, bilm.config.max_chars, word_ids,
+        keep=len(ranks.lanes(lanes)) + 1,
+    )  # fmt: skip
+    one = Pass(bilm, softmax, blocks, ranks, lanes, window, probe, stopped, advance)
+    one.run(block_limit(len(blocks), blocks.steps, max_tokens))
+    forward, backward, tokens, unknown, characters, *_ = one.totals()
     return Score(
         tokens=int(tokens),
         forward_nll=forward / tokens,
         backward_nll=backward / tokens,
-        unk_share=unknown_total / tokens,
+        unk_share=unknown / tokens,
         lanes=lanes,
         characters=int(characters),
+        probe=one.probe() if probe else None,
     )
+
+
+def evaluate_probe(
+    bilm: BiLM,
+    softmax: Softmax,
+    corpus: str | Path,
+    manifest: Manifest,
+    split: str,
+    sentences: int,
+    *,
+    lanes: int,
+    window: int,
+    word_ids: dict[str, int] | None = None,
+    advance: Advance = lambda _n, _detail="": None,
+) -> Probe:
+    """Score the first `sentences` of a held-out set and nothing else, in this process."""
+    blocks = Blocks(corpus, manifest, split, bilm.config.max_chars, word_ids, keep=lanes + 1)
+    one = Pass(bilm, softmax, blocks, Ranks(), lanes, window, sentences, None, advance)
+    one.run(len(blocks), only_probe=True)
+    return one.probe()
+
+
+def block_limit(blocks: int, steps: int, max_tokens: int | None) -> int:
+    """How many blocks are scored of a set that has so many."""
+    return blocks if max_tokens is None else min(blocks, max(1, max_tokens // steps))
 
 
 def evaluate_sets(
@@ -140,47 +158,90 @@ def evaluate_sets(
     max_tokens: int | None = None,
     word_ids: dict[str, int] | None = None,
     only: str | None = None,
+    probe: int = 0,
+    stopped: Callable[[], bool] | None = None,
+    advance: Advance = lambda _n, _detail="": None,
 ) -> dict[str, Score]:
     """Score every held-out set of a corpus, or `only` one."""
     return {
         split: evaluate(
             bilm, softmax, corpus, manifest, split, ranks,
             lanes=lanes, window=window, max_tokens=max_tokens, word_ids=word_ids,
+            probe=probe, stopped=stopped, advance=advance,
         )
         for split in manifest.splits
         if split != "train" and only in (None, split)
     }  # fmt: skip
 
 
-def _in_order(rows: list[list[float]]) -> list[float]:
-    """Add lane after lane, so that the order of processes does not matter."""
-    totals = [0.0] * len(rows[0])
-    for row in rows:
-        totals = [total + value for total, value in zip(totals, row, strict=True)]
-    return totals
+def planned_tokens(manifest: Manifest, max_tokens: int | None, only: str | None = None) -> int:
+    """About how many tokens `evaluate_sets` will score."""
+    steps = manifest.block_steps
+    return sum(
+        min(split.steps, steps * block_limit(split.blocks, steps, max_tokens))
+        for name, split in manifest.splits.items()
+        if name != "train" and only in (None, name)
+    )
 
 
-def evaluate_model(model: str, corpus: str, split: str | None) -> dict[str, dict[str, Any]]:
+def evaluate_model(
+    model: str, corpus: str, split: str | None, progress: Progress = silent
+) -> dict[str, dict[str, Any]]:
     """`elmwright eval`: a MODEL on the held-out sets of a corpus, with the model's vocabulary."""
     from elmwright.jobs.models import resolve
 
     if not exists(join(corpus, "MANIFEST.json")) and exists(join(corpus, "corpus/MANIFEST.json")):
         corpus = join(corpus, "corpus")
-    return evaluate_folder(resolve(model), corpus, split, name=model)
+    return evaluate_folder(resolve(model), corpus, split, name=model, progress=progress)
 
 
 def evaluate_folder(
-    folder: Path, corpus: str, split: str | None, name: str = ""
+    folder: Path,
+    corpus: str,
+    split: str | None,
+    name: str = "",
+    max_tokens: int | None = None,
+    progress: Progress = silent,
 ) -> dict[str, dict[str, Any]]:
     """The same for a folder that is there and whole; `name` is what the user calls it."""
-    from elmwright.model.folder import load_folder
-
     manifest = Manifest.load(corpus)
     splits = [one for one in manifest.splits if one != "train"]
     if split is not None and split not in splits:
         raise UserError(f"{corpus} has no held-out set {split!r} (it has: {', '.join(splits)})")
     if not splits:
         raise UserError(f"{corpus} has no held-out set; set corpus.heldout")
+    bilm, softmax, word_ids, lanes = _load(folder, name)
+    with progress("evaluating", planned_tokens(manifest, max_tokens, split), "tokens") as advance:
+        scores = evaluate_sets(
+            bilm, softmax, corpus, manifest, Ranks(),
+            lanes=lanes, window=_eval_window(manifest.block_steps), max_tokens=max_tokens,
+            word_ids=word_ids, only=split, advance=advance,
+        )  # fmt: skip
+    return {one: score.as_dict() for one, score in scores.items()}
+
+
+def probe_folder(
+    folder: Path, corpus: str, probes: dict[str, dict[str, Any]], progress: Progress = silent
+) -> dict[str, Probe]:
+    """Score the same first sentences as the trainer did with a model's own files."""
+    manifest = Manifest.load(corpus)
+    bilm, softmax, word_ids, lanes = _load(folder)
+    total = sum(int(probe["tokens"]) for probe in probes.values())
+    with progress("comparing", total, "tokens") as advance:
+        return {
+            split: evaluate_probe(
+                bilm, softmax, corpus, manifest, split, int(probe["sentences"]),
+                lanes=lanes, window=_eval_window(manifest.block_steps), word_ids=word_ids,
+                advance=advance,
+            )
+            for split, probe in probes.items()
+        }  # fmt: skip
+
+
+def _load(folder: Path, name: str = "") -> tuple[BiLM, Softmax, dict[str, int], int]:
+    """A model that can score: biLM, softmax, vocabulary, and the lanes it was measured with."""
+    from elmwright.model.folder import load_folder
+
     loaded = load_folder(folder, with_softmax=True)
     if loaded.softmax is None or loaded.vocab is None:
         raise UserError(
@@ -188,13 +249,7 @@ def evaluate_folder(
             "a checkpoint"
         )
     word_ids = {word: number for number, word in enumerate(loaded.vocab)}
-    window = _eval_window(manifest.block_steps)
-    lanes = recorded_lanes(loaded.folder)
-    scores = evaluate_sets(
-        loaded.bilm, loaded.softmax, corpus, manifest, Ranks(),
-        lanes=lanes, window=window, word_ids=word_ids, only=split,
-    )  # fmt: skip
-    return {one: score.as_dict() for one, score in scores.items()}
+    return loaded.bilm, loaded.softmax, word_ids, recorded_lanes(loaded.folder)
 
 
 def recorded_lanes(folder: Path) -> int:

@@ -14,9 +14,10 @@ A journal that cannot be written for the moment (a full disk, a store that does 
 stop training: lines wait in memory and are written with the next ones. Before a checkpoint is
 committed they must be on disk (`flush`): what lies behind a checkpoint is never computed again.
 
-Records: {"kind": "begin" | "step" | "metrics" | "eval" | "final" | "checkpoint" | "pruned" |
-"warning", "step": n, "time": ms}. "begin" says at which step an attempt begins, and "step" when its
-first few were done: the time left is known early, and the slow first step does not spoil it.
+Records: {"kind": KIND, "step": n, "time": ms, …}, KIND one of begin, step, metrics, eval, scoring,
+final, checkpoint, pruned, warning. "begin" says at which step an attempt begins, and "step" when
+its first few were done: the time left is known early, and the slow first step does not spoil it.
+"scoring" says that the last evaluation has begun, of so many "tokens".
 """
 
 import errno

@@ -44,8 +44,9 @@ from elmwright.pipeline.storage import explain
 log = logging.getLogger("elmwright")
 
 POLL_SECONDS = 0.5
-NO_SIGN = 30.0
-"""Seconds after a wish to stop in which the processes must have shown that they exist."""
+NO_SIGN = 1.0
+"""Seconds after a wish to stop in which the processes must have begun: else there is nothing to
+save, and nobody to read the note."""
 PLAIN_SECONDS = 60.0
 """Seconds between progress lines where there is no terminal."""
 BACK_OFF = (2.0, 10.0, 30.0, 60.0)
@@ -93,7 +94,7 @@ def launch(
     take_back(folder.stop_request)
     clear(folder.result)  # of a shorter training, or of a damaged checkpoint
     restarts, ever_ran, reached, attempt = 0, False, _newest(folder), 0
-    with console.bar("train", config.train.max_steps, "steps", PLAIN_SECONDS) as bar:
+    with console.bar("training", config.train.max_steps, "steps", PLAIN_SECONDS) as bar:
         watcher = Watcher(config, folder, console, bar)
         while True:
             attempt = begin_attempt(folder.attempt, above=attempt)
@@ -168,7 +169,7 @@ def _attempt(
                 ask_to_stop(folder.stop_request)
                 asked, since = True, time.monotonic()
             if asked and time.monotonic() - since > NO_SIGN and not exists(_begun(folder, attempt)):
-                return None  # nobody there to read the note: Ray still waits for room
+                return None
             if lost := room.lost():
                 return lost  # Ray would wait for ever
         except (OSError, UserError) as error:

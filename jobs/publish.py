@@ -2,11 +2,12 @@
 
 What a version is, and how one bundle stays one version, is in registry.py and mlflow_registry.py;
 `published.json` remembers the result, so that a finished run is recognised without asking MLflow.
+Publishing is safe to kill at any moment; the same command finds or removes what it left.
 """
 
 from typing import Any
 
-from elmwright.jobs.bundle import digest
+from elmwright.jobs.bundle import bundle_bytes, digest
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.mlflow_registry import MlflowRegistry
@@ -15,6 +16,7 @@ from elmwright.jobs.registry import publish_bundle
 from elmwright.jobs.tracking import read_run_id, tracking_uri
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json, write_json
+from elmwright.pipeline.progress import Progress, counting_bytes, silent
 
 
 def is_published(config: RunConfig, folder: RunFolder) -> bool:
@@ -31,15 +33,20 @@ def is_published(config: RunConfig, folder: RunFolder) -> bool:
         return False
 
 
-def publish(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
-    """Register the run's bundle and move the alias; what `published.json` then says."""
+def publish(config: RunConfig, folder: RunFolder, progress: Progress = silent) -> dict[str, Any]:
+    """Register the run's bundle and move the alias; what `published.json` then says.
+
+    The bundle is read before it is sent, and read back: that is what the progress counts.
+    """
     if not read_run_id(folder):
         raise UserError(
             f"MLflow has no record of this run yet; check that tracking.uri answers, then run the "
             f"same command again (the bundle is safe in {folder.bundle})"
         )
     uri, name, alias = tracking_uri(config, folder), config.export.name, config.export.alias
-    version = publish_bundle(MlflowRegistry(uri), folder.bundle, name, alias)
+    total = 2 * bundle_bytes(folder.bundle)
+    with progress("publishing", total, "bytes") as advance, counting_bytes(advance):
+        version = publish_bundle(MlflowRegistry(uri), folder.bundle, name, alias)
     saved = {
         "name": name,
         "version": version,

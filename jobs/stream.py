@@ -76,7 +76,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
     """A block, ready to be cut into windows."""
 
     chars: Array
@@ -86,6 +86,8 @@ class _Row:
     targets: Array
     """[2, steps] vocabulary ids."""
     weights: Array
+    ends: Array
+    """[sentences] Steps up to the end of each sentence."""
     characters: int
     """Of all its words, and one for what follows each."""
 
@@ -110,12 +112,10 @@ class Blocks:
         self._readers: OrderedDict[int, Future[ShardReader]] = OrderedDict()
         self._readers_lock = threading.Lock()
         self._max_chars, self._word_ids, self._keep = max_chars, word_ids, keep
-        self._rows: OrderedDict[int, _Row] = OrderedDict()
-        self._coming: dict[int, Future[_Row]] = {}
+        self._rows: OrderedDict[int, Row] = OrderedDict()
+        self._coming: dict[int, Future[Row]] = {}
         self._pool = ThreadPoolExecutor(FETCHES, "fetch")
         self.steps = manifest.block_steps
-        self.characters: dict[int, int] = {}
-        """Characters in each block that was evaluated."""
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -126,7 +126,7 @@ class Blocks:
             if number not in self._rows and number not in self._coming:
                 self._coming[number] = self._pool.submit(self._load, number)
 
-    def row(self, number: int) -> _Row:
+    def row(self, number: int) -> Row:
         """A block, ready; waits for it if it is on its way."""
         row = self._rows.pop(number, None)
         if row is None:
@@ -142,7 +142,7 @@ class Blocks:
         while self._coming:
             self._coming.popitem()[1].cancel()
 
-    def _load(self, number: int) -> _Row:
+    def _load(self, number: int) -> Row:
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1
         place = number - int(self._starts[shard])
         block = with_patience(lambda: self._reader(shard).read(place), ATTEMPTS)
@@ -171,20 +171,21 @@ class Blocks:
                 self._readers.pop(shard, None)
             reader.set_exception(error)
 
-    def _prepare(self, block: Block) -> _Row:
+    def _prepare(self, block: Block) -> Row:
         s = streams(block)
         keys = [xxhash.xxh3_64_intdigest(word.encode("utf-8")) for word in block.types]
-        return _Row(
+        return Row(
             chars=char_ids(block.types, self._max_chars).astype(np.int16),
             keys=np.array(keys, dtype=np.uint64),
             inputs=np.stack([s.forward_inputs, s.backward_inputs]),
             targets=block.ids[np.stack([s.forward_targets, s.backward_targets])],
             weights=s.weights,
+            ends=np.cumsum(block.lengths + 1),
             characters=int(np.array([len(word) + 1 for word in block.types])[block.tokens].sum()),
         )
 
 
-def make_batch(rows: Sequence[tuple[_Row, int] | None], window: int) -> Batch:
+def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
     """Put one window of each lane together; a lane without data is padding of weight 0."""
     present = [item for item in rows if item is not None]
     n, first = len(rows), present[0][0]
@@ -230,27 +231,29 @@ def training_batch(
     return make_batch([(blocks.row(number), part * window) for number in numbers], window)
 
 
-def evaluation_batches(
-    blocks: Blocks, count: int, lanes: range, total_lanes: int, window: int
-) -> Iterator[Batch]:
-    """The first `count` blocks, each exactly once: lane i reads blocks i, i+N, i+2N, …
+def evaluation_rounds(
+    blocks: Blocks, count: int, lanes: range, total_lanes: int
+) -> Iterator[list[Row | None]]:
+    """The first `count` blocks, each exactly once, a block of every lane at a time: lane i reads
+    blocks i, i+N, i+2N, … A lane that has none left gets None.
 
-    Every process yields the same number of batches, whichever lanes it has.
+    Every process yields the same number of rounds, whichever lanes it has.
     """
-    rounds = -(-count // total_lanes)
-    for turn in range(rounds):
+    for turn in range(-(-count // total_lanes)):
         numbers = [turn * total_lanes + lane for lane in lanes]
         blocks.fetch(n for n in numbers if n < count)
-        blocks.characters |= {n: blocks.row(n).characters for n in numbers if n < count}
-        for start in range(0, blocks.steps, window):
-            rows = [(blocks.row(n), start) if n < count else None for n in numbers]
-            if all(row is None for row in rows):
-                rows[0] = (blocks.row(0), start)
-                batch = make_batch(rows, window)
-                batch.weights[:] = 0
-                yield batch
-            else:
-                yield make_batch(rows, window)
+        yield [blocks.row(n) if n < count else None for n in numbers]
+
+
+def round_batches(blocks: Blocks, rows: Sequence[Row | None], window: int) -> Iterator[Batch]:
+    """The windows of a round; where no lane has a block, as many of weight 0."""
+    for start in range(0, blocks.steps, window):
+        if any(row is not None for row in rows):
+            yield make_batch([None if row is None else (row, start) for row in rows], window)
+        else:
+            batch = make_batch([(blocks.row(0), start), *[None] * (len(rows) - 1)], window)
+            batch.weights[:] = 0
+            yield batch
 
 
 class Prefetch:

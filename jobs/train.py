@@ -36,14 +36,15 @@ from elmwright.jobs.checkpoint import (
 from elmwright.jobs.checkpoint_writer import journalled_writer
 from elmwright.jobs.clock import Clock
 from elmwright.jobs.config import OptimSection, RunConfig
-from elmwright.jobs.evaluate import Score, evaluate_sets
+from elmwright.jobs.evaluate import Score
+from elmwright.jobs.evaluate_training import evaluate_finally, evaluate_in_passing
 from elmwright.jobs.exchange import Beats, Ranks, touched_rows
 from elmwright.jobs.journal import Journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.machine import Machine
 from elmwright.jobs.stopping import StopNote
 from elmwright.jobs.stream import Batch, Blocks, Prefetch
-from elmwright.jobs.training_state import Trainer, begin, restore, snapshot, start_over
+from elmwright.jobs.training_state import Trainer, begin, probes, restore, snapshot, start_over
 from elmwright.jobs.trouble import Trouble
 from elmwright.model.bilm import States, dropout_masks
 from elmwright.model.flops import step_flops
@@ -131,10 +132,13 @@ def train(
             scores, best = {}, False
             last = trainer.step == section.max_steps
             every = config.eval.every_steps
-            if last or (every and trainer.step % every == 0):
-                limit = None if last else config.eval.max_tokens
-                scores = _evaluate(this, folder, manifest, limit, journal)
-                best = not last and result.finite and trainer.judge(scores)
+            if last:
+                final = evaluate_finally(config, trainer, folder, manifest, ranks, journal, note)
+                scores, stopping = final or {}, stopping or final is None
+                clock.lap("evaluate")
+            elif every and trainer.step % every == 0:
+                scores = evaluate_in_passing(config, trainer, folder, manifest, ranks, journal)
+                best = result.finite and trainer.judge(scores)
                 clock.lap("evaluate")
 
             # Not in the middle of bad steps: there may be nothing worth keeping.
@@ -158,7 +162,7 @@ def train(
         if writer:
             writer.wait()
         if not stopping:
-            _finish(this, folder, manifest, scores, journal)
+            _finish(this, folder, manifest, scores, journal, note)
     except RuntimeError as error:
         lost = beats.blame(error)
         if lost is None:
@@ -348,46 +352,18 @@ def _autocast(config: RunConfig, device: torch.device) -> AbstractContextManager
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def _evaluate(
-    this: _Process,
-    folder: RunFolder,
-    manifest: Manifest,
-    max_tokens: int | None,
-    journal: Journal | None,
-) -> dict[str, Score]:
-    """Score every held-out set, on about `max_tokens` tokens of it or on all of them."""
-    trainer, config = this.trainer, this.config
-    scores = evaluate_sets(
-        trainer.bilm,
-        trainer.softmax,
-        folder.corpus,
-        manifest,
-        this.ranks,
-        lanes=config.eval.lanes,
-        window=config.train.window,
-        max_tokens=max_tokens,
-    )
-    if journal and scores:
-        values = {
-            f"{split}/{name}": value
-            for split, score in scores.items()
-            for name, value in score.as_dict().items()
-        }
-        journal.write("eval", trainer.step, values=values)
-        if max_tokens is None:
-            final = {f"final/{name}": value for name, value in values.items()}
-            journal.write("final", trainer.step, values=final)
-    return scores
-
-
 def _finish(
     this: _Process,
     folder: RunFolder,
     manifest: Manifest,
     scores: dict[str, Score],
     journal: Journal | None,
+    note: StopNote,
 ) -> None:
-    """Say which checkpoint is the result and what it was measured at: training is done."""
+    """Say which checkpoint is the result and what it was measured at: training is done.
+
+    Unless it is asked to stop while that is measured: then there is no result yet.
+    """
     config, trainer, ranks = this.config, this.trainer, this.ranks
     early = trainer.step < config.train.max_steps
     chosen = trainer.step
@@ -400,7 +376,10 @@ def _finish(
     if chosen != trainer.step:
         restore(trainer, checkpoint, config, folder, ranks)
     if early or not scores:  # or the checkpoint was final already: an attempt ended right there
-        scores = _evaluate(this, folder, manifest, None, journal)
+        final = evaluate_finally(config, trainer, folder, manifest, ranks, journal, note)
+        if final is None:
+            return
+        scores = final
     if journal:
         result = {
             "step": chosen,
@@ -409,6 +388,7 @@ def _finish(
             "stopped_early": config.eval.patience if early else 0,
             "skipped": len(trainer.skipped),
             "evaluation": {split: score.as_dict() for split, score in scores.items()},
+            **probes(scores),
         }
         journal.flush()  # nothing is written after the result
         write_json(folder.result, result)

@@ -7,7 +7,8 @@ DDP holds on to the parameters.
 
 import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -187,6 +188,21 @@ def check_shape(other: LoadedModel, config: RunConfig) -> None:
         raise UserError(problem)
 
 
+def probes(scores: dict[str, Score]) -> dict[str, Any]:
+    """What a checkpoint and result.json say of the first sentences of each held-out set."""
+    found = {split: asdict(score.probe) for split, score in scores.items() if score.probe}
+    return {"probe": found} if found else {}
+
+
+def _saved(config: RunConfig) -> dict[str, Any]:
+    """The config as checkpoints hold it: without a setting that an earlier version would refuse,
+    where that has its default."""
+    saved = to_dict(config)
+    if not config.eval.final_tokens:
+        del saved["eval"]["final_tokens"]
+    return saved
+
+
 def snapshot(
     config: RunConfig,
     trainer: Trainer,
@@ -225,8 +241,9 @@ def snapshot(
             "machine": machine(),
             "corpus_fingerprint": manifest.fingerprint,
             "evaluation": {split: score.as_dict() for split, score in scores.items()},
+            **probes(scores),
         },
-        config={"format": 1, "model": to_dict(config)["model"], "run_config": to_dict(config)},
+        config={"format": 1, "model": to_dict(config)["model"], "run_config": _saved(config)},
         perplexity={split: score.perplexity for split, score in scores.items()},
         tokens=sum(score.tokens for score in scores.values()),
     )

@@ -1,21 +1,25 @@
 """`elmwright verify PATH`: is this exactly what was written?
 
 Finds out by itself what PATH is. Prints what was checked; the first thing that is wrong is an
-error that names the file.
+error that names the file. Progress is by bytes read; what has to be fetched first (a bundle in a
+registry or a store) shows none while it is fetched.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from elmwright.jobs.bundle import SUMS, verify_bundle
-from elmwright.jobs.checkpoint import MANIFEST, checkpoint_folders, verify_checkpoint
+from elmwright.jobs.bundle import SUMS, bundle_bytes, verify_bundle
+from elmwright.jobs.checkpoint import MANIFEST, checkpoint_folders, read_info, verify_checkpoint
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.shelf import fetch_reference
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join
-from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.manifest import Manifest, Shard
+from elmwright.pipeline.progress import Progress, counting_bytes, silent
 
 
-def verify_path(name: str, key: str = "") -> list[str]:
+def verify_path(name: str, key: str = "", progress: Progress = silent) -> list[str]:
     """Check a run, corpus, shard, checkpoint or bundle; a line for each thing that was good.
 
     With `key`, a public key, only a bundle signed with it is good.
@@ -32,19 +36,39 @@ def verify_path(name: str, key: str = "") -> list[str]:
                 return [f"bundle {name}"]
             raise UserError(f"there is no {path}")
         if path.suffix == ".tar":
-            return [_shard(path)]
+            return [_shard(path, progress)]
         if (path / SUMS).is_file():
-            verify_bundle(path)
+            with _bytes(progress, bundle_bytes(path)):
+                verify_bundle(path)
             return [f"bundle {path}"]
     elif not exists(join(name, MANIFEST)) and fetch_reference(name) is not None:
         return [f"bundle {name}"]
     name = name.rstrip("/")
     if exists(join(name, "state.json")) or name.rpartition("/")[2].startswith("step-"):
-        verify_checkpoint(name)
+        with _bytes(progress, read_info(name).bytes):
+            verify_checkpoint(name)
         return [f"checkpoint {name}"]
     if exists(join(name, MANIFEST)):
-        return [_corpus(name)]
-    return _run(name)
+        with _bytes(progress, _corpus_bytes(name)):
+            return [_corpus(name)]
+    return _run(name, progress)
+
+
+@contextmanager
+def _bytes(progress: Progress, total: int) -> Iterator[None]:
+    """A bar of the bytes that are read for digests."""
+    with progress("verifying", total, "bytes") as advance, counting_bytes(advance):
+        yield
+
+
+def _corpus_bytes(path: str | Path) -> int:
+    splits = Manifest.load(path).splits.values()
+    return _deep_bytes(shard for split in splits for shard in split.shards)
+
+
+def _deep_bytes(shards: Iterable[Shard]) -> int:
+    """What `verify_shard` counts: every byte for its digest, and again for its blocks."""
+    return 2 * sum(shard.bytes for shard in shards)
 
 
 def _corpus(path: str | Path) -> str:
@@ -57,7 +81,7 @@ def _corpus(path: str | Path) -> str:
     return f"corpus {path} ({shards} shards, fingerprint {manifest.fingerprint[:12]})"
 
 
-def _shard(path: Path) -> str:
+def _shard(path: Path, progress: Progress) -> str:
     """One shard, against the manifest of the corpus it lies in."""
     from elmwright.pipeline.shards import verify_shard
 
@@ -66,26 +90,34 @@ def _shard(path: Path) -> str:
         for shard in split.shards:
             if Path(shard.tar).name == path.name:
                 try:
-                    verify_shard(path, shard)
+                    with _bytes(progress, _deep_bytes([shard])):
+                        verify_shard(path, shard)
                 except ValueError as error:
                     raise UserError(str(error)) from error
                 return f"shard {path} ({shard.blocks} blocks)"
     raise UserError(f"{path} is not in the manifest of its corpus")
 
 
-def _run(path: str) -> list[str]:
+def _run(path: str, progress: Progress) -> list[str]:
     folder = RunFolder.at(path)
-    checked = []
-    if exists(join(folder.corpus, MANIFEST)):
-        checked.append(_corpus(folder.corpus))
-    for checkpoint in checkpoint_folders(folder.checkpoints):
-        verify_checkpoint(checkpoint)
-        checked.append(f"checkpoint {checkpoint}")
-    if (folder.bundle / SUMS).is_file():
-        verify_bundle(folder.bundle)
-        checked.append(f"bundle {folder.bundle}")
-    if not checked:
+    has_corpus = exists(join(folder.corpus, MANIFEST))
+    has_bundle = (folder.bundle / SUMS).is_file()
+    checkpoints = checkpoint_folders(folder.checkpoints)
+    if not (has_corpus or has_bundle or checkpoints):
         raise UserError(
             f"{path} is neither a run, a corpus, a shard, a checkpoint nor a bundle of elmwright"
         )
+    total = sum(read_info(checkpoint).bytes for checkpoint in checkpoints)
+    total += _corpus_bytes(folder.corpus) if has_corpus else 0
+    total += bundle_bytes(folder.bundle) if has_bundle else 0
+    checked = []
+    with _bytes(progress, total):
+        if has_corpus:
+            checked.append(_corpus(folder.corpus))
+        for checkpoint in checkpoints:
+            verify_checkpoint(checkpoint)
+            checked.append(f"checkpoint {checkpoint}")
+        if has_bundle:
+            verify_bundle(folder.bundle)
+            checked.append(f"bundle {folder.bundle}")
     return checked

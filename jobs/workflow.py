@@ -6,12 +6,8 @@ run that was killed anywhere is resumed by the same command, and a finished one 
 without importing Ray, torch or MLflow.
 """
 
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack
 from typing import Any
 
 from elmwright.jobs.bundle import SUMS, is_whole, verify_bundle
@@ -23,6 +19,7 @@ from elmwright.jobs.console import Console, console_for_run
 from elmwright.jobs.layout import RunFolder, locked, open_run_folder
 from elmwright.jobs.listing import corpus_lines
 from elmwright.jobs.planning import finished_corpus
+from elmwright.jobs.signals import Stop, resumable, stop_signals
 from elmwright.jobs.wording import duration
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.files import exists, join, place, read_bytes, read_json, write_json
@@ -30,6 +27,9 @@ from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.progress import plural
 
 STAGES = ("corpus", "train", "export", "publish")
+AGAIN = "(Ctrl-C again: at once)"
+CLOSING = 5.0
+"""Seconds in which MLflow may hear of it when training is interrupted."""
 
 
 def run(
@@ -60,8 +60,7 @@ def run(
         done = [stage for stage in wanted if stage not in pending]
         if done:
             console.say(f"Already done: {', '.join(done)}.")
-        stop = threading.Event()
-        with stop_signals(stop):
+        with stop_signals() as stop:
             _do(pending, config, folder, console, stop)
         console.say(f"\nDone in {duration(time.monotonic() - started)}.\n")
         return _close(config, folder, until, config_name, console)
@@ -143,11 +142,7 @@ def current_corpus(config: RunConfig, folder: RunFolder) -> Manifest | None:
 
 
 def _do(
-    pending: tuple[str, ...],
-    config: RunConfig,
-    folder: RunFolder,
-    console: Console,
-    stop: threading.Event,
+    pending: tuple[str, ...], config: RunConfig, folder: RunFolder, console: Console, stop: Stop
 ) -> None:
     # Mistakes that can be seen now are reported before anything is started.
     from elmwright.jobs.preflight import check_before
@@ -158,35 +153,38 @@ def _do(
     if "corpus" in pending or "train" in pending:
         from elmwright.jobs.cluster import is_remote, ray_cluster
 
-        with ExitStack() as stack:
+        again = "the same command resumes from what is on disk"
+        with resumable(f"at once; {again}"), ExitStack() as stack:
             name = "connecting" if is_remote(config) else "starting Ray"
-            with console.progress(name, 1, ""):
-                stack.enter_context(
-                    ray_cluster(config, folder, partial(take_signals, stop), stop.is_set)
-                )
+            with (
+                stop.saving(f"stopping when Ray is up {AGAIN}", console.say),
+                console.progress(name, 1, ""),
+            ):
+                stack.enter_context(ray_cluster(config, folder, stop.take, stop.is_set))
+            _stop_here(stop)
             if "corpus" in pending:
-                _corpus(config, folder, console, stop)
+                with stop.saving(f"stopping: tasks at work may finish {AGAIN}", console.say):
+                    _corpus(config, folder, console, stop)
             _stop_here(stop)
             if "train" in pending:
-                _train(config, folder, console, stop)
+                with stop.saving(f"stopping: writing a checkpoint first {AGAIN}", console.say):
+                    _train(config, folder, console, stop)
     _stop_here(stop)
     if "export" in pending:
         from elmwright.jobs.export import export
 
-        with console.progress("export", 1, "bundle") as advance:
-            checks = export(config, folder)
+        with resumable("in the export; the same command starts it again"):
+            checks = export(config, folder, console.progress)
             if folder.remote:
                 _share_bundle(folder)
-            advance(1)
         console.say(f"Bundle written and checked: {checks}")
-        _stop_here(stop)
+    _stop_here(stop)
     if "publish" in pending:
         from elmwright.jobs.publish import publish
 
-        with console.progress("publish", 1, "version") as advance:
+        with resumable("before the model was published; the same command publishes it"):
             _catch_up(config, folder)
-            version = publish(config, folder)
-            advance(1)
+            version = publish(config, folder, console.progress)
         console.say(
             f"Registered {version['name']} version {version['version']}, "
             f"alias {version['alias']!r}."
@@ -230,7 +228,7 @@ def _check_training(config: RunConfig, folder: RunFolder) -> None:
     check_size(config, manifest)
 
 
-def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: threading.Event) -> None:
+def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
     from elmwright.pipeline.build import build_corpus
 
     manifest = build_corpus(
@@ -257,7 +255,7 @@ def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: thread
         )
 
 
-def _train(config: RunConfig, folder: RunFolder, console: Console, stop: threading.Event) -> None:
+def _train(config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
     from elmwright.jobs.check_mlflow import check_server
     from elmwright.jobs.launch import launch
     from elmwright.jobs.tracking import Tracker, tracking_uri
@@ -278,9 +276,10 @@ def _train(config: RunConfig, folder: RunFolder, console: Console, stop: threadi
     finally:
         if stop.is_set():
             status = "KILLED"
-        problem = tracker.finish(status)
-        if problem:
-            console.warn(problem)
+        if not stop.raised:  # else nobody may be kept waiting, and the next command sends the rest
+            problem = tracker.finish(status, CLOSING if status == "KILLED" else 60.0)
+            if problem and status != "KILLED":
+                console.warn(problem)
 
 
 def _catch_up(config: RunConfig, folder: RunFolder) -> None:
@@ -299,33 +298,7 @@ def _catch_up(config: RunConfig, folder: RunFolder) -> None:
         )
 
 
-@contextmanager
-def stop_signals(event: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set the event; a second SIGINT ends the process at once.
-
-    A second SIGTERM does not: batch systems, and whoever cancels a run twice, send it while the
-    checkpoint that the first one asked for is being written. They kill in the end, if they must.
-    """
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    take_signals(event)
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def take_signals(event: threading.Event) -> None:
-    def handler(number: int, _frame: object) -> None:
-        if event.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        event.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
-
-
-def _stop_here(stop: threading.Event) -> None:
+def _stop_here(stop: Stop) -> None:
     """Between stages there is nothing to save: what is done is on disk."""
     if stop.is_set():
         raise Interrupted("between two stages; the same command resumes from there")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.progress import count_bytes
 from elmwright.pipeline.storage import atomic_file, explained, write_atomic
 
 URL = re.compile(r"(s3|gs)://")
@@ -298,6 +299,7 @@ def sha256(path: str | Path) -> str:
     with reading(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
+            count_bytes(len(block))
     return digest.hexdigest()
 
 

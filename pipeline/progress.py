@@ -3,10 +3,14 @@
 A stage takes a `Progress` and opens a bar with it; what a bar looks like (a live display, a plain
 line a minute, nothing) is decided by the caller. `Stage` makes one bar of several pieces of work
 that are one thing to a user.
+
+Digests are computed in many places, deep below whoever shows a bar. They tell `count_bytes` what
+they have read, and `counting_bytes` says who wants to know.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 
@@ -86,3 +90,23 @@ def stage(progress: Progress, name: str, pieces: int) -> Iterator[Stage]:
         one = Stage(advance, pieces)
         yield one
         one.finish()
+
+
+_counter: ContextVar[Advance | None] = ContextVar("counter", default=None)
+
+
+@contextmanager
+def counting_bytes(advance: Advance) -> Iterator[None]:
+    """Report to `advance` every byte that is read for a digest inside the block."""
+    token = _counter.set(advance)
+    try:
+        yield
+    finally:
+        _counter.reset(token)
+
+
+def count_bytes(n: int) -> None:
+    """So many bytes were read for a digest."""
+    advance = _counter.get()
+    if advance is not None:
+        advance(n)

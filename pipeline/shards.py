@@ -23,6 +23,7 @@ from elmwright.pipeline import files
 from elmwright.pipeline.block import MEMBERS, UNK_ID, Block, from_members, to_members
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Shard
+from elmwright.pipeline.progress import count_bytes
 from elmwright.pipeline.storage import sha256_bytes
 
 INDEX_FORMAT = 2
@@ -270,7 +271,8 @@ def read_tar(path: str | Path) -> Spans:
 def verify_shard(path: str | Path, shard: Shard, *, deep: bool = True) -> None:
     """Check a shard against its manifest entry; ValueError names the file and what is wrong.
 
-    Deep also decodes every block and compares the index with the tar itself.
+    Deep also decodes every block and compares the index with the tar itself: its bytes are counted
+    twice (`progress.count_bytes`), for the digest and for the blocks.
     """
     found = files.stat(path)
     size = found.bytes if found else 0
@@ -287,8 +289,12 @@ def verify_shard(path: str | Path, shard: Shard, *, deep: bool = True) -> None:
     reader = ShardReader(path)
     if _index_json(shard.name, spans, reader.digests) != index:
         raise ValueError(f"{index_path(path)} does not describe {path}")
+    blocks = []
     try:
-        blocks = [reader.read(number) for number in range(len(reader))]
+        for number in range(len(reader)):
+            blocks.append(reader.read(number))
+            before, behind = number * size // len(reader), (number + 1) * size // len(reader)
+            count_bytes(behind - before)
     except UserError as error:
         raise ValueError(str(error)) from error
     counts = {

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.progress import count_bytes
 
 TEMPORARY = ".tmp-"
 """Prefix of files being written; one that is left over belongs to a killed process."""
@@ -86,8 +87,12 @@ def sync_to_disk(path: Path) -> None:
 
 def sha256_file(path: Path) -> str:
     """The sha256 of a file, in hexadecimal, in constant memory."""
+    digest = hashlib.sha256()
     with explained(path), open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+            count_bytes(len(block))
+    return digest.hexdigest()
 
 
 def sha256_bytes(data: bytes) -> str:

@@ -3,10 +3,8 @@
 import os
 import signal
 import sys
-import threading
 import time
 import types
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from elmwright.jobs.cluster import _connect, _why_not, ray_cluster
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.room import ask_for_room, wait_for_room
-from elmwright.jobs.workflow import take_signals
+from elmwright.jobs.signals import stop_signals
 from elmwright.pipeline.errors import Interrupted
 
 
@@ -100,7 +98,6 @@ def test_a_wish_to_stop_ends_the_waiting_for_a_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Ray takes SIGTERM for itself when it connects, and would end the driver with exit 15."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     shut, asked = [], []
 
     def request_resources(bundles: list[object]) -> None:
@@ -118,17 +115,14 @@ def test_a_wish_to_stop_ends_the_waiting_for_a_cluster(
     config = load_config("demo", ["cluster.address=auto", "tracking.uri=http://mlflow:5000",
                                   "cluster.wait_minutes=5"])  # fmt: skip
     folder = RunFolder(str(tmp_path), tmp_path)
-    stop = threading.Event()
     begun = time.monotonic()
-    try:
-        with (
-            pytest.raises(Interrupted, match="while the cluster was waited for"),
-            ray_cluster(config, folder, partial(take_signals, stop), stop.is_set),
-        ):
-            pytest.fail("there is no room")
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with (
+        stop_signals() as stop,
+        stop.saving("stopping", lambda _: None),
+        pytest.raises(Interrupted, match="while the cluster was waited for"),
+        ray_cluster(config, folder, stop.take, stop.is_set),
+    ):
+        pytest.fail("there is no room")
     assert time.monotonic() - begun < 5
     assert shut == [True]
     assert asked == [[{"CPU": 1}] * config.train.processes, []], "asked for, and given back"

@@ -21,9 +21,11 @@ from elmwright.jobs import export as export_module
 from elmwright.jobs import provenance as provenance_module
 from elmwright.jobs.bundle import FILES, SIGNATURE, SUMS, digest, verify_bundle, write_sums
 from elmwright.jobs.checkpoint import list_checkpoints
+from elmwright.jobs.choose_checkpoint import Recorded, recorded
 from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.export import export_run
+from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.models import load, resolve
 from elmwright.jobs.provenance import without_password
 from elmwright.jobs.runbook import lay_down
@@ -120,11 +122,17 @@ def test_a_bundle_without_softmax_embeds_and_says_that_it_cannot_score(
 def test_a_bundle_with_another_perplexity_than_the_trainers_is_never_written(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {"heldout": {"perplexity": 43.9, "lanes": 4}}
-    monkeypatch.setattr(export_module, "recorded", lambda *_: told)
-    with pytest.raises(Failed, match=r"the trainer had 43\.9"):
-        export_run(str(trained), "latest", str(tmp_path / "bundle"), overrides=[])
-    assert not list(tmp_path.iterdir())
+    info = list_checkpoints(trained / "train" / "checkpoints")[-1]
+    run = RunFolder.at(trained)
+    said = recorded(info, run, Manifest.load(run.corpus))
+    assert said is not None
+    probe = {"heldout": said.probe["heldout"] | {"perplexity": 43.9}}
+    whole = {"heldout": said.evaluation["heldout"] | {"perplexity": 43.9}}
+    for told in (Recorded(said.evaluation, probe), Recorded(whole, {})):
+        monkeypatch.setattr(export_module, "recorded", lambda *_, told=told: told)
+        with pytest.raises(Failed, match=r"perplexity of .*the trainer had 43\.9"):
+            export_run(str(trained), "latest", str(tmp_path / "bundle"), overrides=[])
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["char_embed", "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/B"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elmwright.jobs import evaluate, export
+from elmwright.jobs import export
 from elmwright.jobs.bundle import SUMS, digest, verify_bundle
 from elmwright.jobs.checkpoint import list_checkpoints
 from elmwright.jobs.cli import main
@@ -67,14 +67,14 @@ def test_two_exports_to_one_place_do_not_mix(
 ) -> None:
     target = tmp_path / "bundle"
     inside, go_on = threading.Event(), threading.Event()
-    real = export._measure
+    real = export.measure
 
     def slow(*arguments: Any) -> Any:
         inside.set()
         assert go_on.wait(60)
         return real(*arguments)
 
-    monkeypatch.setattr(export, "_measure", slow)
+    monkeypatch.setattr(export, "measure", slow)
     first = threading.Thread(
         target=export_run, args=(str(trained), "20", str(target)), kwargs={"overrides": []}
     )
@@ -103,7 +103,7 @@ def test_what_a_killed_export_left_is_cleared_and_what_it_had_moved_is_put_back(
         raise UserError("no more")
 
     with monkeypatch.context() as now:
-        now.setattr(export, "_measure", fail)
+        now.setattr(export, "measure", fail)
         with pytest.raises(UserError, match="no more"):
             export_run(str(trained), "12", str(target), overrides=[])
     verify_bundle(target)
@@ -176,7 +176,7 @@ def unevaluated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("evaluated before the mistake was seen")
 
-    monkeypatch.setattr(evaluate, "evaluate_folder", never)
+    monkeypatch.setattr(export, "measure", never)
     return
 
 

@@ -45,13 +45,13 @@ while True:
     server.accept()[0].close()
 """
 DRIVER = """
-import os, signal, sys, threading, time
-from elmwright.jobs.workflow import stop_signals
+import os, sys, time
+from elmwright.jobs.signals import stop_signals
 home = sys.argv[1]
-stop = threading.Event()
-with stop_signals(stop):
+with stop_signals() as stop, stop.saving("stopping", print):
     open(home + "/driver-up", "w").close()
-    while not stop.wait(0.05):
+    while not stop.is_set():
+        time.sleep(0.05)
         if os.path.exists(home + "/lose-a-machine"):
             sys.exit(75)
     time.sleep(0.7)

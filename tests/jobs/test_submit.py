@@ -241,12 +241,12 @@ def test_a_defect_of_the_driver_is_a_failure_and_not_an_interruption(
 
 
 STOPS_SLOWLY = """
-import sys, threading, time
-from elmwright.jobs.workflow import stop_signals
-stop = threading.Event()
-with stop_signals(stop):
+import sys, time
+from elmwright.jobs.signals import stop_signals
+with stop_signals() as stop, stop.saving("stopping", print):
     open(sys.argv[1] + "/up", "w").close()
-    stop.wait(60)
+    while not stop.is_set():
+        time.sleep(0.05)
     time.sleep(1)
     open(sys.argv[1] + "/checkpoint", "w").close()
 """

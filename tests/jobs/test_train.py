@@ -15,7 +15,13 @@ from elmwright.jobs.exchange import Ranks, touched_rows
 from elmwright.jobs.journal import read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.stopping import ask_to_stop, take_back
-from elmwright.jobs.stream import Blocks, Prefetch, evaluation_batches, training_batch
+from elmwright.jobs.stream import (
+    Blocks,
+    Prefetch,
+    evaluation_rounds,
+    round_batches,
+    training_batch,
+)
 from elmwright.jobs.train import learning_rate, train
 from elmwright.model.softmax import draw_negatives
 from elmwright.pipeline.files import exists, join, read_json, remove
@@ -192,7 +198,8 @@ def test_evaluation_scores_every_token_once_whatever_the_lanes(corpus: Path, lan
         mine = range(owner, owner + 1)
         total += sum(
             batch.weights.sum()
-            for batch in evaluation_batches(blocks, len(blocks), mine, lanes, 20)
+            for rows in evaluation_rounds(blocks, len(blocks), mine, lanes)
+            for batch in round_batches(blocks, rows, 20)
         )
     assert int(total) == manifest.splits["heldout"].steps
 

@@ -1,0 +1,71 @@
+"""How a command shares the machine with whatever else runs on it. Decided before torch is loaded.
+
+**Waiting.** The threads of a matrix product meet at barriers, hundreds of times a second. By
+default OpenMP lets them spin there. Where another program holds a core, the thread that the others
+wait for does not run, because they burn its time: on two cores under load an evaluation of the demo
+took 153 s, and 7 s with threads that sleep (`OMP_WAIT_POLICY=passive`); spinning for a bounded
+time (`GOMP_SPINCOUNT` of 1,000, 10,000, 100,000) took 11, 30 and 117 s. So threads sleep, also in
+the processes that Ray starts here. Who has set one of these variables keeps it.
+`tests/bench/bench_busy.py` measures both sides, on a busy and on a quiet machine.
+
+**Threads.** Training uses `train.threads`, whatever the machine: exact resume depends on it. All
+else (eval, export, embed, score, neighbours) uses one thread per core that this process may use:
+its CPU affinity, and no more than the quota of its container, which OpenMP does not know.
+`OMP_NUM_THREADS` overrides that. Load never plays a part, because results depend on the number of
+threads in the last digits.
+
+**Niceness.** Ray starts its workers at niceness 15: beside one other busy program training got 27 %
+of a core. What a user started is not background work, so the workers of a Ray that we start get the
+niceness of the command. `nice elmwright run …` lowers all of it; RAY_worker_niceness overrides.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Any of these says how threads wait."""
+THREADS = "OMP_NUM_THREADS"
+NICENESS = "RAY_worker_niceness"
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_chosen: set[str] = set()
+"""Variables that were set here and not by the user."""
+
+
+def share_machine() -> None:
+    """Choose wait policy and number of threads for this process and those it starts."""
+    if not any(name in os.environ for name in WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+    if THREADS not in os.environ and cores() < len(os.sched_getaffinity(0)):
+        os.environ[THREADS] = str(cores())
+        _chosen.add(THREADS)
+
+
+def cores() -> int:
+    """The cores that this process may use: by affinity, and by the quota of its container."""
+    available = len(os.sched_getaffinity(0))
+    try:
+        quota, period = _QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return available
+    if quota == "max":
+        return available
+    return max(1, min(available, math.ceil(int(quota) / int(period))))
+
+
+@contextmanager
+def starting_ray() -> Iterator[None]:
+    """The environment of a Ray that is started here, which its workers inherit.
+
+    Ray gives each worker as many threads as it has CPUs, unless the user has said a number.
+    """
+    os.environ.setdefault(NICENESS, "0")  # Ray adds it to our own
+    ours = os.environ.pop(THREADS, None) if THREADS in _chosen else None
+    try:
+        yield
+    finally:
+        if ours is not None:
+            os.environ[THREADS] = ours

@@ -1,0 +1,234 @@
+"""Ctrl-C and SIGTERM in commands that are safe to kill: real signals to real processes.
+
+A command is slowed down at one place, so that the signal meets it there. It goes to the whole
+process group, as a terminal sends it. Corpus and training are in test_run.py.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from elmwright.jobs.bundle import digest, verify_bundle
+from elmwright.jobs.mlflow_registry import MlflowRegistry
+from tests.jobs.tiny import elmwright
+
+SLOW = """
+import sys, time
+from pathlib import Path
+import {module} as module
+real = module.{name}
+def slow(*arguments, **named):
+    Path({mark!r}).touch()
+    time.sleep({seconds})
+    return real(*arguments, **named)
+module.{name} = slow
+from elmwright.jobs import workflow
+workflow.current_corpus = lambda *_: True
+from elmwright.jobs.cli import main
+sys.exit(main())
+"""
+SIGNALS = {
+    "once": [signal.SIGINT],
+    "twice": [signal.SIGINT, signal.SIGINT],
+    "many": [signal.SIGINT] * 8,
+    "terminated": [signal.SIGTERM],
+}
+
+
+class Slow:
+    """A command of which one function takes its time."""
+
+    def __init__(self, mark: Path, place: str, *arguments: object, seconds: float = 30) -> None:
+        module, _, name = place.rpartition(".")
+        mark.unlink(missing_ok=True)
+        script = SLOW.format(module=module, name=name, mark=str(mark), seconds=seconds)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script, *map(str, arguments)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        until = time.monotonic() + 120
+        while not mark.exists():
+            if self.process.poll() is not None or time.monotonic() > until:
+                self.process.kill()
+                pytest.fail("".join(self.process.communicate()))
+            time.sleep(0.02)
+
+    def send(self, how: str) -> tuple[str, float]:
+        """Send the signals; what it said on stderr, and how long it took to end."""
+        begun = time.monotonic()
+        for number in SIGNALS[how]:
+            try:
+                os.killpg(self.process.pid, number)
+            except ProcessLookupError:
+                break
+            time.sleep(0.05)
+        _, said = self.process.communicate(timeout=60)
+        return said, time.monotonic() - begun
+
+
+def check_stopped(slow: Slow, how: str) -> str:
+    said, seconds = slow.send(how)
+    assert slow.process.returncode == 75, said
+    assert "Traceback" not in said
+    stopped = [line for line in said.splitlines() if line.startswith("stopped: ")]
+    assert len(stopped) == 1, said
+    assert seconds < 10
+    return stopped[0]
+
+
+@pytest.mark.parametrize("how", SIGNALS)
+def test_an_export_stops_at_once_and_the_same_command_gives_the_same_bytes(
+    trained: Path, bundle: Path, tmp_path: Path, how: str
+) -> None:
+    target = tmp_path / "bundle"
+    command = "export", trained, "-o", target
+    for place in ("elmwright.jobs.heldout_pass.nll", "elmwright.jobs.bundle.sha256_file"):
+        check_stopped(Slow(tmp_path / "mark", place, *command), how)
+        assert [path.name for path in tmp_path.iterdir()] == ["mark"]
+    done = elmwright(*command)
+    assert done.returncode == 0, done.stderr
+    verify_bundle(target)
+    assert digest(target) == digest(bundle)
+
+
+@pytest.mark.parametrize(
+    ("place", "arguments"),
+    [
+        ("elmwright.jobs.heldout_pass.nll", ["eval", "{bundle}", "--corpus", "{trained}"]),
+        ("elmwright.jobs.bundle.sha256_file", ["verify", "{bundle}"]),
+        ("elmwright.jobs.score.nll", ["score", "{bundle}", "{text}", "-o", "{out}.tsv"]),
+        ("elmwright.jobs.embed.choose_layers", ["embed", "{bundle}", "{text}", "-o", "{out}.npz"]),
+        ("elmwright.model.folder.load_file", ["fill-cache", "{bundle}", "-o", "{out}.table"]),
+    ],
+)
+def test_other_commands_stop_at_once_and_work_afterwards(
+    trained: Path, bundle: Path, tmp_path: Path, place: str, arguments: list[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The old cat sees the dog .\n" * 20)
+    names = {"bundle": bundle, "trained": trained, "text": text, "out": tmp_path / "out"}
+    command = [argument.format_map(names) for argument in arguments]
+    check_stopped(Slow(tmp_path / "mark", place, *command), "twice")
+    done = elmwright(*command)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("elmwright.jobs.heldout_pass.nll", "in the export; the same command starts it again"),
+        ("elmwright.jobs.logged_models.verify_bundle", "the same command publishes it"),
+    ],
+)
+def test_a_run_stops_in_its_last_stages_and_resumes(
+    trained: Path, bundle: Path, empty_database: Path, tmp_path: Path, place: str, sentence: str
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(trained.parent, home, symlinks=True)
+    config = home / "tiny.toml"
+    config.write_text(config.read_text().replace(str(trained), str(home / "run")))
+    database = home / "run" / "mlflow" / "mlflow.db"
+    database.parent.mkdir(exist_ok=True)
+    shutil.copyfile(empty_database, database)
+    slow = Slow(tmp_path / "mark", place, "run", config)
+    assert sentence in check_stopped(slow, "twice")
+    done = Slow(tmp_path / "mark", place, "run", config, seconds=0).process
+    output = "".join(done.communicate(timeout=120))
+    assert done.returncode == 0, output
+    assert digest(home / "run" / "bundle") == digest(bundle)
+    versions = MlflowRegistry(f"sqlite:///{database}").versions("tiny")
+    assert [version.version for version in versions] == [1]
+
+
+def test_an_interrupt_while_libraries_are_imported_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    mark = tmp_path / "mark"
+    (tmp_path / "torch" / "__init__.py").write_text(
+        f"import time, pathlib\npathlib.Path({str(mark)!r}).touch()\ntime.sleep(30)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "elmwright.jobs.cli", "eval", tmp_path, "--corpus", tmp_path],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    for _ in range(1000):
+        if mark.exists() or process.poll() is not None:
+            break
+        time.sleep(0.02)
+    assert mark.exists(), process.communicate()
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=10)[1]
+    assert (process.returncode, said) == (75, "stopped: interrupted; nothing is lost\n")
+
+
+CLOSES_SLOWLY = """
+import sys, time
+from elmwright.jobs import signals
+signals.PATIENCE = 0.5
+@signals.stoppable
+def main():
+    try:
+        print("up", flush=True)
+        time.sleep(30)
+    except KeyboardInterrupt:
+        print("closing", flush=True)
+        time.sleep({seconds})
+        print("closed", flush=True)
+    return 75
+main()
+"""
+
+
+@pytest.mark.parametrize(("seconds", "closed"), [(0.4, True), (30, False)])
+def test_a_second_ctrl_c_waits_for_the_closing_and_a_later_one_does_not(
+    seconds: float, closed: bool
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLOSES_SLOWLY.format(seconds=seconds)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "closing\n"
+    process.send_signal(signal.SIGINT)
+    if not closed:
+        time.sleep(0.8)
+        process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=10)
+    assert process.returncode == 75
+    assert ("closed" in out) == closed
+    assert ("stopped: at once; the same command resumes" in error) != closed
+
+
+SAVES = """
+import sys, time
+from elmwright.jobs.signals import stop_signals
+with stop_signals() as stop:
+    with stop.saving("stopping: saving first", lambda text: print(text, flush=True)):
+        print("up", flush=True)
+        while not stop.is_set():
+            time.sleep(0.01)
+        time.sleep(1)
+        print("saved", flush=True)
+"""
+
+
+def test_work_that_saves_is_asked_first_and_says_so_right_away() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen([sys.executable, "-c", SAVES], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(number)
+        begun = time.monotonic()
+        assert process.stdout.readline() == "stopping: saving first\n"
+        assert time.monotonic() - begun < 0.9, "before the work is saved"
+        process.send_signal(signal.SIGTERM)  # again: a batch system
+        assert process.communicate(timeout=10)[0] == "saved\n"
+        assert process.returncode == 0
