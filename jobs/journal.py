@@ -15,6 +15,7 @@ stop training: lines wait in memory and are written with the next ones. Before a
 committed they must be on disk (`flush`): what lies behind a checkpoint is never computed again.
 
 Records: {"kind": "metrics" | "eval" | "checkpoint" | "pruned" | "warning", "step": n, "time": ms}.
+The path of a checkpoint is relative to the run's folder, so that a run can be moved.
 """
 
 import errno
