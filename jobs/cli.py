@@ -17,6 +17,7 @@ from elmwright import __version__
 from elmwright.jobs import cli_use
 from elmwright.jobs.cli_cluster import add_cluster_commands
 from elmwright.jobs.cli_publish import add_commands
+from elmwright.jobs.ui import add_ui_command
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.files import is_url
 from elmwright.pipeline.storage import explain
@@ -186,6 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--verify", action="store_true", help="compare every file with its digest")
     with_json(sub)
 
+    add_ui_command(add)
     add_cluster_commands(commands, add, with_config, with_overrides, with_json)
     return parser
 

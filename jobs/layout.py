@@ -64,7 +64,7 @@ class RunFolder:
             scratch = join(root, scratch[len(home.rstrip("/")) + 1 :])
         corpus = saved.get("corpus", {}).get("dir", "")
         if corpus:
-            corpus = _absolute(_from_project(root, home, corpus))
+            corpus = _absolute(from_project(root, home, corpus))
         return cls(root, Path(_absolute(scratch)), corpus)
 
     @property
@@ -132,7 +132,7 @@ class RunFolder:
         return self.scratch if self.remote else Path(self.root)
 
 
-def _from_project(root: str, home: str, place: str) -> str:
+def from_project(root: str, home: str, place: str) -> str:
     """A place that a config names, as seen from here.
 
     Relative places mean the folder of the command, which is known by where run.dir is from there.
