@@ -48,9 +48,7 @@ def add_ui_command(add: Callable[[str, Command, str], argparse.ArgumentParser]) 
     sub.add_argument(
         "run", metavar="RUN", nargs="?", default="", help=f"a run's folder (the newest in {RUNS}/)"
     )
-    sub.add_argument(
-        "--port", type=int, default=0, help=f"port to use (the first free from {PORT})"
-    )
+    sub.add_argument("--port", type=int, default=0, help=f"port to use (a free one from {PORT})")
     sub.add_argument("--open", action="store_true", help="open the charts in the browser")
 
 
@@ -100,6 +98,7 @@ def show(folder: RunFolder, port: int, opened: Callable[[str], object]) -> None:
         _print("Open one of these in a browser:", links)
         opened(links["charts"])
         return
+    port = _free_port(port)
     with _stoppable() as stop:
         print(f"Starting MLflow for {_short(folder.root)}, which takes some seconds.", flush=True)
         with _server(uri, port, stop) as address:
@@ -113,7 +112,7 @@ def show(folder: RunFolder, port: int, opened: Callable[[str], object]) -> None:
 
 
 def _store(folder: RunFolder, uri: str) -> str:
-    """The MLflow of a run, as a URI that holds in every folder; a file that was moved is put right."""
+    """The MLflow of a run, as a URI that holds in every folder; a moved file is put right."""
     from elmwright.jobs.mlflow_store import sqlite_file
     from elmwright.jobs.moving import at_home
 
@@ -177,7 +176,6 @@ def _open(link: str) -> None:
 @contextmanager
 def _server(uri: str, port: int, stop: threading.Event) -> Iterator[str]:
     """An MLflow server for a database; its address, or nothing if it was stopped before that."""
-    port = _free_port(port)
     address = f"http://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="elmwright-ui-") as folder:
         log = Path(folder) / "mlflow.log"
@@ -222,9 +220,7 @@ def _wait_ready(
         if process.poll() is not None or time.monotonic() > end:
             text = log.read_text(errors="replace").strip().splitlines()
             reason = " ".join(text[-1].split())[:300] if text else f"exit {process.returncode}"
-            raise Failed(
-                f"MLflow did not start ({reason}); try 'mlflow doctor' of this environment"
-            )
+            raise Failed(f"MLflow did not start ({reason}); 'mlflow doctor' may know why")
         stop.wait(0.2)
 
 
