@@ -111,7 +111,9 @@ class _Digests:
     def _of(self, file: SourceFile) -> str:
         if self._known is None:
             self._known = files.read_json(self._file) or {}
-        key, stat = sources.relative_to(self._folder, file.path), [file.bytes, file.mtime_ns]
+        key, stat = file.path, [file.bytes, file.mtime_ns]
+        if not (files.is_url(key) or files.is_url(self._folder)):
+            key = os.path.relpath(key, self._folder)
         saved = self._known.get(key)
         if not (isinstance(saved, dict) and saved.get("stat") == stat):
             self._known[key] = saved = {"stat": stat, "sha256": files.sha256(file.path)}
