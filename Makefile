@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench chaos publish-test infra-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
+.PHONY: help setup run test check bench chaos publish-test ui-test infra-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ chaos: $(READY)  ## kill runs at random moments and compare what comes out
 
 publish-test: $(READY)  ## publish to PostgreSQL and S3, and be killed while doing it
 	ELMWRIGHT_SERVERS=required $(BIN)/python -m pytest -m heavy tests/jobs/test_publish_servers.py tests/jobs/test_registry.py
+
+ui-test: $(READY)  ## look at MLflow's pages in a real browser, where chromium is installed
+	$(BIN)/python -m pytest -m heavy tests/jobs/test_ui.py
 
 # Two validators are large (162 MB) and concern infra/ alone: they get an environment of their own.
 VALIDATORS := build/infra-venv

@@ -268,7 +268,11 @@ def journalled_writer(
 
     def written(info: CheckpointInfo) -> None:
         journal.write(
-            "checkpoint", info.step, path=info.path, sha256=info.sha256, perplexity=info.perplexity
+            "checkpoint",
+            info.step,
+            path=info.path.removeprefix(f"{folder.root}/"),
+            sha256=info.sha256,
+            perplexity=info.perplexity,
         )
 
     # Those that an earlier attempt committed and was killed before it could say so.

@@ -167,7 +167,8 @@ def _jobs(options: argparse.Namespace) -> None:
 
 def _submitted(text: str) -> Any:
     """The newest attempt that was submitted at a run; one that was started by hand has none."""
-    from elmwright.jobs.find_run import find_attempts, lock_text, shown, user_of
+    from elmwright.jobs.find_run import find_attempts, lock_text, user_of
+    from elmwright.jobs.wording import nearby
 
     folder, attempts = find_attempts(text)
     if attempts:
@@ -176,12 +177,12 @@ def _submitted(text: str) -> Any:
     user = user_of(folder)
     if user:
         raise UserError(
-            f"{shown(folder.root)} was not submitted; it is in use by {user}: Ctrl-C there, or "
+            f"{nearby(folder.root)} was not submitted; it is in use by {user}: Ctrl-C there, or "
             "SIGTERM, lets it checkpoint and stop"
         )
     command = lock_text(folder).get("command") or "elmwright run CONFIG"
     raise UserError(
-        f"{shown(folder.root)} was not submitted, and nothing runs in it; '{command}' continues it"
+        f"{nearby(folder.root)} was not submitted, and nothing runs in it; '{command}' continues it"
     )
 
 

@@ -191,11 +191,12 @@ def _publish(options: argparse.Namespace) -> int | None:
 
 def _bundle_of(run: "RunFolder") -> tuple[Path, dict[str, str]]:
     """The bundle of a run, and what its config says of the name to publish it under."""
-    from elmwright.jobs.find_run import shown
+    from elmwright.jobs.wording import nearby
 
     if not (run.bundle / "SHA256SUMS").is_file():
         raise UserError(
-            f"{shown(run.root)} has no bundle yet; 'elmwright export {shown(run.root)}' writes one"
+            f"{nearby(run.root)} has no bundle yet; "
+            f"'elmwright export {nearby(run.root)}' writes one"
         )
     return run.bundle, dict((read_json(run.config) or {}).get("export", {}))
 

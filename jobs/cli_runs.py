@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elmwright.jobs.completion import completes, runs
+from elmwright.jobs.ui import add_ui_command
 from elmwright.pipeline.errors import Failed, UserError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def add_commands(
     with_run(sub)
     sub.add_argument("-f", "--follow", action="store_true", help="print what it says as it comes")
 
-    # The command `ui` (jobs/ui.py) is registered here; its group and example are in help.py.
+    add_ui_command(add)
 
     sub = add("checkpoints", _checkpoints, "list a run's checkpoints")
     with_run(sub)
@@ -153,11 +154,12 @@ def _logs(options: argparse.Namespace) -> int:
 
 def _logs_here(folder: "RunFolder", follow: bool) -> int:
     """The log file of a run that was started by hand, and what is appended while it runs."""
-    from elmwright.jobs.find_run import shown, user_of
+    from elmwright.jobs.find_run import user_of
     from elmwright.jobs.status import asked_until, read_progress, state_here, submission_here
+    from elmwright.jobs.wording import nearby
 
     if not folder.log.is_file():
-        raise UserError(f"{shown(folder.root)} has no log here: there is no {shown(folder.log)}")
+        raise UserError(f"{nearby(folder.root)} has no log here: there is no {nearby(folder.log)}")
     with folder.log.open(encoding="utf-8", errors="replace") as log:
         while True:
             # Asked first: what is said between the two is then still read.
@@ -175,15 +177,16 @@ def _logs_here(folder: "RunFolder", follow: bool) -> int:
 
 def _checkpoints(options: argparse.Namespace) -> None:
     from elmwright.jobs.checkpoint import list_checkpoints, verify_checkpoint
-    from elmwright.jobs.find_run import find_run, shown
+    from elmwright.jobs.find_run import find_run
     from elmwright.jobs.layout import RunFolder
+    from elmwright.jobs.wording import nearby
     from elmwright.pipeline.files import is_url
 
     there = is_url(options.run) or Path(options.run).is_dir()
     folder = RunFolder.at(options.run) if there else find_run(options.run)
     infos = list_checkpoints(folder.checkpoints)
     if not infos:
-        raise UserError(f"{shown(folder.root)} has no checkpoints")
+        raise UserError(f"{nearby(folder.root)} has no checkpoints")
     if options.verify:
         for info in infos:
             verify_checkpoint(info.path)
@@ -215,20 +218,20 @@ def _checkpoints(options: argparse.Namespace) -> None:
     ]
     for line in checkpoint_table(listed, terminal_width(sys.stdout), verified=options.verify):
         print(line)
-    print(f"in {shown(folder.checkpoints)}")
+    print(f"in {nearby(folder.checkpoints)}")
 
 
 def _prune(options: argparse.Namespace) -> None:
-    from elmwright.jobs.find_run import find_run, shown
+    from elmwright.jobs.find_run import find_run
     from elmwright.jobs.prune import as_lines, prune
-    from elmwright.jobs.wording import size
+    from elmwright.jobs.wording import nearby, size
 
     folder = find_run(options.run)
 
     def tell(found: "list[Removal]") -> None:
         if found and not options.json:
             verb = "Would remove" if options.dry_run else "Removing"
-            print(f"{verb} from {shown(folder.root)}:")
+            print(f"{verb} from {nearby(folder.root)}:")
             print("\n".join(as_lines(folder, found)), flush=True)
 
     found = prune(folder, dry_run=options.dry_run, tell=tell)
@@ -237,6 +240,6 @@ def _prune(options: argparse.Namespace) -> None:
         rows = [{"path": str(r.path), "bytes": r.bytes, "why": r.why} for r in found]
         print(json.dumps({"dry_run": options.dry_run, "bytes": total, "removed": rows}, indent=1))
     elif not found:
-        print(f"{shown(folder.root)} has nothing to remove")
+        print(f"{nearby(folder.root)} has nothing to remove")
     else:
         print(f"{size(total)} {'would be freed' if options.dry_run else 'freed'}")

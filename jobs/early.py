@@ -167,7 +167,8 @@ def check_export(folder: "RunFolder", step: str, output: str, force: bool) -> No
 
 def corpus_of(text: str) -> str:
     """The corpus folder that is meant by a corpus folder, a URL, or a RUN."""
-    from elmwright.jobs.find_run import find_run, is_run, shown
+    from elmwright.jobs.find_run import find_run, is_run
+    from elmwright.jobs.wording import nearby
 
     if exists(join(text, "MANIFEST.json")) and not exists(join(text, "state.json")):
         return text
@@ -181,7 +182,7 @@ def corpus_of(text: str) -> str:
     folder = find_run(text)
     if not exists(join(folder.corpus, "MANIFEST.json")):
         raise UserError(
-            f"the run {shown(folder.root)} has no finished corpus yet; build it with "
+            f"the run {nearby(folder.root)} has no finished corpus yet; build it with "
             "'elmwright corpus'"
         )
     return folder.corpus

@@ -12,8 +12,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from elmwright.jobs.find_run import RUNS, runs_in, shown
-from elmwright.jobs.wording import did_you_mean
+from elmwright.jobs.find_run import RUNS, runs_in
+from elmwright.jobs.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json
 
@@ -97,5 +97,5 @@ def short(uri: str) -> str:
     from elmwright.jobs.provenance import without_password
 
     if uri.startswith("sqlite:///"):
-        return f"sqlite:///{shown(uri.removeprefix('sqlite:///'))}"
+        return f"sqlite:///{nearby(uri.removeprefix('sqlite:///'))}"
     return without_password(uri)

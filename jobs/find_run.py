@@ -22,7 +22,7 @@ from elmwright.jobs.config_file import RECIPES, load_config
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.lease import about, holder
 from elmwright.jobs.submission import Job
-from elmwright.jobs.wording import did_you_mean
+from elmwright.jobs.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url, join, read_json
 
@@ -106,7 +106,7 @@ def _say_of_another(text: str, folder: RunFolder) -> None:
         return
     for job in runbook.attempts_of(text)[-1:]:
         if job.submission.dir != folder.root:
-            print(f"note: this is {shown(folder.root)} here; the submitted run {text!r} is in "
+            print(f"note: this is {nearby(folder.root)} here; the submitted run {text!r} is in "
                   f"{job.submission.dir}", file=sys.stderr)  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def _of_config(text: str) -> RunFolder:
     folder = RunFolder.of(load_config(text))
     if not folder.remote and not is_run(folder.root):
         raise UserError(
-            f"the run of {text} has not been started: there is no {shown(folder.root)}; "
+            f"the run of {text} has not been started: there is no {nearby(folder.root)}; "
             f"'elmwright run {text}' starts it"
         )
     return folder
@@ -196,11 +196,3 @@ def is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def shown(path: str | Path) -> str:
-    """A path as a user would type it: relative to the current folder where it is below it."""
-    try:
-        return str(Path(path).relative_to(Path.cwd())) if not is_url(path) else str(path)
-    except ValueError:
-        return str(path)

@@ -17,7 +17,8 @@ committed they must be on disk (`flush`): what lies behind a checkpoint is never
 Records: {"kind": KIND, "step": n, "time": ms, …}, KIND one of begin, step, metrics, eval, scoring,
 final, checkpoint, pruned, warning. "begin" says at which step an attempt begins, and "step" when
 its first few were done: the time left is known early, and the slow first step does not spoil it.
-"scoring" says that the last evaluation has begun, of so many "tokens".
+"scoring" says that the last evaluation has begun, of so many "tokens". The path of a checkpoint is
+relative to the run's folder, so that a run can be moved.
 """
 
 import errno

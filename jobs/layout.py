@@ -58,11 +58,14 @@ class RunFolder:
         root = _absolute(str(place))
         saved = read_json(join(root, "config.json")) or {}
         run = saved.get("run", {})
+        home = str(run.get("dir") or "")
         scratch = run.get("scratch") or join(root, "scratch")
-        inside = join(run.get("dir") or root, "")
-        if scratch.startswith(inside):  # wherever the folder is now, and whoever asks
-            scratch = join(root, scratch.removeprefix(inside))
-        return cls(root, Path(_absolute(scratch)), saved.get("corpus", {}).get("dir", ""))
+        if home and scratch.startswith(f"{home.rstrip('/')}/"):
+            scratch = join(root, scratch[len(home.rstrip("/")) + 1 :])
+        corpus = saved.get("corpus", {}).get("dir", "")
+        if corpus:
+            corpus = _absolute(from_project(root, home, corpus))
+        return cls(root, Path(_absolute(scratch)), corpus)
 
     @property
     def remote(self) -> bool:
@@ -129,6 +132,17 @@ class RunFolder:
         return self.scratch if self.remote else Path(self.root)
 
 
+def from_project(root: str, home: str, place: str) -> str:
+    """A place that a config names, as seen from here.
+
+    Relative places mean the folder of the command, which is known by where run.dir is from there.
+    """
+    relative = not (is_url(place) or place.startswith(("/", "~")))
+    if relative and home and not is_url(root) and root.endswith(f"/{Path(home)}"):
+        return join(root[: -len(str(Path(home))) - 1], place)
+    return place
+
+
 def _absolute(place: str) -> str:
     return place.rstrip("/") if is_url(place) else str(Path(place).expanduser().resolve())
 
@@ -160,15 +174,21 @@ def open_run_folder(config: RunConfig) -> RunFolder:
 
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
-    """Hold the run for this process, and its corpus if that lies elsewhere on a disk; a second
-    command is told who has it."""
+    """Hold the run for this process, and its corpus if that is elsewhere on a disk.
+
+    A second command is told who has it. A run that was moved is first put right (moving.py).
+    """
     with _held(folder.root, join(folder.root, "run.lock")):
+        if not folder.remote:
+            from elmwright.jobs.moving import settle
+
+            settle(folder.mlflow / "mlflow.db")
         if not folder.corpus_dir or is_url(folder.corpus_dir):
             yield
             return
         elsewhere = Path(folder.corpus)
         elsewhere.parent.mkdir(parents=True, exist_ok=True)
-        with _flock(elsewhere.with_name(f".{elsewhere.name}.lock")):
+        with flock(elsewhere.with_name(f".{elsewhere.name}.lock")):
             yield
 
 
@@ -178,12 +198,13 @@ def _held(root: str, lock: str) -> Iterator[None]:
         with leased(lock, about()):
             yield
     else:
-        with _flock(Path(lock)):
+        with flock(Path(lock)):
             yield
 
 
 @contextmanager
-def _flock(path: Path) -> Iterator[None]:
+def flock(path: Path) -> Iterator[None]:
+    """Hold a lock file on a disk, or say who has it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:

@@ -19,8 +19,9 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 from elmwright.jobs.bundle import SUMS, digest, verify_bundle
+from elmwright.jobs.mlflow_store import artifact_folder, remove_logged_model
 from elmwright.jobs.models import cached
-from elmwright.jobs.tracking import artifact_folder
+from elmwright.jobs.shown import heldout_metric
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.storage import sha256_bytes
 
@@ -64,20 +65,25 @@ class LoggedModels:
         """The logged model with the bundle's files, read back."""
         run_id, key = model.source_run_id or "", facts["digest"]
         with tempfile.TemporaryDirectory() as beside:
-            _write_mlmodel(Path(beside) / "MLmodel", model.model_id, run_id, key)
+            _write_mlmodel(Path(beside), model.model_id, run_id, key)
             self._client.log_model_artifacts(model.model_id, beside)
         self._client.log_model_artifacts(model.model_id, str(bundle), DATA)
         if digest(self.download(f"{model.artifact_location}/{DATA}")) != key:
             raise Failed("MLflow stored something else than the bundle; publish again")
         for split, value in facts["perplexity"].items() if run_id else ():
+            name, at = self._point(run_id, split, facts["step"])
             self._client.log_metric(
-                run_id,
-                f"bundle/{split}_perplexity",
-                value,
-                step=facts["step"],
-                model_id=model.model_id,
+                run_id, name, value, timestamp=at, step=facts["step"], model_id=model.model_id
             )
         return self._client.finalize_logged_model(model.model_id, "READY")
+
+    def _point(self, run_id: str, split: str, step: int) -> tuple[str, int | None]:
+        """The point of the run's curve that is this score, so that no second chart is drawn."""
+        for name in (heldout_metric(split), f"{split}/perplexity"):
+            for point in self._client.get_metric_history(run_id, name):
+                if point.step == step:
+                    return name, point.timestamp
+        return heldout_metric(split), None
 
     def home(self, facts: dict[str, Any]) -> tuple[str, str]:
         """The run and the experiment a bundle belongs to, as far as this MLflow knows them."""
@@ -154,21 +160,8 @@ class LoggedModels:
                 self.remove(model)
 
     def remove(self, model: Any) -> None:
-        """A logged model and its files.
-
-        In this order nobody can make a version of a model whose files are going; should this be
-        killed in between, `mlflow gc` knows the files.
-        """
-        from mlflow.exceptions import MlflowException
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-        try:
-            self._client.delete_logged_model(model.model_id)
-        except MlflowException as error:  # another publish may be removing it, too
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-        place = get_artifact_repository(model.artifact_location, tracking_uri=self._uri)
-        place.delete_artifacts()
+        """A logged model and its files."""
+        remove_logged_model(self._client, self._uri, model)
 
     def keep(self, version: Any) -> None:
         """Remember at a version's files that they have been one, whatever becomes of it."""
@@ -205,18 +198,20 @@ def all_pages(search: Any, **what: Any) -> list[Any]:
             return found
 
 
-def _write_mlmodel(path: Path, model_id: str, run_id: str, key: str) -> None:
-    """What MLflow needs to load and serve the bundle beside it."""
+def _write_mlmodel(folder: Path, model_id: str, run_id: str, key: str) -> None:
+    """What MLflow needs to load and serve the bundle beside it, with an example of a request."""
     from mlflow.models import Model
+    from mlflow.models.utils import _save_example
     from mlflow.pyfunc import add_to_model
 
-    from elmwright.jobs.serving import LOADER, signature
+    from elmwright.jobs.serving import EXAMPLE, LOADER, signature
 
     model = Model(
         run_id=run_id or None, model_id=model_id, signature=signature(), metadata={DIGEST: key}
     )
     add_to_model(model, loader_module=LOADER, data=DATA)
-    model.save(str(path))
+    _save_example(model, EXAMPLE, str(folder))
+    model.save(str(folder / "MLmodel"))
 
 
 def _local_path(source: str) -> Path | None:

@@ -14,7 +14,6 @@ move starts from what is there: with a SQLite file under the lock; a server know
 moves of one alias within the same moment may leave one of them out of the history.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from elmwright.jobs import version_page
 from elmwright.jobs.bundle import digest, verify_bundle
 from elmwright.jobs.logged_models import (
     DATA,
@@ -31,13 +31,17 @@ from elmwright.jobs.logged_models import (
     logged_model,
     twice,
 )
+from elmwright.jobs.mlflow_store import connect, sqlite_file
+from elmwright.jobs.moving import at_home, database_lock
 from elmwright.jobs.provenance import without_password
 from elmwright.jobs.registry import Change, Version, about, check_about
-from elmwright.jobs.tracking import connect, sqlite_file
 from elmwright.pipeline.errors import Failed, UserError
 
-ABOUT = "elmwright.about"
-"""Tag of a version: what its bundle says about itself, as JSON."""
+ABOUT = "mlflow.elmwright.about"
+"""Tag of a version: what its bundle says about itself, as JSON. MLflow's pages do not show tags
+that begin with its own name; what people read are tags of their own (version_page.py)."""
+OLD_ABOUT = "elmwright.about"
+"""The same on versions that were published before 0.2."""
 HISTORY = "elmwright.history."
 """Tag of a registered model, with an alias behind: the versions it has pointed to, as JSON."""
 
@@ -49,6 +53,7 @@ class MlflowRegistry:
         self.uri = without_password(uri)
         self._uri = uri
         self._connected: Any = None
+        self._at_home = False
         # By default MLflow tries for two minutes before it says that nobody answers.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 
@@ -59,8 +64,16 @@ class MlflowRegistry:
             if database is not None and not database.is_file():
                 # MLflow would create it, and say that it knows no such model.
                 raise UserError(f"there is no MLflow database {database}; check the path")
+            self._bring_home()
             self._connected = connect(self._uri)
         return self._connected
+
+    def _bring_home(self) -> None:
+        """A database in a folder that was moved is put right before it is read."""
+        database = sqlite_file(self._uri)
+        if database is not None and self._connected is None and not self._at_home:
+            at_home(database)
+            self._at_home = True
 
     @property
     def _models(self) -> LoggedModels:
@@ -88,7 +101,7 @@ class MlflowRegistry:
         versions = []
         for version in found:
             number = int(version.version)
-            if ABOUT in version.tags:
+            if _is_ours(version):
                 created = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC)
                 at = tuple(sorted(alias for alias, n in aliases.items() if n == number))
                 versions.append(
@@ -128,7 +141,7 @@ class MlflowRegistry:
         with self._answering(f"fetch version {version} of {name}"):
             found = self._client.get_model_version(name, str(version))
             source = self._client.get_model_version_download_uri(name, str(version))
-            if ABOUT not in found.tags:
+            if not _is_ours(found):
                 raise UserError(f"version {version} of {name} was not published by elmwright")
             folder = self._models.download(f"{source}/{DATA}")
         if digest(folder) != _about(found)["digest"]:
@@ -141,7 +154,7 @@ class MlflowRegistry:
     def _create(self, bundle: Path, name: str, facts: dict[str, Any]) -> int:
         model = self._models.begin(name, facts)
         try:
-            self._create_version(name, self._models.upload(bundle, model, facts), facts)
+            self._create_version(name, self._models.upload(bundle, model, facts), facts, bundle)
         except Exception:
             # Another publish of this bundle may have finished and swept ours away half-way; what
             # we have sent since then is ours to remove.
@@ -156,15 +169,15 @@ class MlflowRegistry:
             raise Failed(f"version of {name} vanished after it was created; publish again")
         return number
 
-    def _create_version(self, name: str, model: Any, facts: dict[str, Any]) -> None:
-        tags = {ABOUT: json.dumps(facts), "elmwright.step": str(facts["step"])}
-        tags |= {f"{split}_perplexity": f"{v:.4f}" for split, v in facts["perplexity"].items()}
+    def _create_version(self, name: str, model: Any, facts: dict[str, Any], bundle: Path) -> None:
+        tags = {ABOUT: json.dumps(facts), **version_page.facts(bundle, facts)}
         with _default_uri(self._uri):
             self._client.create_model_version(
                 name,
                 f"models:/{model.model_id}",
                 run_id=model.source_run_id,
                 tags=tags,
+                description=version_page.description(bundle),
                 await_creation_for=0,
                 model_id=model.model_id,
             )
@@ -176,7 +189,7 @@ class MlflowRegistry:
         numbers = sorted(
             int(version.version)
             for version in self._versions(name)
-            if ABOUT in version.tags and _about(version)["digest"] == key
+            if _is_ours(version) and _about(version)["digest"] == key
         )
         for number in numbers[1:]:
             try:
@@ -209,14 +222,9 @@ class MlflowRegistry:
         if database is None:
             yield False
             return
-        database.parent.mkdir(parents=True, exist_ok=True)
-        lock = database.with_name(f".{database.name}.lock")
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        self._bring_home()
+        with database_lock(database):
             yield True
-        finally:
-            os.close(descriptor)
 
     @contextmanager
     def _answering(self, what: str) -> Iterator[None]:
@@ -235,13 +243,18 @@ class MlflowRegistry:
             ) from error
 
 
+def _is_ours(version: Any) -> bool:
+    return ABOUT in version.tags or OLD_ABOUT in version.tags
+
+
 def _about(version: Any) -> dict[str, Any]:
+    tag = ABOUT if ABOUT in version.tags else OLD_ABOUT
     try:
-        facts = dict(json.loads(version.tags[ABOUT]))
+        facts = dict(json.loads(version.tags[tag]))
         check_about(facts)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"the tag {ABOUT} of version {version.version} of {version.name} was changed "
+            f"the tag {tag} of version {version.version} of {version.name} was changed "
             f"({error!r:.100}); delete that version in MLflow and publish again"
         ) from error
     return facts

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from elmwright.jobs import runbook
 from elmwright.jobs.config_file import RECIPES
-from elmwright.jobs.find_run import find_here, find_run, is_name, is_run, run_names, shown
+from elmwright.jobs.find_run import find_here, find_run, is_name, is_run, run_names
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.wording import did_you_mean
+from elmwright.jobs.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join, read_bytes, read_json, reading
 from elmwright.pipeline.storage import sha256_bytes
@@ -132,9 +132,9 @@ def model_of_run(run: RunFolder) -> Path:
     newest = newest_valid(run.checkpoints, warn)
     if newest is None:
         raise UserError(
-            f"the run {shown(run.root)} has no bundle and no checkpoint yet; train it first"
+            f"the run {nearby(run.root)} has no bundle and no checkpoint yet; train it first"
         )
-    print(f"note: {shown(run.root)} has no bundle yet; this is its checkpoint of step "
+    print(f"note: {nearby(run.root)} has no bundle yet; this is its checkpoint of step "
           f"{newest.step:,}", file=sys.stderr)  # fmt: skip
     return local_folder(newest.path)
 

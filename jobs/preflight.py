@@ -361,7 +361,8 @@ def _bundle_problem(bundle: Path) -> str:
 def _check_tracking(config: RunConfig, folder: RunFolder) -> None:
     """MLflow can be spoken to, or is only silent for the moment."""
     from elmwright.jobs.check_mlflow import check_server
-    from elmwright.jobs.tracking import sqlite_file, tracking_uri
+    from elmwright.jobs.mlflow_store import sqlite_file
+    from elmwright.jobs.tracking import tracking_uri
 
     uri = tracking_uri(config, folder)
     check_server(uri)

@@ -45,10 +45,11 @@ def provenance(
         "seeds": {"run.seed": config.run.seed},
         "corpus_fingerprint": manifest.fingerprint,
         "corpus_created_by": manifest.created_by,
+        "corpus_words": manifest.splits["train"].words,
         "checkpoint_step": step,
         "checkpoint_sha256": sha256,
         "mlflow_run_id": run_id,
-        "mlflow_tracking_uri": without_password(tracking_uri),
+        "mlflow_tracking_uri": relative_uri(without_password(tracking_uri), run),
     }
 
 
@@ -91,6 +92,12 @@ def without_password(uri: str) -> str:
     scheme, slashes, rest = uri.partition("://")
     user, at, host = rest.rpartition("@")
     return f"{scheme}{slashes}{user.partition(':')[0]}{at}{host}"
+
+
+def relative_uri(uri: str, run: str) -> str:
+    """A URI as the files of a run name it: its own SQLite file relative to the run's folder."""
+    prefix = f"sqlite:///{run.rstrip('/')}/"
+    return f"sqlite:///{uri[len(prefix) :]}" if uri.startswith(prefix) else uri
 
 
 def _versions() -> dict[str, str]:

@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
-from elmwright.jobs.find_run import lock_text, shown
+from elmwright.jobs.find_run import lock_text
 from elmwright.jobs.layout import RunFolder, locked
 from elmwright.jobs.planning import finished_corpus
 from elmwright.jobs.runs import statuses
+from elmwright.jobs.wording import nearby
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json
 
@@ -169,7 +170,7 @@ def as_lines(folder: RunFolder, found: list[Removal]) -> list[str]:
     def name(path: Path) -> str:
         if str(path.parent) == folder.checkpoints:
             return path.name
-        return str(path.relative_to(root)) if path.is_relative_to(root) else shown(path)
+        return str(path.relative_to(root)) if path.is_relative_to(root) else nearby(path)
 
     names = [name(removal.path) for removal in found]
     wide = max(map(len, names), default=0)

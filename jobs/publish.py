@@ -11,7 +11,8 @@ from elmwright.jobs.bundle import bundle_bytes, digest
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.mlflow_registry import MlflowRegistry
-from elmwright.jobs.provenance import without_password
+from elmwright.jobs.mlflow_store import is_store
+from elmwright.jobs.provenance import relative_uri, without_password
 from elmwright.jobs.registry import publish_bundle
 from elmwright.jobs.tracking import read_run_id, tracking_uri
 from elmwright.pipeline.errors import UserError
@@ -27,7 +28,7 @@ def is_published(config: RunConfig, folder: RunFolder) -> bool:
             saved["digest"] == digest(folder.bundle)
             and saved["name"] == config.export.name
             and saved["alias"] == config.export.alias
-            and saved["uri"] == without_password(tracking_uri(config, folder))
+            and is_store(saved["uri"], without_password(tracking_uri(config, folder)), folder)
         )
     except (OSError, KeyError, ValueError, UserError):
         return False
@@ -52,7 +53,7 @@ def publish(config: RunConfig, folder: RunFolder, progress: Progress = silent) -
         "version": version,
         "alias": alias,
         "digest": digest(folder.bundle),
-        "uri": without_password(uri),
+        "uri": relative_uri(without_password(uri), folder.root),
     }
     write_json(folder.published, saved)
     return saved

@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 LOADER = "elmwright.jobs.serving"
 BATCH = 32
+EXAMPLE = ["The quick brown fox jumps over the lazy dog .", "Words are separated by spaces ."]
+"""What MLflow shows as an example of an input: one tokenised sentence per string."""
 
 
 class Embedder:

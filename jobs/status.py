@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.find_registry import short
-from elmwright.jobs.find_run import lock_text, shown, user_of
+from elmwright.jobs.find_run import lock_text, user_of
 from elmwright.jobs.journal import Record, read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.runbook import outcome_of
 from elmwright.jobs.submission import State, Submission, state_of_exit
 from elmwright.jobs.targets import Target
+from elmwright.jobs.wording import nearby
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join, list_folder, read_bytes, read_json
 
@@ -208,7 +209,7 @@ def as_lines(submission: Submission, state: State, progress: Progress | None) ->
     rows = [
         ("run", submission.run if here else f"{submission.run}  ({submission.id})"),
         ("state", state.word if here or not state.why else f"{state.word}: {state.why}"),
-        ("folder", shown(submission.dir)),
+        ("folder", nearby(submission.dir)),
     ]
     if here and state.why:
         rows[2:2] = [("used by", state.why)]
@@ -228,7 +229,7 @@ def as_lines(submission: Submission, state: State, progress: Progress | None) ->
     if progress.tokens_per_s:
         rows.append(("speed", f"{progress.tokens_per_s:,.0f} tokens/s"))
     rows.append(("restarts", str(progress.restarts)))
-    newest = f"step {progress.checkpoint_step:,}  {shown(progress.checkpoint)}"
+    newest = f"step {progress.checkpoint_step:,}  {nearby(progress.checkpoint)}"
     rows.append(("checkpoint", newest if progress.checkpoint_step >= 0 else "none yet"))
     rows.append(("curves", short(progress.tracking)))
     return [f"{name:<12} {text}" for name, text in rows]

@@ -4,7 +4,8 @@ The driver reads the journal (journal.py) in a background thread and sends what 
 slow or dead server delays only that thread. How far it has come is remembered in `tracking.json`,
 and what may have been sent twice after a kill merges, because the journal fixes each point's
 timestamp. A checkpoint is an external logged model with its step, folder, digest and, where one was
-computed, held-out perplexity; it is removed when the checkpoint is pruned.
+computed, held-out perplexity; it is removed, files and all, when the checkpoint is pruned. What
+MLflow shows as charts and what as tags is decided in shown.py.
 
 Only the driver opens a SQLite store, under the run's lock: several processes creating its schema at
 once would crash (first use takes some seconds, which is why it happens in this thread too).
@@ -12,18 +13,24 @@ once would crash (first use takes some seconds, which is why it happens in this 
 
 import json
 import logging
-import os
 import threading
 import uuid
-from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.check_mlflow import check_driver
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.journal import Record, journal_end, read_journal
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.provenance import environment
+from elmwright.jobs.mlflow_store import (
+    OWN_STORE,
+    artifact_folder,
+    connect,
+    has_run,
+    is_store,
+    remove_logged_model,
+)
+from elmwright.jobs.provenance import environment, relative_uri
+from elmwright.jobs.shown import NAMES, charted, heldout_metric, tagged
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join, read_bytes, read_json, write_json
 from elmwright.pipeline.manifest import Manifest
@@ -48,10 +55,14 @@ class Tracker:
         self._config, self._folder, self._manifest = config, folder, manifest
         self._uri = tracking_uri(config, folder)
         self._state_file = folder.tracking
-        self._state: dict[str, Any] = {"uri": self._uri, "run_id": "", "cursor": 0}
+        name = relative_uri(self._uri, folder.root)
+        self._state: dict[str, Any] = {"uri": name, "run_id": "", "cursor": 0}
         saved = read_json(self._state_file)
-        if saved and saved["uri"] == self._uri:
-            self._state = saved
+        if saved and is_store(saved["uri"], self._uri, folder) and self._is_there(saved["run_id"]):
+            self._state = saved | {"uri": name}
+        self._evaluated: dict[int, int] = {}
+        """Step → time of its evaluation, as far as the journal was read."""
+        self._tags: dict[str, str] = {}
         self._client: Any = None
         self._closing = threading.Event()
         self._error: Exception | None = None
@@ -60,6 +71,11 @@ class Tracker:
     @property
     def run_id(self) -> str:
         return str(self._state["run_id"])
+
+    def _is_there(self, run_id: str) -> bool:
+        """Whether the run's own database, if it has one, knows this MLflow run."""
+        own = relative_uri(self._uri, self._folder.root) == OWN_STORE
+        return not (own and run_id) or has_run(self._folder.mlflow / "mlflow.db", run_id)
 
     def start(self) -> None:
         self._thread.start()
@@ -109,6 +125,8 @@ class Tracker:
     def _connect(self) -> Any:
         client = connect(self._uri)
         if self.run_id:
+            self._look_for_twin(client)
+        if self.run_id:
             self._state["status"] = "RUNNING"
             client.update_run(self.run_id, status="RUNNING")
             self._describe(client)
@@ -140,9 +158,25 @@ class Tracker:
             else client.create_run(experiment_id, run_name=self._config.run.name, tags=tags)
         )
         self._state |= {"run_id": run.info.run_id, "experiment_id": experiment_id, "cursor": 0}
+        self._state["names"] = NAMES
         self._save()
         self._describe(client)
         return client
+
+    def _look_for_twin(self, client: Any) -> None:
+        """A copy of a run gets an MLflow run of its own on a server that knows the other one."""
+        was = client.get_run(self.run_id).data.tags.get("elmwright.run_dir", "")
+        if was in ("", self._folder.root):
+            return
+        try:
+            other = read_json(join(was, "tracking.json")) or {}
+        except (OSError, UserError):  # a store that cannot be asked from here
+            other = {}
+        if other.get("run_id") == self.run_id:
+            uri, self._state = self._state["uri"], {"run_id": "", "cursor": 0}
+            self._state["uri"] = uri
+        else:
+            client.set_tag(self.run_id, "elmwright.run_dir", self._folder.root)
 
     def _describe(self, client: Any) -> None:
         """Log what the run is, once; saying it again after a kill in between does no harm."""
@@ -197,7 +231,8 @@ class Tracker:
         position = self._state["cursor"]
         for record, behind in read_journal(self._folder.journal, position):
             if "values" in record:
-                pending += _metrics(record)
+                pending += _metrics(record, self._state.get("names", 1))
+                self._tag(record)
             elif record["kind"] in ("checkpoint", "pruned"):
                 self._flush(pending, position)
                 pending = []
@@ -207,6 +242,16 @@ class Tracker:
                 self._flush(pending, position)
                 pending = []
         self._flush(pending, position)
+
+    def _tag(self, record: Record) -> None:
+        """What is said once: tags, each sent when it is first seen or has changed."""
+        if record["kind"] == "eval":
+            self._evaluated[record["step"]] = record["time"]
+        tags = tagged(record["kind"], record["step"], record["values"])
+        for key, value in tags.items():
+            if self._tags.get(key) != value:
+                self._client.set_tag(self.run_id, key, value)
+                self._tags[key] = value
 
     def _flush(self, metrics: list[Any], position: int) -> None:
         for start in range(0, len(metrics), BATCH):
@@ -226,11 +271,11 @@ class Tracker:
         known = [model for model in known if model.source_run_id == self.run_id]
         if record["kind"] == "pruned":
             for model in known:
-                self._client.delete_logged_model(model.model_id)
+                remove_logged_model(self._client, self._uri, model)
             return
         stale = [model for model in known if model.tags.get("sha256") != record["sha256"]]
         for model in stale:  # written again with other bytes
-            self._client.delete_logged_model(model.model_id)
+            remove_logged_model(self._client, self._uri, model)
         current = [model for model in known if model not in stale]
         if current:
             model = current[0]
@@ -243,63 +288,44 @@ class Tracker:
                 model_type="checkpoint",
                 params={
                     "step": str(record["step"]),
-                    "uri": record["path"],
+                    "uri": join(self._folder.checkpoints, record["path"].rpartition("/")[2]),
                     "sha256": record["sha256"],
                 },
                 tags={"step": str(record["step"]), "sha256": record["sha256"]},
             )
         for split, value in record["perplexity"].items():
+            # The very point that the evaluation gave, so that no second chart is drawn of it.
+            names = self._state.get("names", 1)
+            name = heldout_metric(split) if names >= NAMES else f"{split}/perplexity"
             self._client.log_metric(
                 self.run_id,
-                f"checkpoint/{split}_perplexity",
+                name,
                 value,
-                timestamp=record["time"],
+                timestamp=self._time_of(record),
                 step=record["step"],
                 model_id=model.model_id,
             )
+
+    def _time_of(self, record: Record) -> int:
+        """When the evaluation of a checkpoint was recorded, which may be before we were started."""
+        step = record["step"]
+        if step not in self._evaluated:
+            for other, _ in read_journal(self._folder.journal, 0):
+                if other["kind"] == "eval":
+                    self._evaluated[other["step"]] = other["time"]
+        return int(self._evaluated.get(step) or record["time"])
 
     def _save(self) -> None:
         write_json(self._state_file, self._state)
 
 
-def _metrics(record: Record) -> list[Any]:
+def _metrics(record: Record, names: int) -> list[Any]:
     from mlflow.entities import Metric
 
     return [
         Metric(key, float(value), record["time"], record["step"])
-        for key, value in record["values"].items()
+        for key, value in charted(record["kind"], record["values"], names).items()
     ]
-
-
-def artifact_folder(uri: str) -> str | None:
-    """Beside a SQLite file; MLflow would put artifacts into whatever folder a command is run in.
-    A server has a place of its own."""
-    database = sqlite_file(uri)
-    return (database.parent / "artifacts").as_uri() if database else None
-
-
-def sqlite_file(uri: str) -> Path | None:
-    """The database, if MLflow is a SQLite file here."""
-    if not uri.startswith("sqlite:///"):
-        return None
-    return Path(uri.removeprefix("sqlite:///").partition("?")[0]).absolute()
-
-
-def connect(uri: str) -> Any:
-    """An MLflow client; a SQLite file's folder is created, a missing server is retried later."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    if database := sqlite_file(uri):
-        database.parent.mkdir(parents=True, exist_ok=True)
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-
-    check_driver(uri)
-    try:
-        return MlflowClient(tracking_uri=uri, registry_uri=uri)
-    except MlflowException as error:
-        raise UserError(f"tracking.uri {uri!r} is not one MLflow knows: {error.message}") from error
 
 
 def read_run_id(folder: RunFolder) -> str:
@@ -313,7 +339,7 @@ def is_caught_up(config: RunConfig, folder: RunFolder) -> bool:
     state = read_json(folder.tracking)
     return bool(
         state
-        and state["uri"] == tracking_uri(config, folder)
+        and is_store(state["uri"], tracking_uri(config, folder), folder)
         and state.get("status") == "FINISHED"
         and 0 < state["cursor"] == journal_end(folder.journal)
     )

@@ -186,10 +186,12 @@ class Build:
         read = [file for found in inputs.values() for file in found]
         self.found.files = [*read, *evaluation, *vocab_file(self.vocab.file)]
         check_space(self.found.files, self.folder)
-        chunks = sources.cut(read, self.corpus)
         stage = self.runner.stage
         with stage("reading", 2) as line:
-            self._digests()
+            known_files = self._digests()
+            inputs = {split: known_files(found) for split, found in inputs.items()}
+            evaluation = known_files(evaluation)
+            chunks = sources.cut(known_files(read), self.corpus)
             known = self._ngrams(inputs, evaluation)
             line.result = plural(len(self.found.files), "file")
         if self.corpus.tokenizer == "sentencepiece":
@@ -217,8 +219,11 @@ class Build:
             line.result = plural(len(self.found.shards), "shard")
         return self
 
-    def _digests(self) -> None:
-        """sha256 of the inputs on disks; objects in a store are not read twice for it."""
+    def _digests(self) -> Callable[[Sequence[SourceFile]], list[SourceFile]]:
+        """sha256 of the inputs on disks; objects in a store are not read twice for it.
+
+        Returns what puts them into files.
+        """
         local = [file for file in self.found.files if not files.is_url(file.path)]
         groups = [local[n : n + FILES_PER_DIGEST] for n in range(0, len(local), FILES_PER_DIGEST)]
         tasks = [
@@ -234,6 +239,7 @@ class Build:
         digests = [digest for report in reports for digest in report["sha256"]]
         of = dict(zip((file.path for file in local), digests, strict=True))
         self.found.digests = [of.get(file.path, "") for file in self.found.files]
+        return lambda some: [replace(file, sha256=of.get(file.path, "")) for file in some]
 
     def _ngrams(
         self, inputs: dict[str, list[SourceFile]], evaluation: Sequence[SourceFile]
@@ -300,7 +306,7 @@ class Build:
         for chunk, one, report in zip(chunks, tasks, reports, strict=True):
             found.cleaned.append((chunk, one.out, report))
             file = chunk[0].file
-            names = tuple(dict.fromkeys(piece.file.path for piece in chunk))
+            names = tuple(dict.fromkeys(piece.file.name for piece in chunk))
             weight = corpus.sources[file.source].weight if file.split == "train" else 1.0
             for part in report["parts"]:
                 number = len(found.parts)

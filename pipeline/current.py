@@ -4,6 +4,7 @@ Answered from the manifest alone, without Ray and in milliseconds, so that a fin
 recognised at once.
 """
 
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -25,6 +26,10 @@ from elmwright.pipeline.sources import SourceFile
 from elmwright.pipeline.storage import sha256_bytes
 from elmwright.pipeline.tasks import RECIPE
 
+log = logging.getLogger("elmwright")
+
+SEEN = ".inputs.json"
+"""File of a corpus: digests of inputs that have another time or place than when it was built."""
 _HOW = ("chunk_mb", "keep_work", "dir")
 """Settings that say how the corpus is built, not what comes out."""
 
@@ -60,13 +65,16 @@ def is_current(
             return None
         if not any(files.exists(input_path(folder, item)) for item in manifest.inputs):
             return manifest  # the raw text was taken away: the corpus does not need it any more
-        found = [file.path for inputs in find_inputs(folder, corpus).values() for file in inputs]
-        found += [file.path for file in (*evaluation_files(corpus), *vocab_file(vocab))]
+        found = [file for inputs in find_inputs(folder, corpus).values() for file in inputs]
+        found += [*evaluation_files(corpus), *vocab_file(vocab)]
     except UserError:
         return None
-    known = [input_path(folder, item) for item in manifest.inputs]
-    unchanged = found == known and all(_unchanged(folder, item) for item in manifest.inputs)
-    return manifest if unchanged else None
+    if len(found) != len(manifest.inputs):
+        return None
+    known = _Digests(folder)
+    same = all(map(known.same, manifest.inputs, found))
+    known.save()
+    return manifest if same else None
 
 
 def _all_there(folder: str, manifest: Manifest) -> bool:
@@ -78,18 +86,53 @@ def _all_there(folder: str, manifest: Manifest) -> bool:
 
 
 def input_path(folder: str, item: Input) -> str:
-    """Where an input of the manifest lies."""
+    """Where an input of the manifest is stored."""
     outside = files.is_url(item.path) or item.path.startswith("/")
-    return item.path if outside else files.join(folder, item.path)
+    if outside or files.is_url(folder):
+        return item.path if outside else files.join(folder, item.path)
+    return os.path.normpath(files.join(folder, item.path))
 
 
-def _unchanged(folder: str, item: Input) -> bool:
-    path = input_path(folder, item)
-    if files.unchanged(path, item.bytes, item.mtime_ns):
-        return True
-    found = files.stat(path)
-    same_size = found is not None and found.bytes == item.bytes
-    return same_size and bool(item.sha256) and files.sha256(path) == item.sha256
+class _Digests:
+    """Digests of inputs whose time or place is not the manifest's, in a file beside the manifest.
+
+    Copying a project gives its files new times: each is then read once, and not again.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder, self._file = folder, files.join(folder, SEEN)
+        self._known: dict[str, Any] | None = None
+        self._changed = False
+
+    def same(self, item: Input, file: SourceFile) -> bool:
+        """Whether a file is the input of the manifest: at its place and time, or by its content."""
+        here = input_path(self._folder, item) == file.path
+        if here and files.unchanged(file.path, item.bytes, item.mtime_ns):
+            return True
+        # The ending of a name tells how a file is read.
+        if os.path.basename(item.path) != os.path.basename(file.path):
+            return False
+        return file.bytes == item.bytes and bool(item.sha256) and self._of(file) == item.sha256
+
+    def _of(self, file: SourceFile) -> str:
+        if self._known is None:
+            self._known = files.read_json(self._file) or {}
+        key, stat = file.path, [file.bytes, file.mtime_ns]
+        if not (files.is_url(key) or files.is_url(self._folder)):
+            key = os.path.relpath(key, self._folder)
+        saved = self._known.get(key)
+        if not (isinstance(saved, dict) and saved.get("stat") == stat):
+            self._known[key] = saved = {"stat": stat, "sha256": files.sha256(file.path)}
+            self._changed = True
+        return str(saved.get("sha256"))
+
+    def save(self) -> None:
+        if not (self._changed and self._known):
+            return
+        try:
+            files.write_json(self._file, self._known)
+        except (OSError, UserError) as error:  # a corpus may be read-only: it is only slower then
+            log.info("digests of inputs are not kept: %s", error)
 
 
 def find_inputs(folder: str, corpus: CorpusConfig) -> dict[str, list[SourceFile]]:

@@ -1,10 +1,10 @@
 """The manifest: what a finished corpus consists of, written last, so its presence means complete.
 
 `MANIFEST.json` names every shard with its digest and counts, the vocabulary, what cleaning dropped
-and by which rule, the inputs and the settings. Everything is relative to the corpus folder, so a
-corpus can be moved. Its `fingerprint` covers exactly what the trainer sees (shards, vocabulary,
-block length, split names) and nothing of the machine or the time: the same text and settings give
-the same fingerprint everywhere.
+and by which rule, the inputs and the settings. Everything is relative to the corpus folder, inputs
+of the same project too, so a corpus or the whole project can be moved. Its `fingerprint` covers
+exactly what the trainer sees (shards, vocabulary, block length, split names) and nothing of the
+machine or the time: the same text and settings give the same fingerprint everywhere.
 """
 
 import json
@@ -144,7 +144,7 @@ class Input:
     """One file the corpus was built from."""
 
     path: str
-    """As found; inside the corpus folder if it is neither absolute nor a URL."""
+    """A URL, an absolute path, or one that is relative to the corpus folder."""
     bytes: int
     """Its size."""
     mtime_ns: int

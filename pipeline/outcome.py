@@ -6,13 +6,14 @@ and a report, and only then is the manifest written: until that moment there is 
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from elmwright.pipeline import dedup, files, stage_keep, statistics
+from elmwright.pipeline import dedup, files, sources, stage_keep, statistics
 from elmwright.pipeline.build import WORK, Build
 from elmwright.pipeline.cleaner import rule_names
 from elmwright.pipeline.current import settings_of
@@ -162,8 +163,13 @@ def _funnel(built: Build) -> tuple[FunnelStep, ...]:
 
 
 def _input(folder: str, file: SourceFile, digest: str) -> Input:
-    inside = file.path.startswith(f"{folder}/")
-    name = file.path[len(folder) + 1 :] if inside else file.path
+    """An input as the manifest names it: relative to the corpus, if both are in one project.
+
+    The project is the folder that the command was run in, which relative sources refer to.
+    """
+    name, project = sources.relative_to(folder, file.path), f"{os.getcwd()}/"
+    if file.path.startswith(project) and folder.startswith(project):
+        name = os.path.relpath(file.path, folder)
     return Input(name, file.bytes, file.mtime_ns, digest)
 
 

@@ -13,7 +13,7 @@ that adding one leaves the tasks of the others, and what they have already done,
 import glob
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -70,6 +70,20 @@ class SourceFile:
     """Field or column that holds the text."""
     encoding: str = "auto"
     """Its encoding."""
+    name: str = ""
+    """How lists and reports call it: relative to the folder of the command, if it is below that."""
+    sha256: str = ""
+    """Digest of its content, once it is known."""
+
+    def identity(self) -> dict[str, Any]:
+        """What determines a task's result: the content, where its digest is known.
+
+        So a project that was moved or copied finds the tasks done that it did elsewhere.
+        """
+        known = asdict(self)
+        if self.sha256:
+            del known["path"], known["mtime_ns"]
+        return known
 
 
 @dataclass(frozen=True)
@@ -172,7 +186,14 @@ def source_file(
         documents=source.documents or config.documents,
         text_field=source.text_field or config.text_field,
         encoding=encoding,
+        name=relative_to(os.getcwd(), stat.path),
     )
+
+
+def relative_to(folder: str, path: str) -> str:
+    """A path as seen from a folder that holds it; other paths, and URLs, as they are."""
+    prefix = f"{folder.rstrip('/')}/"
+    return path[len(prefix) :] if path.startswith(prefix) else path
 
 
 def _format(path: str, given: str) -> str:

@@ -315,7 +315,7 @@ def _judge(
         detail = cleaned.details[number]
         if number in hits:
             verdict, detail = DECONTAMINATE, hits[number]
-            state.shared.append({"file": file.path, "offset": record.offset, "ngram": detail})
+            state.shared.append({"file": file.name, "offset": record.offset, "ngram": detail})
         if verdict:
             funnel.add(verdict, 1, sentences, n_words)
             _remember(state, verdict, file, record, detail, save_dropped)
@@ -334,7 +334,7 @@ def _put_aside(state: _Chunk, file: SourceFile, record: Record) -> None:
         return
     state.quarantine.append(
         {
-            "file": file.path,
+            "file": file.name,
             "offset": record.offset,
             "problem": record.problem,
             "detail": record.detail,
@@ -349,11 +349,11 @@ def _remember(
     """Keep a dropped document as an example, if its hash is among the smallest."""
     text = record.text or ""
     if save:
-        row = {"rule": rule, "detail": detail, "file": file.path, "offset": record.offset}
+        row = {"rule": rule, "detail": detail, "file": file.name, "offset": record.offset}
         state.dropped.append({**row, "text": text})
         state.dropped_size += len(text)
     key = xxhash.xxh3_64_intdigest(text[:4096].encode("utf-8", "replace"))
-    gather(state.examples, rule, key, Example(file.path, record.offset, text, detail))
+    gather(state.examples, rule, key, Example(file.name, record.offset, text, detail))
 
 
 def _write_part(work: str, out: str, state: _Chunk) -> None:

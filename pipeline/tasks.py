@@ -20,7 +20,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -80,8 +80,11 @@ def _plain(value: Any) -> Any:
     """Arguments as data that can be hashed."""
     if isinstance(value, CorpusConfig):
         return as_settings(value)
+    if hasattr(value, "identity"):
+        return value.identity()
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        # Not `asdict`, which would not ask what is inside for its identity.
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, dict):

@@ -12,7 +12,7 @@ from elmwright.jobs.model_card import model_card
 from elmwright.jobs.neighbours import Found, Occurrence, write_page
 from elmwright.jobs.training_facts import TrainingFacts, training_facts, training_svg
 from elmwright.pipeline.report import render
-from tests.browser import ask, console, needs_chromium
+from tests.browser import ask, complaints, needs_chromium
 from tests.jobs.tiny import manifest
 from tests.pipeline.test_report import demo_manifest, demo_statistics
 
@@ -164,11 +164,11 @@ def pages(tmp_path: Path) -> dict[str, Path]:
 @needs_chromium
 @pytest.mark.parametrize("name", ["report", "neighbours"])
 def test_a_page_fits_a_phone_and_a_desk_and_says_nothing_to_the_console(
-    pages: dict[str, Path], tmp_path: Path, name: str
+    pages: dict[str, Path], name: str
 ) -> None:
-    assert console(pages[name], tmp_path / "browser") == []
+    assert complaints(pages[name]) == []
     for width in (400, 1280):
-        inner, needed = ask(pages[name], tmp_path / "browser", OVERFLOW, width=width)
+        inner, needed = ask(pages[name], OVERFLOW, width=width)
         assert inner == width
         assert needed <= width
 
@@ -181,8 +181,8 @@ def test_the_browser_sees_what_overflows_and_what_is_refused(tmp_path: Path) -> 
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'"><title>t</title>'
         '<script src="x.js"></script><svg width="1500" height="9"></svg>'
     )
-    assert console(page, tmp_path / "browser")
-    assert ask(page, tmp_path / "browser", OVERFLOW, width=400)[1] >= 1500
+    assert complaints(page)
+    assert ask(page, OVERFLOW, width=400)[1] >= 1500
 
 
 CONTRAST = """(() => {
@@ -204,9 +204,9 @@ CONTRAST = """(() => {
 @pytest.mark.parametrize("name", ["report", "neighbours"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_text_stands_out_in_light_and_in_dark(
-    pages: dict[str, Path], tmp_path: Path, name: str, dark: bool
+    pages: dict[str, Path], name: str, dark: bool
 ) -> None:
-    paper, contrasts = ask(pages[name], tmp_path / "browser", CONTRAST, width=1280, dark=dark)
+    paper, contrasts = ask(pages[name], CONTRAST, width=1280, dark=dark)
     assert (paper < 0.1) == dark
     assert ("mark" if name == "neighbours" else ".chart text") in contrasts
     assert min(contrasts.values()) >= 4.5, contrasts  # WCAG AA
@@ -230,7 +230,7 @@ def test_no_text_of_the_picture_is_cut_off_or_covers_another(
     )  # fmt: skip
     page = tmp_path / "page.html"
     page.write_text(f"<title>t</title>{training_svg(made, 'h' * 60, 98_765.4)}")
-    width, height, texts = ask(page, tmp_path / "browser", TEXTS, width=1280)
+    width, height, texts = ask(page, TEXTS, width=1280)
     assert len(texts) > 15
     for n, (text, left, top, right, bottom) in enumerate(texts):
         assert left >= 0 and top >= 0 and right <= width and bottom <= height, text  # noqa: PT018

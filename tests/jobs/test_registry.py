@@ -286,7 +286,7 @@ def test_a_version_is_a_logged_model_of_its_run_and_an_alias_moved_elsewhere_is_
     assert model.source_run_id == run.info.run_id
     assert model.status == "READY"
     ((score,), expected) = model.metrics, registry.versions("tiny")[0].about["perplexity"]
-    assert (score.key, score.value) == ("bundle/heldout_perplexity", expected["heldout"])
+    assert (score.key, score.value) == ("heldout/perplexity", expected["heldout"])
     assert float(version.tags["heldout_perplexity"]) == pytest.approx(expected["heldout"], abs=1e-4)
 
     publish_bundle(registry, worse_bundle, "tiny", "candidate")

@@ -422,8 +422,10 @@ def test_a_changed_tag_is_named(
     publish_bundle(registry, bundle, "tiny", "candidate")
     registry._client.set_registered_model_tag("tiny", "elmwright.history.candidate", "{")
     assert registry.history("tiny", "candidate") == [1]
-    registry._client.set_model_version_tag("tiny", "1", "elmwright.about", "[]")
-    with pytest.raises(UserError, match=r"the tag elmwright\.about of version 1 of tiny was chang"):
+    registry._client.set_model_version_tag("tiny", "1", "mlflow.elmwright.about", "[]")
+    with pytest.raises(
+        UserError, match=r"the tag mlflow\.elmwright\.about of version 1 of tiny was"
+    ):
         registry.versions("tiny")
 
 

@@ -159,7 +159,7 @@ def test_mlflow_lists_the_run_its_curves_checkpoints_and_version(finished: Run) 
         assert found[step].params["sha256"] == info.sha256
         scores = {m.key: m.value for m in found[step].metrics or []}
         expected = info.perplexity.get("heldout")
-        assert scores.get("checkpoint/heldout_perplexity") == (expected and pytest.approx(expected))
+        assert scores.get("heldout/perplexity") == (expected and pytest.approx(expected))
     assert STEPS in kept
     assert kept[STEPS].perplexity
 

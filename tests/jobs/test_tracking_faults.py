@@ -90,7 +90,8 @@ def check_all_arrived(uri: str, run: RunFolder) -> None:
             expected.setdefault(name, []).append((record["step"], record["time"], float(value)))
     assert len(expected["train/loss"]) == STEPS
     for name in ("train/loss", "heldout/perplexity", "train/tokens_per_s", "time/track_share"):
-        history = client.get_metric_history(found.info.run_id, name)
+        shown = name.replace("time/", "under_the_hood/time_")
+        history = client.get_metric_history(found.info.run_id, shown)
         assert sorted((m.step, m.timestamp, m.value) for m in history) == sorted(expected[name])
     models = client.search_logged_models([found.info.experiment_id])
     assert {model.name for model in models} >= {f"tiny-step-{STEPS}"}
