@@ -100,7 +100,7 @@ def test_a_killed_build_goes_on_and_gives_the_same_bytes(tmp_path, corpus, whole
     seen: list[int] = []
 
     def progress(name, total, unit):
-        if name == "documents":
+        if name == "finding copies":
             seen.extend(before[mark] == mark.stat().st_mtime_ns for mark in marks)
         return build.silent(name, total, unit)
 
