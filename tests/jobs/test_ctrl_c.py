@@ -222,9 +222,7 @@ with stop_signals() as stop:
 
 def test_work_that_saves_is_asked_first_and_says_so_right_away() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SAVES], stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([sys.executable, "-c", SAVES], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(number)
