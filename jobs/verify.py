@@ -14,7 +14,7 @@ from elmwright.jobs.checkpoint import MANIFEST, checkpoint_folders, read_info, v
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.shelf import fetch_reference
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import exists, is_url, join
+from elmwright.pipeline.files import exists, is_url, join, stat
 from elmwright.pipeline.manifest import Manifest, Shard
 from elmwright.pipeline.progress import Progress, counting_bytes, silent
 
@@ -62,8 +62,13 @@ def _bytes(progress: Progress, total: int) -> Iterator[None]:
 
 
 def _corpus_bytes(path: str | Path) -> int:
-    splits = Manifest.load(path).splits.values()
-    return _deep_bytes(shard for split in splits for shard in split.shards)
+    manifest = Manifest.load(path)
+    splits = manifest.splits.values()
+    small = (manifest.vocab.file, manifest.vocab.counts, *manifest.extra_files)
+    found = [stat(join(path, name)) for name in small]
+    return sum(file.bytes for file in found if file) + _deep_bytes(
+        shard for split in splits for shard in split.shards
+    )
 
 
 def _deep_bytes(shards: Iterable[Shard]) -> int:
