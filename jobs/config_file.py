@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elmwright.jobs.config import CONFIG_VERSION, RunConfig
-from elmwright.jobs.wording import did_you_mean
+from elmwright.jobs.near_names import did_you_mean
 from elmwright.pipeline.config import Source
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url

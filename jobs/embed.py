@@ -32,10 +32,9 @@ from elmwright.jobs.embed_output import Vectors, output_format, vectors_file
 from elmwright.jobs.models import resolve
 from elmwright.jobs.sentences import Piece, batches, is_stream, pieces, read_sentences, text_file
 from elmwright.jobs.unknown_words import warn_of_unknown
-from elmwright.jobs.wording import counted
 from elmwright.jobs.work_folder import alone_in
 from elmwright.pipeline.errors import Failed, UserError
-from elmwright.pipeline.progress import Advance, Progress, silent
+from elmwright.pipeline.progress import Advance, Progress, plural, silent
 from elmwright.pipeline.storage import atomic_file, explained, sync_to_disk, write_atomic
 
 PART_BYTES = 1 << 18
@@ -174,7 +173,7 @@ def embed_file(
             sync_to_disk(work / "joined")
             os.replace(work / "joined", output)
         shutil.rmtree(work)
-    return f"wrote {output}: {counted(lines, 'sentence')}, {counted(words, 'word')}"
+    return f"wrote {output}: {plural(lines, 'sentence')}, {plural(words, 'word')}"
 
 
 @contextmanager

@@ -19,11 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from elmwright.jobs.early import check_output
-from elmwright.jobs.wording import counted
 from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE
 from elmwright.model.elmo import Elmo, TypeCache
 from elmwright.model.folder import VOCAB, read_vocab
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.progress import plural
 from elmwright.pipeline.storage import write_atomic
 
 FORMAT = "2"
@@ -58,7 +58,7 @@ def write_table(
     tensors = {"vectors": vectors, "words": spelled}
     about = {"format": FORMAT, "encoder": encoder_digest(elmo), "content": _content(tensors)}
     write_atomic(output, save(tensors, about))
-    return f"wrote {output}: {counted(len(words), 'word')}, <S> and </S> among them"
+    return f"wrote {output}: {plural(len(words), 'word')}, <S> and </S> among them"
 
 
 def use_table(elmo: Elmo, path: Path) -> None:

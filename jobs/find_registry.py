@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from elmwright.jobs.find_run import RUNS, runs_in, shown
-from elmwright.jobs.wording import did_you_mean
+from elmwright.jobs.near_names import did_you_mean
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json
 

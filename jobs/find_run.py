@@ -21,8 +21,8 @@ from elmwright.jobs import runbook
 from elmwright.jobs.config_file import RECIPES, load_config
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.lease import about, holder
+from elmwright.jobs.near_names import did_you_mean
 from elmwright.jobs.submission import Job
-from elmwright.jobs.wording import did_you_mean
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url, join, read_json
 

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from elmwright.jobs.wording import did_you_mean
+from elmwright.jobs.near_names import did_you_mean
 
 WIDTH = 80
 

@@ -26,7 +26,7 @@ from elmwright.jobs import runbook
 from elmwright.jobs.config_file import RECIPES
 from elmwright.jobs.find_run import find_here, find_run, is_name, is_run, run_names, shown
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.wording import did_you_mean
+from elmwright.jobs.near_names import did_you_mean
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join, read_bytes, read_json, reading
 from elmwright.pipeline.storage import sha256_bytes

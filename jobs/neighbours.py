@@ -27,11 +27,11 @@ from elmwright.jobs.models import resolve
 from elmwright.jobs.pretrained import Elmo
 from elmwright.jobs.sentences import batches, pieces, read_sentences, text_file
 from elmwright.jobs.unknown_words import warn_of_unknown
-from elmwright.jobs.wording import counted
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, join
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.page import note, number, page, shown, table
+from elmwright.pipeline.progress import plural
 from elmwright.pipeline.shards import ShardReader
 from elmwright.pipeline.storage import write_atomic
 
@@ -221,7 +221,7 @@ def as_table(found: Found, bold: bool = False) -> str:
     rows = [f"{o.similarity:10.4f} {o.line + 1:>8}  {sentence(o)}" for o in found.neighbours]
     return "\n".join(
         [
-            f"nearest of {counted(found.compared, 'occurrence')}, layer {found.layer}, to",
+            f"nearest of {plural(found.compared, 'occurrence')}, layer {found.layer}, to",
             f"{'':21}{sentence(found.query)}",
             f"{'cosine':>10} {'line':>8}",
             *rows,

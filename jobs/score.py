@@ -35,13 +35,13 @@ from elmwright.jobs.models import resolve
 from elmwright.jobs.pretrained import choose_device
 from elmwright.jobs.sentences import batches, pieces, read_sentences, text_file
 from elmwright.jobs.unknown_words import warn_of_unknown
-from elmwright.jobs.wording import counted
 from elmwright.model.bilm import States
 from elmwright.model.elmo import WINDOW, TypeCache
 from elmwright.model.folder import load_folder
 from elmwright.model.softmax import nll
 from elmwright.pipeline.block import BOS, BOS_ID, EOS, EOS_ID, UNK_ID
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.progress import plural
 from elmwright.pipeline.storage import atomic_file
 
 Logs = npt.NDArray[np.float64]
@@ -184,7 +184,7 @@ def score_file(
                     total += score.forward.sum(), score.backward.sum()
     perplexity = np.exp(-total.mean() / predictions)
     return (
-        f"{counted(lines, 'sentence')}, {counted(predictions, 'prediction')} in each direction, "
+        f"{plural(lines, 'sentence')}, {plural(predictions, 'prediction')} in each direction, "
         f"perplexity {perplexity:.2f} with fresh states for every sentence"
     )
 

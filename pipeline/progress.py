@@ -23,3 +23,12 @@ Progress = Callable[[str, int, str], AbstractContextManager[Advance]]
 def silent(_name: str, _total: int, _unit: str) -> Iterator[Advance]:
     """A progress display nobody sees, for tests and notebooks."""
     yield lambda _n, _detail="": None
+
+
+def plural(count: int, unit: str, many: str = "") -> str:
+    """1 shard, 2 shards, 1,200 shards; `many` for plurals that take more than an ending."""
+    if count == 1:
+        return f"1 {unit}"
+    if not many:
+        many = f"{unit}es" if unit.endswith(("s", "x", "ch", "sh")) else f"{unit}s"
+    return f"{count:,} {many}"
