@@ -108,7 +108,8 @@ def show(folder: RunFolder, port: int, opened: Callable[[str], object]) -> None:
                 print("Ctrl-C ends it.", flush=True)
                 opened(links["charts"])
                 stop.wait()
-    print("MLflow has ended.", flush=True)
+    # Behind the ^C that a terminal shows.
+    print("\nMLflow has ended." if sys.stdout.isatty() else "MLflow has ended.", flush=True)
 
 
 def _store(folder: RunFolder, uri: str) -> str:

@@ -377,3 +377,64 @@ def test_looking_for_a_move_is_quick(tmp_path: Path, empty_database: Path) -> No
     start = time.perf_counter()
     at_home(database)
     assert time.perf_counter() - start < 0.5
+
+
+@pytest.mark.parametrize("how", ["move", "copy"])
+def test_where_runs_share_an_mlflow_a_moved_run_keeps_its_curve_and_a_copy_gets_its_own(
+    tmp_path: Path, empty_database: Path, how: str
+) -> None:
+    (tmp_path / "lab").mkdir()
+    database = tmp_path / "lab" / "all.db"
+    shutil.copyfile(empty_database, database)
+    config, folder = write_run(tmp_path, steps=40, tracking_uri=f"sqlite:///{database}")
+    tracker = Tracker(config, folder, manifest())
+    tracker.start()
+    assert tracker.finish("FINISHED") is None
+    target = tmp_path / "elsewhere"
+    if how == "move":
+        Path(folder.root).rename(target)
+    else:
+        subprocess.run(["cp", "-r", folder.root, target], check=True)
+    other = RunFolder(str(target), target / "scratch")
+    write_journal(other, range(42, 61, 2))
+    tracker = Tracker(config, other, manifest())
+    tracker.start()
+    assert tracker.finish("FINISHED") is None
+    client = MlflowClient(f"sqlite:///{database}")
+    runs = client.search_runs([client.get_experiment_by_name("elmwright").experiment_id])
+    found = {
+        run.data.tags["elmwright.run_dir"]: len(
+            client.get_metric_history(run.info.run_id, "train/loss")
+        )
+        for run in runs
+    }
+    mine = {other.root: 30}
+    assert found == (mine if how == "move" else {folder.root: 20, **mine})
+
+
+def test_a_database_that_the_user_has_named_is_put_right_only_if_its_old_place_is_gone(
+    tmp_path: Path, empty_database: Path
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    shutil.copyfile(empty_database, there / "all.db")
+    config, folder = write_run(tmp_path, steps=40, tracking_uri=f"sqlite:///{there}/all.db")
+    tracker = Tracker(config, folder, manifest())
+    tracker.start()
+    assert tracker.finish("FINISHED") is None
+    client = MlflowClient(f"sqlite:///{there}/all.db")
+    theirs = client.create_experiment("theirs", f"{there.as_uri()}/artifacts")
+    subprocess.run(["cp", "-r", there, here], check=True)
+
+    def locations() -> dict[str, str]:
+        with closing(sqlite3.connect(here / "all.db")) as database:
+            rows = database.execute("SELECT name, artifact_location FROM experiments")
+            return dict(rows.fetchall())
+
+    before = locations()
+    at_home(here / "all.db")
+    assert locations() == before, "nobody knows which of the two is meant"
+    shutil.rmtree(there)
+    at_home(here / "all.db")
+    assert locations()["elmwright"] == f"{here.as_uri()}/artifacts"
+    assert theirs

@@ -304,7 +304,8 @@ def test_pyfunc_answers_with_the_vectors_of_embed_and_holds_no_code(
     publish_bundle(registry, bundle, "tiny", "champion")
     stored = registry.fetch("tiny", 1)
     assert {path.name for path in stored.parent.iterdir()} <= {
-        "MLmodel", "data", "registered_model_meta"}  # fmt: skip
+        "MLmodel", "data", "registered_model_meta", "input_example.json",
+        "serving_input_example.json"}  # fmt: skip
     assert "loader_module: elmwright.jobs.serving" in (stored.parent / "MLmodel").read_text()
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
@@ -316,6 +317,10 @@ def test_pyfunc_answers_with_the_vectors_of_embed_and_holds_no_code(
             np.testing.assert_array_equal(got, wanted)
         (top,) = model.predict([" ".join(SENTENCE)], params={"layers": "top"})
         np.testing.assert_allclose(top[0], expected[0][-1], atol=1e-6)
+        example = model.input_example
+        words = [sentence.split() for sentence in example]
+        for got, wanted in zip(model.predict(example), load(bundle).embed(words), strict=True):
+            np.testing.assert_allclose(got, wanted, atol=1e-6)
         (stored / "vocab.txt").write_text("changed")
         with pytest.raises(UserError, match=r"vocab\.txt does not match its digest"):
             mlflow.pyfunc.load_model("models:/tiny@champion")
