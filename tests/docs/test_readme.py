@@ -66,7 +66,7 @@ def test_every_link_leads_somewhere() -> None:
             target = ((ROOT / name).parent / path).resolve() if path else ROOT / name
             if link.startswith("https://"):
                 continue
-            if not target.exists() or anchor and anchor not in anchors(target.read_text()):
+            if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
                 wrong.append(f"{name}: {link}")
     assert wrong == []
 
