@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PATHS = ["pipeline", "model", "jobs", "infra", "tests"]
+PATHS = ["pipeline", "model", "jobs", "infra", "docs", "tests"]
 ROOMS = ["pipeline", "model", "jobs"]
 
 

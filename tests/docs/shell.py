@@ -95,6 +95,9 @@ class Service:
         raise AssertionError(f"{self.what} does not answer:\n{self.said()}")
 
     def stop(self, seconds: float = 20) -> None:
+        """Ctrl-C, if it still runs."""
+        if self.process.poll() is not None:
+            return
         group = self.process.pid
         os.killpg(group, signal.SIGINT)
         try:

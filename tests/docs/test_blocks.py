@@ -114,6 +114,13 @@ def test_targets_are_ones_that_submit_takes(
         assert find_target(name).kind == options["kind"]
 
 
+def test_extras_in_prose_exist() -> None:
+    extras = tomllib.loads(text_of("pyproject.toml"))["project"]["optional-dependencies"]
+    named = {name for page in PAGES for name in re.findall(r"'\.\[(\w+)\]'", prose_of(page))}
+    assert named
+    assert named <= extras.keys()
+
+
 def inline_commands() -> list[tuple[str, str]]:
     """(page, command) of every `elmwright …` between single backticks."""
     return [
