@@ -113,6 +113,8 @@ class Watcher:
             return ["stopping: saving a checkpoint first (Ctrl-C again ends at once)"]
         if not self._begun:
             return [self._starting()]
+        if not (self._loss or self._held_out):
+            return ["computing the first steps"]
         tokens = self._step * self._config.train.tokens
         facts = [self._held_out, self._loss, self._speed]
         facts.append(f"epoch {tokens / self._epoch:.2f}" if self._step else "")
@@ -121,7 +123,7 @@ class Watcher:
             facts.insert(0, f"repeating the steps up to {self._repeats:,}")
         elif self._evaluating():
             facts.insert(0, "scoring held-out text")
-        return list(filter(None, facts)) or ["computing the first steps"]
+        return list(filter(None, facts))
 
     def _starting(self) -> str:
         train = self._config.train

@@ -147,6 +147,8 @@ def training(folder: Path) -> None:
         watcher.look()
         hold()
         run.begin(0, 1)
+        watcher.look()
+        hold()
         run.steps(0, 10)
         watcher.look()
         hold()

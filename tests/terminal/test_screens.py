@@ -70,7 +70,8 @@ def test_training_is_two_lines(columns: int, tmp_path: Path) -> None:
     seen = play("training", tmp_path, columns)
     frames = [
         seen.frame("starting 2 processes"),
-        seen.frame("computing the first steps"),
+        seen.frame(" 0/1,000", "computing the first steps"),
+        seen.frame(" 5/1,000", "computing the first steps"),
         seen.frame(" 10/1,000"),
         seen.frame("630/1,000"),
         seen.frame("990/1,000", "scoring held-out text"),
