@@ -4,7 +4,9 @@ One undisturbed run serves most tests; one is tortured and must end in the same 
 """
 
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -42,7 +44,7 @@ class Run:
     def start(self, *more: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
             command("run", self.config, *more),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
 
     def wait_for_corpus(self, process: "subprocess.Popen[str]") -> None:
@@ -310,6 +312,44 @@ def test_killed_in_the_corpus_and_in_training_it_ends_in_the_same_bundle(
     (tracked,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(tracked.info.run_id, "train/loss")
     assert sorted(m.step for m in history) == list(range(2, STEPS + 1, 2))
+
+
+@pytest.mark.timeout(900)
+def test_ctrl_c_once_and_twice_in_the_corpus_and_in_training_ends_in_the_same_bundle(
+    finished: Run, tmp_path: Path
+) -> None:
+    """As a terminal sends it: to the whole process group, Ray's daemons included."""
+    run = Run(tmp_path)
+
+    def stop(presses: int) -> str:
+        for _ in range(presses):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.1)
+        output = str(process.communicate(timeout=90)[0])
+        assert process.returncode == 75, output
+        assert "Traceback" not in output
+        assert (
+            len(re.findall("^stopped: .*the same command (?:resumes|goes on)", output, re.M)) == 1
+        ), output
+        return output
+
+    for presses in (1, 2):
+        process = run.start()
+        run.wait_for_corpus(process)
+        stop(presses)
+    process = run.start()
+    run.wait_for_step(30, process)
+    output = stop(1)
+    assert "stopping: writing a checkpoint first (Ctrl-C again: at once)" in output
+    reached = list_checkpoints(run.folder / "train" / "checkpoints")[-1].step
+    assert 30 <= reached < STEPS
+    assert f"training is at step {reached}" in output
+    process = run.start()
+    run.wait_for_step(reached + 10, process)
+    stop(2)
+    done = elmwright("run", run.config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert run.digests() == finished.digests()
 
 
 def training_process(driver: int) -> int:
