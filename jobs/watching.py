@@ -138,7 +138,7 @@ class Watcher:
         following = min(self._config.train.max_steps, (self._step // every + 1) * every)
         due = self._config.eval.every_steps or self._config.train.max_steps
         last = following == self._config.train.max_steps
-        if pace is None or not (last or self._step // due < following // due):
+        if pace is None or self._evaluated or not (last or self._step // due < following // due):
             return False
         expected = 1.5 * pace * (following - self._step)
         return self._clock() - self._seen > expected + LATE_SECONDS
