@@ -41,12 +41,12 @@ def find_run(text: str) -> RunFolder:
 def find_here(text: str) -> RunFolder | None:
     """The run that `text` names without the run book; None if it names none."""
     if is_url(text):
-        if read_json(join(text, "config.json")) is None:
+        if read_json(join(text, "config.json")) is None and not runbook.submissions_in(text):
             raise UserError(f"{text} is not a run's folder: it has no config.json")
         return RunFolder.at(text)
-    if is_run(text):
+    if is_run(text) or _was_submitted(text):
         return RunFolder.at(text)
-    if is_name(text) and is_run(Path(RUNS, text)):
+    if is_name(text) and (is_run(Path(RUNS, text)) or _was_submitted(Path(RUNS, text))):
         return RunFolder.at(Path(RUNS, text))
     if Path(text).is_dir():
         raise UserError(f"{text} is not a run's folder: it has no config.json of a run")
@@ -61,6 +61,11 @@ def is_name(text: str) -> bool:
 def is_run(folder: str | Path) -> bool:
     """Whether this is a run's folder on a disk: its config.json has the settings of a run."""
     return isinstance((read_json(Path(folder) / "config.json") or {}).get("run"), dict)
+
+
+def _was_submitted(folder: str | Path) -> bool:
+    """Whether a job has written itself into this folder; until it starts, that is all there is."""
+    return Path(folder, "submissions").is_dir()
 
 
 def runs_in(folder: str | Path = RUNS) -> list[Path]:
@@ -92,7 +97,7 @@ def find_attempts(text: str) -> tuple[RunFolder | None, list[Job]]:
     sent = runbook.attempts_of(text)
     if sent:
         where = sent[-1].submission.dir
-        seen = is_url(where) or is_run(where)
+        seen = is_url(where) or is_run(where) or _was_submitted(where)
         return RunFolder.at(where) if seen else None, sent
     folder = _from_recipe(text)
     if folder is None:

@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import mlflow
 import pytest
 
 from elmwright.jobs.cli import main
@@ -18,6 +19,7 @@ from tests.jobs.tiny import write_config
 @pytest.fixture
 def home(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, without runs."""
+    mlflow.set_tracking_uri(None)  # what another test may have left
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(own_home)
     return own_home

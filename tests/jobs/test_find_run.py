@@ -89,6 +89,18 @@ def test_an_attempt_that_waits_for_its_turn_belongs_to_the_folder_too(project: P
         assert [job.submission.id for job in find_attempts(said)[1]] == [sent.id]
 
 
+def test_a_job_that_has_not_begun_is_known_by_its_folder(project: Path) -> None:
+    """All that is there is what it was sent with; another machine has no run book of it."""
+    config = load_config(str(project / "tiny.toml"), ["run.name=waits"])
+    sent = prepare(config, Target("local"), "publish")
+    runbook.lay_down(Job(sent, {}))
+    for said in ("waits", "runs/waits", sent.dir):
+        folder, attempts = find_attempts(said)
+        assert folder is not None
+        assert folder.root == sent.dir
+        assert [job.submission for job in attempts] == [sent]
+
+
 def test_names_of_no_run_get_the_nearest_one(project: Path) -> None:
     with pytest.raises(UserError, match=r"no run 'tinny': .*; did you mean 'tiny'\?$"):
         find_run("tinny")
