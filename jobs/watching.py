@@ -16,6 +16,7 @@ from elmwright.jobs.console import Console
 from elmwright.jobs.journal import read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.pace import StepPace
+from elmwright.jobs.wording import counted
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.progress import plural
 
@@ -41,7 +42,7 @@ class Watcher:
         self._epoch = manifest.splits["train"].blocks * manifest.block_steps
         self._pace = StepPace(config.train.max_steps, config.eval.every_steps)
         self._position = self._step = self._known = self._repeats = 0
-        self._loss = self._speed = self._held_out = self._saved = ""
+        self._loss = self._speed = self._held_out = self._saved = self._scoring = ""
         self._evaluated = self._stopping = self._begun = False
         self._seen = clock()
         for record, position in read_journal(self._journal, 0):
@@ -51,7 +52,7 @@ class Watcher:
         self._step = infos[-1].step if infos else 0
         self.begin_attempt()
         if not console.live:
-            console.say(f"  train            {self._starting()}")
+            console.say(f"  training         {self._starting()}")
 
     def begin_attempt(self) -> None:
         """Processes are being started: until they have begun there is nothing to measure."""
@@ -59,8 +60,6 @@ class Watcher:
 
     def stopping(self) -> None:
         """The user wants to stop."""
-        if not self._stopping and not self._console.live:
-            self._console.say("  stopping: saving a checkpoint first")
         self._stopping = True
         self._show()
 
@@ -79,6 +78,7 @@ class Watcher:
         if kind == "begin":
             # Behind what is known if the attempt before was killed after its last checkpoint.
             self._step, self._begun, self._evaluated = step, True, False
+            self._scoring = ""
             self._repeats = self._known
             self._pace.begin(seconds, step)
             self._seen = self._clock()
@@ -90,8 +90,10 @@ class Watcher:
                 self._loss = f"loss {values['train/loss']:.2f}"
             if "train/tokens_per_s" in values:
                 self._speed = f"{values['train/tokens_per_s']:,.0f} tokens/s"
+        elif kind == "scoring":
+            self._step, self._scoring = max(self._step, step), counted(record["tokens"], "tokens")
         elif kind == "eval":
-            self._evaluated = True
+            self._evaluated, self._scoring = True, ""
             self._step = max(self._step, step)
             scores = [v for k, v in values.items() if k.endswith("/perplexity")]
             self._held_out = f"held-out perplexity {scores[0]:,.1f}"
@@ -110,7 +112,7 @@ class Watcher:
 
     def _facts(self) -> list[str]:
         if self._stopping:
-            return ["stopping: saving a checkpoint first (Ctrl-C again ends at once)"]
+            return ["saving a checkpoint"]
         if not self._begun:
             return [self._starting()]
         if not (self._loss or self._held_out):
@@ -121,6 +123,8 @@ class Watcher:
         facts.append(self._saved)
         if self._step < self._repeats:
             facts.insert(0, f"repeating the steps up to {self._repeats:,}")
+        elif self._scoring:
+            facts.insert(0, f"scoring {self._scoring} of held-out text")
         elif self._evaluating():
             facts.insert(0, "scoring held-out text")
         return list(filter(None, facts))

@@ -27,7 +27,7 @@ from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.progress import plural
 
 STAGES = ("corpus", "train", "export", "publish")
-AGAIN = "(Ctrl-C again: at once)"
+AGAIN = "(Ctrl-C again ends at once)"
 CLOSING = 5.0
 """Seconds in which MLflow may hear of it when training is interrupted."""
 
@@ -167,7 +167,7 @@ def _do(
                     _corpus(config, folder, console, stop)
             _stop_here(stop)
             if "train" in pending:
-                with stop.saving(f"stopping: writing a checkpoint first {AGAIN}", console.say):
+                with stop.saving(f"stopping: saving a checkpoint first {AGAIN}", console.say):
                     _train(config, folder, console, stop)
     _stop_here(stop)
     if "export" in pending:

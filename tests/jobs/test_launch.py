@@ -66,7 +66,7 @@ def test_failed_workers_are_started_again_under_a_higher_attempt_number(
     output = run[2].stream.getvalue()  # type: ignore[attr-defined]
     assert "a worker died" in output
     assert "restart 2 of 2" in output
-    assert "✓ train            12 steps" in output
+    assert "✓ training         12 steps" in output
 
 
 def test_after_the_last_restart_it_fails_in_a_sentence(

@@ -340,7 +340,7 @@ def test_ctrl_c_once_and_twice_in_the_corpus_and_in_training_ends_in_the_same_bu
     process = run.start()
     run.wait_for_step(30, process)
     output = stop(1)
-    assert "stopping: writing a checkpoint first (Ctrl-C again: at once)" in output
+    assert "stopping: saving a checkpoint first (Ctrl-C again ends at once)" in output
     reached = list_checkpoints(run.folder / "train" / "checkpoints")[-1].step
     assert 30 <= reached < STEPS
     assert f"training is at step {reached}" in output

@@ -6,7 +6,6 @@ the records in the journal, so that what is to be seen is the same every time.
 
 import argparse
 import os
-import signal
 import sys
 import threading
 import time
@@ -18,7 +17,9 @@ from elmwright.jobs import cli
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.console import Console, console_for_run
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.signals import stop_signals
 from elmwright.jobs.watching import Watcher
+from elmwright.jobs.workflow import AGAIN
 from elmwright.pipeline.errors import Interrupted
 from elmwright.pipeline.files import write_json
 from elmwright.pipeline.progress import plural, stage
@@ -138,7 +139,7 @@ def training(folder: Path) -> None:
     """From the start of the processes to the end."""
     run = Training(folder)
     console = Console(sys.stdout, clock=run.clock)
-    with console.bar("train", 1000, "steps", 60.0) as bar:
+    with console.bar("training", 1000, "steps", 60.0) as bar:
         watcher = Watcher(run.config, run.folder, console, bar, run.clock)
         watcher.look()
         hold()
@@ -172,7 +173,7 @@ def resume(folder: Path) -> None:
     run.steps(0, 240)
     run.clock.now += 3600
     console = Console(sys.stdout, clock=run.clock)
-    with console.bar("train", 1000, "steps", 60.0) as bar:
+    with console.bar("training", 1000, "steps", 60.0) as bar:
         watcher = Watcher(run.config, run.folder, console, bar, run.clock)
         watcher.look()
         hold()
@@ -189,18 +190,21 @@ def resume(folder: Path) -> None:
 def interrupt(folder: Path) -> None:
     """Waits for Ctrl-C in training, as `launch` does, and ends as the command does."""
     run = Training(folder)
-    stop = threading.Event()
-    signal.signal(signal.SIGINT, lambda *_: stop.set())
 
     def command(_options: argparse.Namespace) -> int:
         Path(run.folder.root).mkdir(exist_ok=True)
-        with console_for_run(run.folder.log) as console:
-            with console.bar("train", 1000, "steps", 60.0) as bar:
+        with (
+            stop_signals() as stop,
+            console_for_run(run.folder.log) as console,
+            stop.saving(f"stopping: saving a checkpoint first {AGAIN}", console.say),
+        ):
+            with console.bar("training", 1000, "steps", 60.0) as bar:
                 watcher = Watcher(run.config, run.folder, console, bar)
                 run.begin(0, 1)
                 run.steps(0, 210)
                 watcher.look()
-                stop.wait(30)
+                while not stop.is_set():
+                    time.sleep(0.05)
                 watcher.stopping()
                 hold()
             raise Interrupted("training is at step 213; the same command resumes it")

@@ -35,7 +35,7 @@ def test_a_pipe_gets_plain_lines(name: str, tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
     expected = {
         "corpus": "  ✓ cleaning         8,412 documents            27 s",
-        "training": "  ✓ train            1,000 steps                ",
+        "training": "  ✓ training         1,000 steps                ",
         "evaluation": "warning: this warning is so long that it does not fit on a line of eighty "
         "columns at all\n",
     }
@@ -48,10 +48,10 @@ def test_training_in_a_pipe_says_how_far_it_is_and_how_long_it_takes(tmp_path: P
         [sys.executable, "-m", "tests.terminal.scenes", "training", tmp_path],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "  train            starting 2 processes\n" in done.stdout
+    assert "  training         starting 2 processes\n" in done.stdout
     (line,) = [line for line in done.stdout.split("\n") if "630/1,000" in line]
     assert line == (
-        "  train            630/1,000 steps, 63 %, 2 min left, held-out perplexity 212.3, "
+        "  training         630/1,000 steps, 63 %, 2 min left, held-out perplexity 212.3, "
         "loss 4.74, 3,758 tokens/s, epoch 126.00, saved at step 600"
     )
 

@@ -110,7 +110,7 @@ def test_a_resumed_run_begins_where_it_is(columns: int, tmp_path: Path) -> None:
 def test_ctrl_c_is_answered_and_ends_in_a_sentence(columns: int, tmp_path: Path) -> None:
     seen = play("interrupt", tmp_path, columns)
     assert seen.code == 75
-    seen.frame("stopping: saving a checkpoint first")
+    seen.frame("saving a checkpoint")
     check_fits(seen, columns)
     assert "^C" not in seen.last
     check_snapshot("interrupt", columns, [re.sub(r"\d+ s$", "N s", seen.last, flags=re.M)])
