@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 CONFIG ?= demo
+# Test files that run at the same time; most of them wait for processes, so more than the cores.
+TEST_JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -33,7 +35,7 @@ run: $(READY)  ## raw text to a registered model: the demo, or CONFIG=my.toml
 	@$(BIN)/elmwright run $(CONFIG)
 
 test: $(READY)  ## every fast test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 check: $(READY)  ## formatting, lint and types
 	$(BIN)/ruff format --check .

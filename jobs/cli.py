@@ -39,7 +39,7 @@ STAGES = ("corpus", "train", "export", "publish")
 
 @stoppable
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; the console script's entry point."""
+    """Run one command; program.py is the console script's entry point."""
     share_machine()
     quiet_threads()
     try:
@@ -53,7 +53,10 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:
-        tell("stopped: interrupted; nothing is lost", sys.stderr)
+        _tell_stopped("stopped: interrupted; nothing is lost")
+        return RESUMABLE
+    except Interrupted as stop:
+        _tell_stopped(f"stopped: {stop}")
         return RESUMABLE
     except Exception as error:
         code, sentence = _ending(error)
@@ -64,12 +67,17 @@ def main(arguments: list[str] | None = None) -> int:
         return code
 
 
+def _tell_stopped(sentence: str) -> None:
+    """Say it at the left edge: a terminal has just written ^C there."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\r")
+    tell(sentence, sys.stderr)
+
+
 def _ending(error: Exception) -> tuple[int, str]:
     """The exit code, and what to say; nothing is known to be said of an unexpected error."""
     if isinstance(error, UserError):
         return MISTAKE, f"error: {error}"
-    if isinstance(error, Interrupted):
-        return RESUMABLE, f"stopped: {error}"
     if isinstance(error, Failed):
         return FAILED, f"failed: {error}"
     if isinstance(error, OSError):

@@ -73,7 +73,7 @@ def wheel_members(files: Mapping[str, bytes] | None = None) -> tuple[str, dict[s
         f"Version: {version}\nRequires-Python: >=3.11\n{needs}",
         "WHEEL": "Wheel-Version: 1.0\nGenerator: elmwright\nRoot-Is-Purelib: true\n"
         "Tag: py3-none-any\n",
-        "entry_points.txt": "[console_scripts]\nelmwright = elmwright.jobs.cli:main\n",
+        "entry_points.txt": "[console_scripts]\nelmwright = elmwright.jobs.program:main\n",
     }
     members = dict(files) | {f"{info}/{name}": text.encode() for name, text in about.items()}
     lines = [f"{name},{_record(content)},{len(content)}" for name, content in members.items()]

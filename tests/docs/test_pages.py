@@ -19,7 +19,7 @@ HERE = ("sh demo", "sh serve", "python demo")
 PRINTED = {
     "README.md": [r"@candidate", r"\(3, 4, 16\)"],
     "docs/publishing.md": [r"\n *1 [^\n]*@champion"],
-    "docs/training.md": [r"\nstep +40 ", r"perplexity +\d"],
+    "docs/training.md": [r"\n +40 [^\n]*step-00000040\n", r"perplexity +\d"],
     "docs/using.md": [r"\(3, 4, 16\)", r'"predictions": \[\[\[\['],
 }
 """What must be printed, in this order, where an exit code alone says little."""

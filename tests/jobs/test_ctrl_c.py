@@ -146,14 +146,17 @@ def test_a_run_stops_in_its_last_stages_and_resumes(
     assert [version.version for version in versions] == [1]
 
 
-def test_an_interrupt_while_libraries_are_imported_is_one_sentence(tmp_path: Path) -> None:
+def test_an_interrupt_while_libraries_are_imported_is_one_sentence(
+    trained: Path, bundle: Path, tmp_path: Path
+) -> None:
     (tmp_path / "torch").mkdir()
     mark = tmp_path / "mark"
     (tmp_path / "torch" / "__init__.py").write_text(
         f"import time, pathlib\npathlib.Path({str(mark)!r}).touch()\ntime.sleep(30)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "elmwright.jobs.cli", "eval", tmp_path, "--corpus", tmp_path],
+        [sys.executable, "-m", "elmwright.jobs.cli", "eval", bundle,
+         "--corpus", trained / "corpus"],
         stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
@@ -232,3 +235,27 @@ def test_work_that_saves_is_asked_first_and_says_so_right_away() -> None:
         process.send_signal(signal.SIGTERM)  # again: a batch system
         assert process.communicate(timeout=10)[0] == "saved\n"
         assert process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_command_is_imported_is_one_sentence(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """The program imports argparse first; this one takes its time."""
+    mark = tmp_path / "mark"
+    (tmp_path / "argparse.py").write_text(
+        f"import time, pathlib\npathlib.Path({str(mark)!r}).touch()\ntime.sleep(30)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from elmwright.jobs.program import main; "
+         "sys.exit(main())"],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    for _ in range(1000):
+        if mark.exists() or process.poll() is not None:
+            break
+        time.sleep(0.02)
+    assert mark.exists(), process.communicate()
+    process.send_signal(number)
+    said = process.communicate(timeout=10)[1]
+    assert (process.returncode, said) == (75, "\rstopped: before anything was done\n")

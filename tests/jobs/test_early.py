@@ -110,7 +110,10 @@ def test_a_mistake_is_said_before_anything_is_loaded(
     assert words in done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
-    assert done.stdout.split()[-1:] == ["2"], f"loaded: {done.stdout}"
+    code, *loaded = done.stdout.splitlines()[-1].split()
+    # Finding the files of a run's sources is the readers' business, and they need it.
+    allowed = {"pyarrow"} if arguments[0] == "run" else set()
+    assert (code, set(loaded) - allowed) == ("2", set())
 
 
 def test_the_corpus_of_a_run_a_folder_or_a_name(

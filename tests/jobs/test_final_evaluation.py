@@ -126,10 +126,10 @@ def test_export_scores_the_probe_only_and_tells_the_trainers_number(
     assert (
         probe["sentences"] == 2000 or probe["tokens"] == result["evaluation"]["heldout"]["tokens"]
     )
-    assert bars.seen.pop("compare tokens") == [probe["tokens"]] * 2
+    assert bars.seen.pop("comparing tokens") == [probe["tokens"]] * 2
     for done, total in bars.seen.values():
         assert done == total > 0
-    assert set(bars.seen) == {"export bytes", "digests bytes"}
+    assert set(bars.seen) == {"writing bundle bytes", "checking bundle bytes"}
     config = json.loads((target / "config.json").read_text())
     assert config["evaluation"] == result["evaluation"]
 
@@ -147,7 +147,7 @@ def test_a_run_of_an_older_version_is_scored_by_export_with_the_same_bytes(
     target, said = export_run(str(run), "latest", str(tmp_path / "b"), overrides=[], progress=bars)
     assert "the trainer's" in said
     tokens = Manifest.load(run / "corpus").splits["heldout"].steps
-    assert bars.seen["evaluate tokens"] == [tokens, tokens]
+    assert bars.seen["evaluating tokens"] == [tokens, tokens]
     assert digest(target) == digest(bundle)
 
 
@@ -213,5 +213,5 @@ def test_verify_counts_every_byte(trained: Path, bundle: Path) -> None:
         bars = Bars()
         verify_path(str(path), progress=bars)
         ((done, total),) = bars.seen.values()
-        assert list(bars.seen) == ["verify bytes"]
+        assert list(bars.seen) == ["verifying bytes"]
         assert done == total > 1000, path

@@ -56,6 +56,12 @@ class Run:
             time.sleep(0.02)
         raise AssertionError("no work on the corpus within half a minute")
 
+    def forget_corpus(self) -> None:
+        """Let the next command work on the corpus again, also where one has just finished it."""
+        (self.folder / "corpus" / "MANIFEST.json").unlink(missing_ok=True)
+        for mark in (self.folder / "corpus").rglob("*.done.json"):
+            mark.unlink()
+
     def wait_for_step(self, step: int, process: "subprocess.Popen[str]") -> None:
         journal = self.folder / "train" / "journal.jsonl"
         for _ in range(6000):
@@ -97,7 +103,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_the_output_says_where_everything_is_and_what_to_type_next(finished: Run) -> None:
     output = (finished.home / "output.txt").read_text()
-    for part in ("corpus", "train", "export", "publish", "bundle", "models:/tiny@candidate"):
+    for part in ("corpus", "training", "writing bundle", "publishing", "models:/tiny@candidate"):
         assert part in output
     assert re.search(r"Held-out perplexity [\d.]+ .* a unigram model has [\d.]+", output)
     assert re.search(r"heldout: \d+ tokens, .* forward [\d.]+, backward [\d.]+\n", output)
@@ -290,6 +296,7 @@ def test_killed_in_the_corpus_and_in_training_it_ends_in_the_same_bundle(
     assert "stopped:" in output
 
     # 2. SIGKILL there.
+    run.forget_corpus()
     process = run.start()
     run.wait_for_corpus(process)
     process.kill()
@@ -336,10 +343,9 @@ def test_ctrl_c_once_and_twice_in_the_corpus_and_in_training_ends_in_the_same_bu
     stop(1)
     process = run.start()  # twice while Ray starts
     assert process.stdout is not None
-    assert process.stdout.readline().startswith("Run 'tiny'")
+    assert process.stdout.readline().startswith("Run tiny in ")
     stop(2)
-    for mark in (run.folder / "corpus").rglob("*.done.json"):
-        mark.unlink()
+    run.forget_corpus()
     process = run.start()
     run.wait_for_corpus(process)
     stop(2)

@@ -177,7 +177,7 @@ def test_a_run_without_charts_says_when_there_will_be_some(
     told = "run has no charts yet: they begin with training; the corpus report is "
     assert capsys.readouterr().err == f"error: {told}run/corpus/report.html\n"
     assert main(["ui", "nowhere"]) == 2
-    assert "there is no run's folder nowhere" in capsys.readouterr().err
+    assert "there is no run 'nowhere'" in capsys.readouterr().err
     assert main(["ui", str(tmp_path)]) == 2
     assert "is not a run's folder" in capsys.readouterr().err
 

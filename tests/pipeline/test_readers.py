@@ -228,7 +228,7 @@ def test_a_bomb_gives_what_came_before_and_ends(
     [
         ("a.jsonl", b'{"text": "a"}\n{', r"a\.jsonl, byte 14: broken JSON \(.*\); mend or remove"),
         ("a.jsonl", b'{"body": "a"}', r'byte 0: no text in the field "text" .*fields are body'),
-        ("a.txt.gz", gzip.compress(b"text")[:-9], r"a\.txt\.gz, byte \d+: file is trunc"),
+        ("a.txt.gz", gzip.compress(b"text", mtime=0)[:-9], r"a\.txt\.gz, byte \d+: file is trunc"),
         ("a.txt", b"PK\x03\x04", r"a\.txt, byte 0: not text \(zip"),
         ("a.html", b"<div>" * 40_000, r"a\.html, byte 0: bad HTML \(40000 elements\)"),
     ],

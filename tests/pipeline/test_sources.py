@@ -150,10 +150,10 @@ def test_a_source_overrides_the_corpus() -> None:
     stat = files.Stat("a.txt", 7, 9)
     own = Source(documents="file", text_field="content", encoding="cp1252")
     assert sources.source_file(stat, 3, "train", config, own, 2) == SourceFile(
-        "a.txt", 3, 7, 9, "train", 2, "text", "file", "content", "cp1252"
+        "a.txt", 3, 7, 9, "train", 2, "text", "file", "content", "cp1252", name="a.txt"
     )
     assert sources.source_file(stat, 3, "valid", config) == SourceFile(
-        "a.txt", 3, 7, 9, "valid", 0, "text", "line", "body", "latin-1"
+        "a.txt", 3, 7, 9, "valid", 0, "text", "line", "body", "latin-1", name="a.txt"
     )
 
 
@@ -212,7 +212,7 @@ def test_small_files_share_a_task_up_to_its_size_and_compressed_ones_count_as_te
 @pytest.mark.parametrize(
     ("name", "content", "fields"),
     [
-        ("a.txt.gz", gzip.compress(b"a b\n" * 500), {"documents": "line"}),
+        ("a.txt.gz", gzip.compress(b"a b\n" * 500, mtime=0), {"documents": "line"}),
         ("a.txt", b"a b\n" * 500, {"documents": "file"}),
         ("a.html", b"a b\n" * 500, {}),
         ("a.warc", b"a b\n" * 500, {}),

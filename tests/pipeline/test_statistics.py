@@ -68,7 +68,9 @@ def test_half_a_surrogate_pair_survives_the_file():
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", to_json, b'{"sources": 3}', b"\xff"], ids=repr
+    "content",
+    [b"", b"[]", b"{}", to_json, b'{"sources": 3}', b"\xff"],
+    ids=["empty", "list", "no keys", "wrong shape", "no sources", "no text"],
 )
 def test_damaged_statistics_are_a_users_error(content):
     if not isinstance(content, bytes):
