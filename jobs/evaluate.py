@@ -20,6 +20,7 @@ from typing import Any
 
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.heldout_pass import Pass, Probe, exp
+from elmwright.jobs.side_by_side import side_by_side
 from elmwright.jobs.stream import Blocks
 from elmwright.model.bilm import BiLM
 from elmwright.model.softmax import Softmax
@@ -128,15 +129,19 @@ def evaluate_probe(
     manifest: Manifest,
     split: str,
     sentences: int,
+    ranks: Ranks,
     *,
     lanes: int,
     window: int,
     word_ids: dict[str, int] | None = None,
     advance: Advance = lambda _n, _detail="": None,
 ) -> Probe:
-    """Score the first `sentences` of a held-out set and nothing else, in this process."""
-    blocks = Blocks(corpus, manifest, split, bilm.config.max_chars, word_ids, keep=lanes + 1)
-    one = Pass(bilm, softmax, blocks, Ranks(), lanes, window, sentences, None, advance)
+    """Score the first `sentences` of a held-out set and nothing else."""
+    blocks = Blocks(
+        corpus, manifest, split, bilm.config.max_chars, word_ids,
+        keep=len(ranks.lanes(lanes)) + 1,
+    )  # fmt: skip
+    one = Pass(bilm, softmax, blocks, ranks, lanes, window, sentences, None, advance)
     one.run(len(blocks), only_probe=True)
     return one.probe()
 
@@ -211,12 +216,16 @@ def evaluate_folder(
     if not splits:
         raise UserError(f"{corpus} has no held-out set; set corpus.heldout")
     bilm, softmax, word_ids, lanes = _load(folder, name)
-    with progress("evaluating", planned_tokens(manifest, max_tokens, split), "tokens") as advance:
-        scores = evaluate_sets(
-            bilm, softmax, corpus, manifest, Ranks(),
+
+    def work(ranks: Ranks, advance: Advance) -> dict[str, Score]:
+        return evaluate_sets(
+            bilm, softmax, corpus, manifest, ranks,
             lanes=lanes, window=_eval_window(manifest.block_steps), max_tokens=max_tokens,
             word_ids=word_ids, only=split, advance=advance,
         )  # fmt: skip
+
+    with progress("evaluating", planned_tokens(manifest, max_tokens, split), "tokens") as advance:
+        scores = side_by_side(lanes, work, advance)
     return {one: score.as_dict() for one, score in scores.items()}
 
 
@@ -227,15 +236,19 @@ def probe_folder(
     manifest = Manifest.load(corpus)
     bilm, softmax, word_ids, lanes = _load(folder)
     total = sum(int(probe["tokens"]) for probe in probes.values())
-    with progress("comparing", total, "tokens") as advance:
+
+    def work(ranks: Ranks, advance: Advance) -> dict[str, Probe]:
         return {
             split: evaluate_probe(
-                bilm, softmax, corpus, manifest, split, int(probe["sentences"]),
+                bilm, softmax, corpus, manifest, split, int(probe["sentences"]), ranks,
                 lanes=lanes, window=_eval_window(manifest.block_steps), word_ids=word_ids,
                 advance=advance,
             )
             for split, probe in probes.items()
         }  # fmt: skip
+
+    with progress("comparing", total, "tokens") as advance:
+        return side_by_side(lanes, work, advance)
 
 
 def _load(folder: Path, name: str = "") -> tuple[BiLM, Softmax, dict[str, int], int]:

@@ -3,10 +3,12 @@
 **Waiting.** The threads of a matrix product meet at barriers, hundreds of times a second. By
 default OpenMP lets them spin there. Where another program holds a core, the thread that the others
 wait for does not run, because they burn its time: on two cores under load an evaluation of the demo
-took 153 s, and 7 s with threads that sleep (`OMP_WAIT_POLICY=passive`); spinning for a bounded
-time (`GOMP_SPINCOUNT` of 1,000, 10,000, 100,000) took 11, 30 and 117 s. So threads sleep, also in
-the processes that Ray starts here. Who has set one of these variables keeps it.
-`tests/bench/bench_busy.py` measures both sides, on a busy and on a quiet machine.
+took 153 s, and 7 s with threads that sleep at once (`OMP_WAIT_POLICY=passive`). But sleeping at
+once costs half as much again on a quiet machine. So threads spin for a moment (`GOMP_SPINCOUNT`)
+and then sleep, also in the processes that Ray starts here: nothing is lost on a quiet machine, and
+little on a busy one. A variable that the user has set is left alone. Evaluation, which export needs
+too, meets at no barrier at all (side_by_side.py). `tests/bench/bench_busy.py` measures both, on a
+busy and on a quiet machine.
 
 **Threads.** Training uses `train.threads`, whatever the machine: exact resume depends on it. All
 else (eval, export, embed, score, neighbours) uses one thread per core that this process may use:
@@ -25,6 +27,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+SPINS = "1000"
+"""Some microseconds: of 300, 1,000, 5,000 and 20,000 the least that costs nothing on a quiet
+machine."""
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Any of these says how threads wait."""
 THREADS = "OMP_NUM_THREADS"
@@ -38,7 +43,7 @@ _chosen: set[str] = set()
 def share_machine() -> None:
     """Choose wait policy and number of threads for this process and those it starts."""
     if not any(name in os.environ for name in WAITING):
-        os.environ["OMP_WAIT_POLICY"] = "passive"
+        os.environ["GOMP_SPINCOUNT"] = SPINS
     if THREADS not in os.environ and cores() < len(os.sched_getaffinity(0)):
         os.environ[THREADS] = str(cores())
         _chosen.add(THREADS)

@@ -65,7 +65,7 @@ def test_the_probe_is_exactly_the_first_sentences(trained: Path, sentences: int)
     """However they are found: in a pass over everything, or alone; with any window."""
     model = model_of(trained)
     whole = evaluate(*model, Ranks(), lanes=4, window=10, probe=sentences)
-    alone = evaluate_probe(*model, sentences, lanes=4, window=50)
+    alone = evaluate_probe(*model, sentences, Ranks(), lanes=4, window=50)
     assert whole.probe is not None
     there = model[3].splits["heldout"].sentences
     assert whole.probe.sentences == alone.sentences == min(sentences, there)
@@ -87,7 +87,7 @@ def test_the_first_sentence_of_the_probe_scores_as_score_says(trained: Path) -> 
     (first, *_) = heldout_sentences(str(model[2]), model[3])
     newest = list_checkpoints(trained / "train" / "checkpoints")[-1].path
     (score,) = Scorer(newest).score([first])
-    probe = evaluate_probe(*model, 1, lanes=4, window=50)
+    probe = evaluate_probe(*model, 1, Ranks(), lanes=4, window=50)
     assert probe.tokens == len(first) + 1
     assert probe.perplexity == pytest.approx(float(np.exp(-score.mean.mean())), rel=1e-5)
 

@@ -26,12 +26,12 @@ def test_every_command_lets_waiting_threads_sleep_before_torch_is_loaded() -> No
     script = (
         "import sys, os; from elmwright.jobs.cli import main; assert 'torch' not in sys.modules; "
         "main(['config']); assert 'torch' not in sys.modules; "
-        "print(os.environ['OMP_WAIT_POLICY'])"
+        "print(os.environ['GOMP_SPINCOUNT'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "passive"
+    assert done.stdout.splitlines()[-1] == "1000"
 
 
 @pytest.mark.parametrize("name", WAITING)
@@ -81,7 +81,7 @@ with tempfile.TemporaryDirectory() as folder:
         import ray
         def look():
             blocked = open("/proc/self/status").read().split("SigBlk:")[1].split()[0]
-            return {"nice": os.nice(0), "policy": os.environ.get("OMP_WAIT_POLICY"),
+            return {"nice": os.nice(0), "policy": os.environ.get("GOMP_SPINCOUNT"),
                     "threads": os.environ.get("OMP_NUM_THREADS"),
                     "sigint": bool(int(blocked, 16) & 2), "group": os.getpgrp()}
         found = ray.get(ray.remote(look).remote())
@@ -96,6 +96,6 @@ def test_rays_workers_are_as_nice_as_the_command_and_their_threads_sleep() -> No
     )  # fmt: skip
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["nice"] == found["own_nice"]
-    assert (found["policy"], found["threads"]) == ("passive", "1")
+    assert (found["policy"], found["threads"]) == ("1000", "1")
     # Ctrl-C in a terminal goes to the foreground process group.
     assert found["sigint"] or found["group"] != found["own"]
