@@ -4,22 +4,30 @@
 last screen. Its "Next" leads to something that can be looked at.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.provenance import without_password
 from elmwright.jobs.wording import nearby, typed
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import join, read_bytes, read_json
+from elmwright.pipeline.files import join, read_json
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.progress import plural
+from elmwright.pipeline.shards import ShardReader
 
 EXAMPLE = ("file", "open the file and read it")
 """A word of the demo's text, and a sentence with it."""
+LONGEST_EXAMPLE = 12
+"""Words of a sentence that is proposed."""
+OTHERS = 3
+"""Sentences that must have the word, the proposed one among them."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,8 @@ class Outcome:
     """The same with the ends of sentences: what is predicted."""
     unigram_perplexity: Mapping[str, float]
     """Of each held-out set: what knowing only the frequency of words gives."""
-    example: tuple[str, str]
-    """A word, and a sentence that has it, for trying the model."""
+    example: tuple[str, str] | None
+    """A word that the held-out text has several times, and a sentence with it, if there are."""
     train: dict[str, Any] | None = None
     """What training left in result.json."""
     checkpoint: str = ""
@@ -76,7 +84,7 @@ class Outcome:
         }
         if self.train is not None:
             data |= {"train": self.train, "checkpoint": self.checkpoint}
-            data["tracking_uri"] = self.tracking_uri
+            data["tracking_uri"] = without_password(self.tracking_uri)
         if self.bundle:
             data["bundle"] = self.bundle
         if self.published is not None:
@@ -115,18 +123,39 @@ def find_outcome(config: RunConfig, folder: RunFolder, until: str) -> Outcome:
     )
 
 
-def _example(config: RunConfig, manifest: Manifest, corpus: str) -> tuple[str, str]:
-    """A word to look for, and a sentence that has it: of one's own text, a frequent long word."""
+def _example(config: RunConfig, manifest: Manifest, corpus: str) -> tuple[str, str] | None:
+    """What to look for in the held-out text, so that there is something to be found."""
     if any(source.path == EMBEDDED for source in config.corpus.sources):
         return EXAMPLE
+    held_out = [split for name, split in manifest.splits.items() if name != "train"]
+    shards = [shard.tar for split in held_out for shard in split.shards]
+    if not shards:
+        return None
     try:
-        words = read_bytes(join(corpus, manifest.vocab.file)).decode().split("\n")
-    except (OSError, UserError):
-        return EXAMPLE
-    plain = [word for word in words[:2000] if word.isalpha() and word.islower()]
-    # The first words of a vocabulary, its most frequent, are articles and the like.
-    chosen = next((w for w in plain[20:] if len(w) >= 5), plain[-1] if plain else EXAMPLE[0])
-    return chosen, chosen
+        block = ShardReader(join(corpus, shards[0])).read(0)
+    except (OSError, UserError):  # the run is done all the same
+        return None
+    words = [block.types[token] for token in block.tokens.tolist()]
+    ends = list(accumulate(block.lengths.tolist()))
+    return choose_example([words[a:b] for a, b in pairwise([0, *ends])])
+
+
+def choose_example(sentences: Sequence[Sequence[str]]) -> tuple[str, str] | None:
+    """A word of at least three of the sentences, rather a long one, and a short one of them."""
+    short = [s for s in sentences if len(s) <= LONGEST_EXAMPLE and all(map(str.isalnum, s))]
+    found = Counter(word for sentence in sentences for word in set(sentence))
+    candidates = {word for sentence in short for word in sentence if _is_plain(word)}
+    common = sorted((word for word in candidates if found[word] >= OTHERS), key=lambda w: (
+        -min(len(w), 6), -found[w], w))  # fmt: skip
+    if not common:
+        return None
+    sentence = min((s for s in short if common[0] in s), key=lambda s: (-len(s), *s))
+    return common[0], " ".join(sentence)
+
+
+def _is_plain(word: str) -> bool:
+    """Letters only, and no capital: in a script without capitals every word is."""
+    return word.isalpha() and word == word.lower()
 
 
 def closing_lines(outcome: Outcome, config_name: str, width: int | None) -> list[str]:
@@ -175,7 +204,7 @@ def _next(outcome: Outcome, config_name: str, width: int | None) -> list[str]:
     if outcome.train is None:
         lines.append(typed("train", config_name or "CONFIG"))
     else:
-        if outcome.bundle:
+        if outcome.bundle and outcome.example is not None:
             word, sentence = outcome.example
             inside = outcome.corpus.startswith(f"{outcome.dir}/")
             text = run if inside else nearby(outcome.corpus)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.closing import Outcome, closing_lines
+from elmwright.jobs.closing import Outcome, choose_example, closing_lines
 from elmwright.jobs.wording import wrap
 from tests.jobs.tiny import command, write_config, write_text
 from tests.terminal.screen import Terminal
@@ -126,3 +126,29 @@ def test_a_mistake_fits_the_terminal(tmp_path: Path) -> None:
     assert seen.code == 2
     assert seen.broken == []
     assert seen.last.startswith("error: there is no config file")
+
+
+def test_the_example_is_a_word_that_other_held_out_sentences_have() -> None:
+    sentences = [
+        "The river was wide .".split(),
+        "we crossed the river".split(),
+        "a river".split(),
+        "nobody came".split(),
+    ]
+    assert choose_example(sentences) == ("river", "we crossed the river")
+    assert choose_example([["한국어", "문장"], ["한국어"], ["한국어", "글"]]) == (
+        "한국어",
+        "한국어 글",
+    )
+    assert choose_example(sentences[:2]) is None  # nothing else has it
+    assert choose_example([]) is None
+
+
+def test_no_neighbours_are_proposed_where_there_are_none(tmp_path: Path) -> None:
+    found = outcome(tmp_path, example=None)
+    assert not any(" --word " in line for line in closing_lines(found, "my.toml", 80))
+
+
+def test_a_password_is_not_printed(tmp_path: Path) -> None:
+    found = outcome(tmp_path, tracking_uri="http://me:secret@mlflow:5000", train={"step": 1})
+    assert "secret" not in str(found.as_data())

@@ -16,7 +16,11 @@ STAGES = (
     "counting words",
     "writing shards",
     "writing report",
-    "train",
+    "training",
+    "writing bundle",
+    "comparing",
+    "checking bundle",
+    "publishing",
 )
 
 
@@ -30,13 +34,14 @@ def test_every_stage_is_seen_and_stays_as_one_line(frames: list[str]) -> None:
     last = frames[-1]
     for stage in STAGES:
         assert any(re.search(rf"(?m)^    {stage} +[━─]", frame) for frame in frames) or stage in (
-            "starting Ray", "counting words", "writing report", "reading",  # may be over in no time
+            "starting Ray", "counting words", "writing report", "reading",
+            "writing bundle", "checking bundle", "publishing",  # may be over in no time
         ), stage  # fmt: skip
         assert len(re.findall(rf"(?m)^  ✓ {stage} ", last)) == 1, stage
 
 
 def test_training_shows_what_matters(frames: list[str]) -> None:
-    training = [frame for frame in frames if re.search(r"(?m)^    train .* steps ", frame)]
+    training = [frame for frame in frames if re.search(r"(?m)^    training .* steps ", frame)]
     assert any("starting 2 processes" in frame for frame in training)
     assert any(re.search(r"steps +\d+ %  .*\d s left", frame) for frame in training)
     assert any(
@@ -58,7 +63,17 @@ def test_the_last_screen_says_what_was_made_how_good_it_is_and_what_is_next(
 def test_nothing_odd_is_seen(frames: list[str]) -> None:
     for frame in frames:
         assert max(map(len, frame.split("\n"))) <= COLUMNS
-        for odd in ("Traceback", "0:00:00", " 1/1 ", "key range", "union", " 0 s left", "\x1b"):
+        for odd in (
+            "1 bundle",
+            "1 version",
+            "Traceback",
+            "0:00:00",
+            " 1/1 ",
+            "key range",
+            "union",
+            " 0 s left",
+            "\x1b",
+        ):
             assert odd not in frame, odd
 
 
