@@ -108,7 +108,8 @@ def test_the_output_says_where_everything_is_and_what_to_type_next(finished: Run
     assert re.search(r"Held-out perplexity [\d.]+ .* a unigram model has [\d.]+", output)
     assert re.search(r"heldout: \d+ tokens, .* forward [\d.]+, backward [\d.]+\n", output)
     assert re.search(r"open \S+/corpus/report.html in a browser\n", output)
-    assert re.search(r"elmwright neighbours \S+/run --word \w+ --in (\w+|"[^"]+") --corpus \S+/run\n", output)
+    proposed = r'elmwright neighbours \S+/run --word \w+ --in (\w+|"[^"]+") --corpus \S+/run\n'
+    assert re.search(proposed, output)
     assert re.search(r"elmwright ui \S+/run\n", output)
     assert "Traceback" not in output
 
