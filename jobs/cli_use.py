@@ -205,6 +205,8 @@ def _neighbours(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
     else:
-        print(as_table(found, bold=sys.stdout.isatty()))
+        from elmwright.jobs.wording import terminal_width
+
+        print(as_table(found, sys.stdout.isatty(), terminal_width(sys.stdout)))
         if page is not None:
             print(f"\nwrote {page}")

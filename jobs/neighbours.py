@@ -210,23 +210,49 @@ def _unit(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return np.asarray(vectors / np.maximum(length, 1e-12), np.float32)
 
 
-def as_table(found: Found, bold: bool = False) -> str:
-    """For a terminal: the word is bold, or in brackets where there is no bold."""
+LEFT = 21
+"""Columns left of the sentences."""
+
+
+def as_table(found: Found, bold: bool = False, width: int | None = None) -> str:
+    """For a terminal of this width: the word is bold, or in brackets where there is no bold."""
     marks = ("\033[1m", "\033[0m") if bold else ("[", "]")
+    room = None if width is None else width - LEFT - 2
 
     def sentence(occurrence: Occurrence) -> str:
         before, word, after = map(_printable, occurrence.parts())
+        if room is not None:
+            before, after = around(before.split(), after.split(), room - len(word))
         return " ".join(filter(None, (before, f"{marks[0]}{word}{marks[1]}", after)))
 
     rows = [f"{o.similarity:10.4f} {o.line + 1:>8}  {sentence(o)}" for o in found.neighbours]
     return "\n".join(
         [
             f"nearest of {plural(found.compared, 'occurrence')}, layer {found.layer}, to",
-            f"{'':21}{sentence(found.query)}",
+            f"{'':{LEFT}}{sentence(found.query)}",
             f"{'cosine':>10} {'line':>8}",
             *rows,
         ]
     )
+
+
+def around(before: list[str], after: list[str], room: int) -> tuple[str, str]:
+    """As much of both sides of a word as fits, whole words; what is left out is an ellipsis."""
+    cut_before, cut_after = before[:1] == ["…"], after[-1:] == ["…"]
+    before, after = before[cut_before:], after[: len(after) - cut_after]
+    while before or after:
+        left = " ".join(["…"] * cut_before + before)
+        right = " ".join(after + ["…"] * cut_after)
+        if len(left) + len(right) + 2 <= room:
+            return left, right
+        # The longer side first: what stands near the word says most.
+        if len(left) > len(right) and before:
+            before, cut_before = before[1:], True
+        elif after:
+            after, cut_after = after[:-1], True
+        else:
+            before, cut_before = before[1:], True
+    return "…" if cut_before else "", "…" if cut_after else ""
 
 
 def _printable(text: str) -> str:

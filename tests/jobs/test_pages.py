@@ -9,7 +9,7 @@ import pytest
 
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.model_card import model_card
-from elmwright.jobs.neighbours import Found, Occurrence, write_page
+from elmwright.jobs.neighbours import Found, Occurrence, as_table, write_page
 from elmwright.jobs.training_facts import TrainingFacts, training_facts, training_svg
 from elmwright.pipeline.report import render
 from tests.browser import ask, complaints, needs_chromium
@@ -237,3 +237,18 @@ def test_no_text_of_the_picture_is_cut_off_or_covers_another(
         for other, x, y, to_x, to_y in texts[:n]:
             apart = right <= x or to_x <= left or bottom <= y + 4 or to_y <= top + 4
             assert apart, (text, other)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_neighbours_fit_the_terminal_and_keep_what_is_near_the_word(width: int) -> None:
+    words = tuple("one two three four five six seven eight nine ten eleven twelve".split() * 2)
+    near = [Occurrence(0.9, 4, position, words) for position in (0, 5, 23)]
+    table = as_table(Found(near[1], near, 3, "top", "text.txt"), width=width)
+    assert max(map(len, table.split("\n"))) <= width
+    rows = table.split("\n")[3:]
+    assert [re.findall(r"\[(\w+)\]", row) for row in rows] == [["one"], ["six"], ["twelve"]]
+    assert "five [six] seven" in rows[1]
+    assert all(row.count("…") in (1, 2) for row in rows if width < 120)
+    whole = as_table(Found(near[1], near, 3, "top", "text.txt"))
+    assert " ".join((*words[:5], "[six]", *words[6:18])) in whole
+    assert "… …" not in table
