@@ -12,6 +12,7 @@ from typing import Any
 
 from elmwright.jobs.check_mlflow import check_driver
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.mlflow_database import create_database
 from elmwright.jobs.provenance import relative_uri
 from elmwright.pipeline.errors import UserError
 
@@ -65,6 +66,8 @@ def connect(uri: str) -> Any:
     from mlflow.exceptions import MlflowException
 
     check_driver(uri)
+    if database:
+        create_database(database)
     try:
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
     except MlflowException as error:
