@@ -124,7 +124,9 @@ def _tails(bar: Bar) -> list[str]:
 def _clock(bar: Bar) -> str:
     """The time left, or the time since it began while that is not known."""
     left = bar.left
-    return duration(bar.seconds) if left is None else f"{duration(max(1.0, left))} left"
+    if left is None:
+        return f"{duration(bar.seconds)} so far"
+    return f"{duration(max(1.0, left))} left"
 
 
 def _percent(bar: Bar) -> str:

@@ -8,10 +8,13 @@ so that `elmwright --help` answers at once. Exit codes: 0 done, 1 failed, 2 the 
 import argparse
 import json
 import os
+import re
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from elmwright import __version__
 from elmwright.jobs import cli_publish, cli_runs, cli_use
@@ -27,6 +30,8 @@ from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.storage import explain
 
 DONE, FAILED, MISTAKE, RESUMABLE = 0, 1, 2, 75
+STORE_WORDS = re.compile(r"(?i)\b(s3|gs|gcs|aws|bucket|botocore|google::cloud|curlcode)\b")
+"""What pyarrow says of object stores, whose errors have no number."""
 
 MODEL_HELP = (
     "a run (its folder or name), a bundle or checkpoint (a folder or s3://…), a registered model "
@@ -34,6 +39,7 @@ MODEL_HELP = (
     "format"
 )
 CONFIG_HELP = "a config file, or the name of a shipped recipe (demo, small, original, wikitext2)"
+QUIET_HELP = "print only warnings, errors and the result"
 STAGES = ("corpus", "train", "export", "publish")
 
 
@@ -47,7 +53,10 @@ def main(arguments: list[str] | None = None) -> int:
         command: Callable[[argparse.Namespace], int | None] = options.command
         with _required_signature(getattr(options, "require_signature", None)):
             return command(options) or DONE
-    except BrokenPipeError:
+    except BrokenPipeError as error:
+        if not _has_no_reader(sys.stdout):
+            report_unexpected(error)  # another pipe, or a connection
+            return FAILED
         # The reader of a pipe (elmwright … | head) has seen enough. SIGPIPE itself stays ignored:
         # it would also end a run whose tracking server closes a connection.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -67,6 +76,16 @@ def main(arguments: list[str] | None = None) -> int:
         return code
 
 
+def _has_no_reader(stream: TextIO) -> bool:
+    """Whether what is written there goes nowhere, because whoever read it has gone."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)  # errors and hang-ups are always told
+        return bool(poll.poll(0))
+    except (OSError, ValueError):  # no descriptor: no pipe
+        return False
+
+
 def _tell_stopped(sentence: str) -> None:
     """Say it at the left edge: a terminal has just written ^C there."""
     if sys.stderr.isatty():
@@ -84,7 +103,7 @@ def _ending(error: Exception) -> tuple[int, str]:
         sentence = explain(error, Path(error.filename or "here"))
         if sentence is not None:
             return MISTAKE, f"error: {sentence}"
-        if error.errno is None:  # only object stores fail without a number
+        if error.errno is None and STORE_WORDS.search(str(error)):
             reason = " ".join(str(error).split())[:300]
             return FAILED, (
                 f"failed: the object store does not answer as it should ({reason}); check "
@@ -154,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def with_quiet(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("-q", "--quiet", action="store_true", help="print only warnings")
+        sub.add_argument("-q", "--quiet", action="store_true", help=QUIET_HELP)
 
     sub = add("init", _init, "write a commented config file for your own text")
     sub.add_argument("file", nargs="?", default="my.toml", help="file to write (my.toml)")
@@ -291,7 +310,7 @@ def _verify(options: argparse.Namespace) -> None:
         print(json.dumps({"ok": True, "checked": checked}, indent=1))
     else:
         for line in checked:
-            print(f"ok: {line}")
+            tell(f"ok: {line}")
 
 
 def _check(options: argparse.Namespace) -> None:

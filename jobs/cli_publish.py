@@ -20,6 +20,7 @@ from elmwright.jobs.early import (
     check_folder_output,
     check_text,
 )
+from elmwright.jobs.wording import tell
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url, read_json
 
@@ -129,12 +130,12 @@ def _export(options: argparse.Namespace) -> int | None:
         without_softmax=options.without_softmax,
         force=options.force,
         key=options.sign or "",
-        progress=Console(sys.stderr).progress,
+        progress=Console(sys.stderr, quiet=options.quiet).progress,
     )
     if options.json:
         print(json.dumps({"bundle": str(target), "checked": checked}, indent=1))
-    elif not options.quiet:
-        print(f"wrote {target}: {checked}")
+    else:
+        tell(f"wrote {target}: {checked}")
     return None
 
 
@@ -184,8 +185,8 @@ def _publish(options: argparse.Namespace) -> int | None:
     if options.json:
         found = {"name": name, "version": version, "alias": alias, "uri": registry.uri}
         print(json.dumps(found, indent=1))
-    elif not options.quiet:
-        print(f"{name} version {version}, alias {alias!r}, in {registry.uri}")
+    else:
+        tell(f"{name} version {version}, alias {alias!r}, in {registry.uri}")
     return None
 
 
@@ -221,7 +222,7 @@ def _promote(options: argparse.Namespace) -> None:
     if options.on:
         check_text(options.on)
     registry = _open(options.name, options.to)
-    print(
+    tell(
         promote(
             registry,
             options.name,
@@ -237,7 +238,7 @@ def _rollback(options: argparse.Namespace) -> None:
     from elmwright.jobs.registry import check_alias, rollback
 
     check_alias(options.alias)
-    print(rollback(_open(options.name, options.to), options.name, options.alias))
+    tell(rollback(_open(options.name, options.to), options.name, options.alias))
 
 
 def _versions(options: argparse.Namespace) -> None:

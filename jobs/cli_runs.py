@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from elmwright.jobs.completion import completes, runs
 from elmwright.jobs.ui import add_ui_command
+from elmwright.jobs.wording import tell
 from elmwright.pipeline.errors import Failed, UserError
 
 if TYPE_CHECKING:
@@ -65,8 +66,10 @@ def _runs(options: argparse.Namespace) -> None:
         print(json.dumps([as_data(run) for run in found], indent=1))
         return
     if not found:
-        print(f"there is no run in {options.folder}/ here; 'elmwright run demo' makes one, "
-              "'elmwright jobs' lists those that were submitted")  # fmt: skip
+        tell(
+            f"there is no run in {options.folder}/ here; 'elmwright run demo' makes one, "
+            "'elmwright jobs' lists those that were submitted"
+        )
         return
     for line in as_table(found):
         print(line)
@@ -100,7 +103,7 @@ def _status(options: argparse.Namespace) -> None:
     for line in as_lines(job.submission, state, progress):
         print(line)
     if state.word == "interrupted":
-        print(f"'elmwright resume {options.run}' resumes from the newest checkpoint")
+        tell(f"'elmwright resume {options.run}' resumes from the newest checkpoint")
 
 
 def _status_here(folder: "RunFolder", options: argparse.Namespace) -> None:
@@ -125,7 +128,7 @@ def _status_here(folder: "RunFolder", options: argparse.Namespace) -> None:
         print(line)
     if state.word == "interrupted":
         command = str(lock_text(folder).get("command", "")) or "the command that started it"
-        print(f"'{command}' resumes from there")
+        tell(f"'{command}' resumes from there")
 
 
 def _logs(options: argparse.Namespace) -> int:
@@ -139,7 +142,7 @@ def _logs(options: argparse.Namespace) -> int:
     job = attempts[-1]
     if options.follow:
         state = follow(folder.root if folder else options.run, job, through=True)
-        print(f"-- {job.submission.run} is {state.word}" + (f": {state.why}" if state.why else ""))
+        tell(f"-- {job.submission.run} is {state.word}" + (f": {state.why}" if state.why else ""))
         return 0
     said = read_log(job)
     sys.stdout.write(said)
@@ -148,7 +151,7 @@ def _logs(options: argparse.Namespace) -> int:
     state = state_of(job)
     about = f"{state.word}: {state.why}" if state.why else state.word
     yet = "its log is not there (any more)" if state.ended else "it has said nothing yet"
-    print(f"{job.submission.id} is {about}; {yet}", file=sys.stderr)
+    tell(f"{job.submission.id} is {about}; {yet}", sys.stderr)
     return 1 if state.ended else 0
 
 
@@ -171,7 +174,7 @@ def _logs_here(folder: "RunFolder", follow: bool) -> int:
             time.sleep(POLL_SECONDS)
     if follow:
         sent = submission_here(folder, asked_until(folder))
-        print(f"-- {sent.run} is {state_here(folder, read_progress(sent)).word}")
+        tell(f"-- {sent.run} is {state_here(folder, read_progress(sent)).word}")
     return 0
 
 
@@ -218,7 +221,7 @@ def _checkpoints(options: argparse.Namespace) -> None:
     ]
     for line in checkpoint_table(listed, terminal_width(sys.stdout), verified=options.verify):
         print(line)
-    print(f"in {nearby(folder.checkpoints)}")
+    tell(f"in {nearby(folder.checkpoints)}")
 
 
 def _prune(options: argparse.Namespace) -> None:
@@ -228,18 +231,18 @@ def _prune(options: argparse.Namespace) -> None:
 
     folder = find_run(options.run)
 
-    def tell(found: "list[Removal]") -> None:
+    def announce(found: "list[Removal]") -> None:
         if found and not options.json:
             verb = "Would remove" if options.dry_run else "Removing"
             print(f"{verb} from {nearby(folder.root)}:")
             print("\n".join(as_lines(folder, found)), flush=True)
 
-    found = prune(folder, dry_run=options.dry_run, tell=tell)
+    found = prune(folder, dry_run=options.dry_run, tell=announce)
     total = sum(removal.bytes for removal in found)
     if options.json:
         rows = [{"path": str(r.path), "bytes": r.bytes, "why": r.why} for r in found]
         print(json.dumps({"dry_run": options.dry_run, "bytes": total, "removed": rows}, indent=1))
     elif not found:
-        print(f"{nearby(folder.root)} has nothing to remove")
+        tell(f"{nearby(folder.root)} has nothing to remove")
     else:
         print(f"{size(total)} {'would be freed' if options.dry_run else 'freed'}")

@@ -18,6 +18,7 @@ from elmwright.jobs.early import (
     run_of,
     text_or_corpus,
 )
+from elmwright.jobs.wording import tell
 from elmwright.pipeline.errors import UserError
 
 Extend = Callable[[argparse.ArgumentParser], None]
@@ -139,8 +140,7 @@ def _embed(options: argparse.Namespace) -> None:
         table=options.cache,
         progress=silent if options.quiet else Console(sys.stderr).progress,
     )
-    if not options.quiet:
-        print(sentence)
+    tell(sentence)
 
 
 def _fill_cache(options: argparse.Namespace) -> None:
@@ -150,7 +150,7 @@ def _fill_cache(options: argparse.Namespace) -> None:
         check_file(options.words, "word list")
     from elmwright.jobs.fill_cache import write_table
 
-    print(write_table(options.model, Path(options.output), options.words, force=options.force))
+    tell(write_table(options.model, Path(options.output), options.words, force=options.force))
 
 
 def _numbers(text: str) -> list[float]:
@@ -178,7 +178,7 @@ def _score(options: argparse.Namespace) -> None:
         device=options.device,
         force=options.force,
     )
-    print(sentence, file=sys.stderr)
+    tell(sentence, sys.stderr)
 
 
 def _neighbours(options: argparse.Namespace) -> None:
@@ -209,4 +209,4 @@ def _neighbours(options: argparse.Namespace) -> None:
 
         print(as_table(found, sys.stdout.isatty(), terminal_width(sys.stdout)))
         if page is not None:
-            print(f"\nwrote {page}")
+            tell(f"\nwrote {page}")

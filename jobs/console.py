@@ -40,7 +40,7 @@ class Console:
     def __init__(
         self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Write to `stream`; `quiet` shows only warnings and results."""
+        """Write to `stream`; `quiet` (-q) prints only warnings, errors and the result."""
         self.stream, self.quiet = stream, quiet
         self.live = not quiet and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._clock = clock
@@ -53,7 +53,7 @@ class Console:
         return terminal_width(self.stream)
 
     def say(self, text: str = "") -> None:
-        """Tell the user something, unless only warnings are wanted; it is logged as well."""
+        """Tell the user something, except in quiet mode; it is logged as well."""
         if text:
             log.info(text)
         if not self.quiet:
@@ -180,8 +180,9 @@ def console_for_run(
         with noting(log_file):
             yield Console(stream, quiet=quiet)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for ours in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # a full disk must not hide what happened
+                ours.flush()
         os.dup2(originals[0], 1)
         os.dup2(originals[1], 2)
         for descriptor in (*originals, sink):

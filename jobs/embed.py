@@ -3,7 +3,7 @@
 The text is cut after line ends into pieces of 256 KB. Each becomes a part file beside the output,
 atomically; when all are there they are joined, in order, and the output takes its name. So one
 mechanism serves two purposes: several Ray workers make parts at the same time, and a command that
-was killed finds its parts and goes on, if model, text and options are still the same. The price is
+was killed finds its parts and resumes, if model, text and options are still the same. The price is
 room on the disk for the vectors twice. (However it was made, a file holds the same vectors up to
 rounding, about 1e-6: word types are encoded with those they are met with.)
 
@@ -35,7 +35,7 @@ from elmwright.jobs.sentences import Piece, batches, is_stream, pieces, read_sen
 from elmwright.jobs.signals import stop_signals
 from elmwright.jobs.unknown_words import warn_of_unknown
 from elmwright.jobs.work_folder import alone_in
-from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import Advance, Progress, plural, silent
 from elmwright.pipeline.storage import atomic_file, explained, sync_to_disk, write_atomic
 
@@ -54,7 +54,7 @@ class Recipe:
     batch_size: int = 32
     """Sentences run at a time."""
     carry_state: bool = False
-    """Whether line n goes on with the states of line n − batch_size."""
+    """Whether line n continues the states of line n − batch_size."""
     device: str = "cpu"
     """Where to compute."""
     table: str = ""
@@ -180,7 +180,7 @@ def embed_file(
 
 @contextmanager
 def _work_folder(output: Path, keep: bool = True) -> Iterator[Path]:
-    """The folder of parts, for this process alone; it stays if there are parts to go on from."""
+    """The folder of parts, for this process alone; it stays if there are parts to resume from."""
     work = output.absolute().with_name(f".{output.name}.parts")
     with alone_in(work, output):
         try:
@@ -258,6 +258,10 @@ def _embed_on_ray(
                 address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False,
                 logging_level=logging.WARNING, object_store_memory=128 * 2**20,
             )  # fmt: skip
+    except (SystemExit, KeyboardInterrupt):
+        # SystemExit: Ray's own SIGTERM handler, before we take the signal back.
+        ray.shutdown()
+        raise Interrupted("while Ray was starting; the same command resumes") from None
     except Exception as error:  # Ray raises no narrower one when its own start times out
         reason = str(error).splitlines()[0]
         raise Failed(f"Ray did not start ({reason}); --workers 1 does without it") from error
@@ -278,8 +282,8 @@ def _embed_on_ray(
         raise
     except RayActorError as error:
         raise Failed(
-            "the workers died again and again, perhaps for lack of memory; the same command goes "
-            "on with what is done, best with fewer --workers"
+            "the workers died again and again, perhaps for lack of memory; the same command "
+            "resumes from what is done, best with fewer --workers"
         ) from error
     finally:
         ray.shutdown()

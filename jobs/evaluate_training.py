@@ -1,5 +1,7 @@
 """The evaluations of a training: one now and then, in passing, and the last one, for the card."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from elmwright.jobs.config import RunConfig
@@ -17,6 +19,10 @@ from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.stopping import StopNote
 from elmwright.jobs.training_state import Trainer
 from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.progress import Advance
+
+SCORING_SECONDS = 5.0
+"""Seconds between notes of how far the last evaluation is."""
 
 
 def evaluate_in_passing(
@@ -48,12 +54,13 @@ def evaluate_finally(
     def stopped() -> bool:
         return ranks.rank == 0 and note.found()
 
-    if journal:
-        journal.write("scoring", trainer.step, tokens=planned_tokens(manifest, limit))
+    advance: Advance = _nothing
+    if journal and (planned := planned_tokens(manifest, limit)):
+        advance = _Scoring(journal, trainer.step, planned, ranks.world).advance
     try:
         scores = _evaluate(
             config, trainer, folder, manifest, ranks, journal,
-            max_tokens=limit, probe=PROBE_SENTENCES, stopped=stopped,
+            max_tokens=limit, probe=PROBE_SENTENCES, stopped=stopped, advance=advance,
         )  # fmt: skip
     except EvaluationStopped:
         return None
@@ -61,6 +68,37 @@ def evaluate_finally(
         final = {f"final/{name}": value for name, value in _values(scores).items()}
         journal.write("final", trainer.step, values=final)
     return scores
+
+
+class _Scoring:
+    """Notes in the journal now and then how far the last evaluation is."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        step: int,
+        tokens: int,
+        world: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._journal, self._step, self._tokens, self._world = journal, step, tokens, world
+        self._clock, self._done = clock, 0
+        self._note()
+
+    def advance(self, n: int, _detail: str = "", /) -> None:
+        """This process has scored so many more tokens; the others are about as far."""
+        self._done += n * self._world
+        if self._clock() - self._noted >= SCORING_SECONDS:
+            self._note()
+
+    def _note(self) -> None:
+        self._noted = self._clock()
+        done = min(self._done, self._tokens)
+        self._journal.write("scoring", self._step, tokens=self._tokens, done=done)
+
+
+def _nothing(_n: int, _detail: str = "", /) -> None:
+    """Nobody is told how far it is."""
 
 
 def _evaluate(

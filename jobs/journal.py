@@ -16,9 +16,10 @@ committed they must be on disk (`flush`): what lies behind a checkpoint is never
 
 Records: {"kind": KIND, "step": n, "time": ms, …}, KIND one of begin, step, metrics, eval, scoring,
 final, checkpoint, pruned, warning. "begin" says at which step an attempt begins, and "step" when
-its first few were done: the time left is known early, and the slow first step does not spoil it.
-"scoring" says that the last evaluation has begun, of so many "tokens". The path of a checkpoint is
-relative to the run's folder, so that a run can be moved.
+its steps 1, 5 and 10 were done: the time left is known from the tenth on, however rarely metrics
+are written, and the slow first step does not spoil it. "scoring" says how far the last evaluation
+is: about "done" of "tokens". The path of a checkpoint is relative to the run's folder, so that a
+run can be moved.
 """
 
 import errno
@@ -73,8 +74,8 @@ class Journal:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append a record, unless the journal already holds it: one of this kind and step, of a
-        checkpoint one of the same bytes, of a beginning one of the same attempt. Raises what the
-        guard said of an earlier one."""
+        checkpoint one of the same bytes, of a beginning one of the same attempt, of scoring one
+        that has got as far. Raises what the guard said of an earlier one."""
         if self._refusal is not None:
             raise self._refusal
         record = {"kind": kind, "step": step, "time": int(time.time() * 1000), **values}
@@ -170,7 +171,7 @@ class Journal:
 
 
 def _key(record: Record) -> str:
-    return str(record.get("sha256") or record.get("attempt", ""))
+    return str(record.get("sha256") or record.get("attempt", record.get("done", "")))
 
 
 def complete_end(path: Path) -> int:

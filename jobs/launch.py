@@ -88,14 +88,21 @@ def check_size(config: RunConfig, manifest: Manifest) -> None:
 
 
 def launch(
-    config: RunConfig, folder: RunFolder, console: Console, stopped: Callable[[], bool]
+    config: RunConfig,
+    folder: RunFolder,
+    console: Console,
+    stopped: Callable[[], bool],
+    begun: threading.Event | None = None,
 ) -> None:
-    """Train to the end; raises Interrupted when asked to stop, UserError or the failure else."""
+    """Train to the end; raises Interrupted when asked to stop, UserError or the failure else.
+
+    `begun` is set while processes are training: only then is there something to save.
+    """
     take_back(folder.stop_request)
     clear(folder.result)  # of a shorter training, or of a damaged checkpoint
     restarts, ever_ran, reached, attempt = 0, False, _newest(folder), 0
     with console.bar("training", config.train.max_steps, "steps", PLAIN_SECONDS) as bar:
-        watcher = Watcher(config, folder, console, bar)
+        watcher = Watcher(config, folder, console, bar, begun=begun)
         while True:
             attempt = begin_attempt(folder.attempt, above=attempt)
             watcher.begin_attempt()

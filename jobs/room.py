@@ -112,7 +112,7 @@ def pause(seconds: float, stopped: Callable[[], bool]) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if stopped():
-            raise Interrupted("while the cluster was waited for; the same command goes on")
+            raise Interrupted("while the cluster was waited for; the same command resumes")
         time.sleep(0.1)
 
 

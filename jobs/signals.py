@@ -8,8 +8,9 @@ raises. A second SIGTERM does not: batch systems, and whoever cancels a run twic
 checkpoint that the first one asked for is being written. They kill in the end, if they must.
 
 People press Ctrl-C twice, and the second one must not interrupt the closing of files. So after
-`KeyboardInterrupt` was raised, signals do nothing for `PATIENCE` seconds; a later SIGINT ends the
-process on the spot. Exit code 75 in every case: the same command resumes.
+`KeyboardInterrupt` was raised, or work that was asked to stop has saved, signals do nothing for
+`PATIENCE` seconds; a later SIGINT ends the process on the spot. Exit code 75 in every case: the
+same command resumes.
 
 Nothing here sets a signal to SIG_IGN: processes that are started meanwhile would inherit that.
 """
@@ -26,6 +27,7 @@ from functools import wraps
 from types import FrameType
 from typing import NoReturn, ParamSpec
 
+from elmwright.jobs.wording import tell
 from elmwright.pipeline.errors import Interrupted
 
 PATIENCE = 3.0
@@ -64,7 +66,9 @@ class Stop:
                 signal.signal(number, self._handle)
 
     @contextmanager
-    def saving(self, sentence: str, say: Callable[[str], object]) -> Iterator[None]:
+    def saving(
+        self, sentence: str | Callable[[], str], say: Callable[[str], object]
+    ) -> Iterator[None]:
         """For work that looks at `is_set` and saves: the first signal asks, and `sentence` is said.
 
         By a thread: a handler that prints may meet the main thread in the middle of printing.
@@ -73,7 +77,7 @@ class Stop:
 
         def tell() -> None:
             if news.get():
-                say(sentence)
+                say(sentence if isinstance(sentence, str) else sentence())
 
         thread = threading.Thread(target=tell, name="stopping", daemon=True)
         thread.start()
@@ -96,6 +100,8 @@ class Stop:
                 self._listener.put(True)
             return
         self._raised = time.monotonic()
+        if again and self._listener is None:
+            return  # the work has been saved and the command is closing: no need to raise
         raise KeyboardInterrupt
 
     def _end(self) -> NoReturn:
@@ -141,6 +147,13 @@ def resumable(sentence: str) -> Iterator[None]:
         raise Interrupted(sentence) from None
 
 
+def _flush() -> None:
+    """Write what was printed; the interpreter tries again and tells what is wrong."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
 def stoppable(main: Callable[P, int]) -> Callable[P, int]:
     """A program's main function, whose process ends without noise whenever it is interrupted.
 
@@ -153,13 +166,17 @@ def stoppable(main: Callable[P, int]) -> Callable[P, int]:
     def wrapped(*arguments: P.args, **named: P.kwargs) -> int:
         is_program = not (arguments or named)
         with stop_signals() as stop:
-            code = main(*arguments, **named)
+            try:
+                code = main(*arguments, **named)
+            except KeyboardInterrupt:  # where `main` itself could not catch it
+                code = RESUMABLE
+                with suppress(OSError, ValueError):
+                    tell("stopped: interrupted; nothing is lost", sys.stderr)
             if is_program and stop.is_set():
-                with suppress(OSError):
-                    sys.stdout.flush()
-                    sys.stderr.flush()
+                _flush()
                 os._exit(code)
         if is_program:
+            _flush()  # before a signal may end the process on the spot
             for number in SIGNALS:
                 signal.signal(number, lambda *_: os._exit(code))
         return code

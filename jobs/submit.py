@@ -189,7 +189,7 @@ def cancel(job: Job, *, wait: bool = True) -> State:
     place = _place_of(job)
     state = _state_of(job, place)
     if state.ended:
-        again = f"; 'elmwright resume {run}' goes on" if state.word == "interrupted" else ""
+        again = f"; 'elmwright resume {run}' resumes it" if state.word == "interrupted" else ""
         raise UserError(f"run {run!r} is not running, there is nothing to cancel: it is "
                         f"{state.word}{again}")  # fmt: skip
     place.stop(job)
@@ -226,7 +226,7 @@ def about_resuming(job: Job) -> str:
         return "its folder cannot be seen from here; the job finds its checkpoints itself"
     if not found:
         return "it has no checkpoint yet, so training starts from the beginning"
-    return "it goes on from its newest checkpoint"
+    return "it resumes from its newest checkpoint"
 
 
 def read_log(job: Job) -> str:
@@ -235,7 +235,7 @@ def read_log(job: Job) -> str:
 
 
 def follow(run: str, job: Job, *, through: bool) -> State:
-    """Print what a job says as it says it; `through` goes on with later attempts of the run.
+    """Print what a job says as it says it; `through` continues with later attempts of the run.
 
     `run` is its name or its folder: by the folder, attempts sent from other machines are found.
     """

@@ -56,7 +56,7 @@ from elmwright.pipeline.manifest import Manifest
 
 log = logging.getLogger("elmwright")
 
-EARLY_STEPS = (1, 5)
+EARLY_STEPS = (1, 5, 10)
 """Steps of an attempt that the journal notes besides, for those who wait for the time left."""
 _DROPOUT = 1  # keeps apart draws that share a seed (training_state.py has 2 and 3)
 

@@ -7,13 +7,13 @@ a server that is already there, nothing is started.
 """
 
 import argparse
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -38,8 +38,32 @@ PORTS = 100
 START_SECONDS = 180.0
 """How long MLflow may take to start; a few seconds on a quiet machine."""
 STOP_SECONDS = 10.0
+FLAG_SECONDS = 0.1
+"""How soon a wish to stop is seen."""
 
 Command = Callable[[argparse.Namespace], int | None]
+
+
+class Flag:
+    """What a signal handler may set at any time.
+
+    Not a `threading.Event`: the main thread waits for it, and may hold its lock just then.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, seconds: float = math.inf) -> None:
+        """Until it is set, or for so long."""
+        end = time.monotonic() + seconds
+        while not self._is_set and time.monotonic() < end:
+            time.sleep(FLAG_SECONDS)
 
 
 def add_ui_command(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
@@ -169,7 +193,7 @@ def _open(link: str) -> None:
 
 
 @contextmanager
-def _server(uri: str, port: int, stop: threading.Event) -> Iterator[str]:
+def _server(uri: str, port: int, stop: Flag) -> Iterator[str]:
     """An MLflow server for a database; its address, or nothing if it was stopped before that."""
     address = f"http://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="elmwright-ui-") as folder:
@@ -207,9 +231,7 @@ def _start(uri: str, port: int, folder: Path, output: IO[bytes]) -> subprocess.P
     )  # fmt: skip
 
 
-def _wait_ready(
-    process: subprocess.Popen[bytes], address: str, stop: threading.Event, log: Path
-) -> None:
+def _wait_ready(process: subprocess.Popen[bytes], address: str, stop: Flag, log: Path) -> None:
     end = time.monotonic() + START_SECONDS
     while not stop.is_set() and not _answers(f"{address}/health"):
         if process.poll() is not None or time.monotonic() > end:
@@ -260,16 +282,16 @@ def _free_port(asked: int) -> int:
 
 
 @contextmanager
-def _stoppable() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set: stopping is how this command ends well."""
-    event = threading.Event()
+def _stoppable() -> Iterator[Flag]:
+    """A flag that Ctrl-C and SIGTERM set: stopping is how this command ends well."""
+    flag = Flag()
 
     def handler(_number: int, _frame: FrameType | None) -> None:
-        event.set()
+        flag.set()
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield event
+        yield flag
     finally:
         for number, old in before.items():
             signal.signal(number, old)

@@ -5,6 +5,7 @@ so that a narrow terminal loses only the least of them. Times come from the jour
 not from when they were read: a store may hand them over late and many at once.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -34,8 +35,13 @@ class Watcher:
         console: Console,
         bar: Bar,
         clock: Callable[[], float] = time.monotonic,
+        begun: threading.Event | None = None,
     ) -> None:
-        """What an earlier command has said is known and not said again."""
+        """What an earlier command has said is known and not said again.
+
+        `begun` is set while the processes of an attempt are training.
+        """
+        self._told_begun = begun or threading.Event()
         self._config, self._journal = config, folder.journal
         self._console, self._bar, self._clock = console, bar, clock
         manifest = Manifest.load(folder.corpus)
@@ -57,6 +63,7 @@ class Watcher:
     def begin_attempt(self) -> None:
         """Processes are being started: until they have begun there is nothing to measure."""
         self._begun = False
+        self._told_begun.clear()
 
     def stopping(self) -> None:
         """The user wants to stop."""
@@ -70,6 +77,8 @@ class Watcher:
             self._take(record)
             if record["kind"] == "warning":
                 self._console.warn(record["text"])
+        if self._begun:
+            self._told_begun.set()
         self._show()
 
     def _take(self, record: dict[str, Any]) -> None:
@@ -91,7 +100,7 @@ class Watcher:
             if "train/tokens_per_s" in values:
                 self._speed = f"{values['train/tokens_per_s']:,.0f} tokens/s"
         elif kind == "scoring":
-            self._step, self._scoring = max(self._step, step), counted(record["tokens"], "tokens")
+            self._step, self._scoring = max(self._step, step), _scoring(record)
         elif kind == "eval":
             self._evaluated, self._scoring = True, ""
             self._step = max(self._step, step)
@@ -112,10 +121,10 @@ class Watcher:
 
     def _facts(self) -> list[str]:
         if self._stopping:
-            return ["saving a checkpoint"]
+            return ["saving a checkpoint" if self._begun else "stopping"]
         if not self._begun:
             return [self._starting()]
-        if not (self._loss or self._held_out):
+        if not (self._loss or self._held_out) and self._pace.left(0.0) is None:
             return ["computing the first steps"]
         tokens = self._step * self._config.train.tokens
         facts = [self._held_out, self._loss, self._speed]
@@ -124,7 +133,7 @@ class Watcher:
         if self._step < self._repeats:
             facts.insert(0, f"repeating the steps up to {self._repeats:,}")
         elif self._scoring:
-            facts.insert(0, f"scoring {self._scoring} of held-out text")
+            facts.insert(0, self._scoring)
         elif self._evaluating():
             facts.insert(0, "scoring held-out text")
         return list(filter(None, facts))
@@ -146,3 +155,11 @@ class Watcher:
             return False
         expected = 1.5 * pace * (following - self._step)
         return self._clock() - self._seen > expected + LATE_SECONDS
+
+
+def _scoring(record: dict[str, Any]) -> str:
+    """How far the last evaluation is."""
+    done, tokens = record.get("done", 0), record["tokens"]
+    if not done:
+        return f"scoring {counted(tokens, 'tokens')} of held-out text"
+    return f"scoring held-out text: {100 * done // tokens} %"

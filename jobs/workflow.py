@@ -6,8 +6,10 @@ run that was killed anywhere is resumed by the same command, and a finished one 
 without importing Ray, torch or MLflow.
 """
 
+import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from elmwright.jobs.bundle import SUMS, is_whole, verify_bundle
@@ -42,7 +44,7 @@ def run(
 ) -> dict[str, Any]:
     """Do every stage up to `until` that is not done yet; what there is at the end.
 
-    `quiet` keeps standard output free, `brief` says nothing but warnings.
+    `quiet` keeps standard output free; `brief` (-q) prints only warnings, errors and the result.
     """
     folder = open_run_folder(config)
     wanted = STAGES[: STAGES.index(until) + 1]
@@ -161,15 +163,17 @@ def _do(
                 console.progress(name, 1, ""),
             ):
                 stack.enter_context(ray_cluster(config, folder, stop.take, stop.is_set))
-            _stop_here(stop)
+            _stop_here(stop, before=pending)
             if "corpus" in pending:
                 with stop.saving(f"stopping: tasks at work may finish {AGAIN}", console.say):
                     _corpus(config, folder, console, stop)
-            _stop_here(stop)
+            later = tuple(stage for stage in pending if stage != "corpus")
+            _stop_here(stop, before=later)
             if "train" in pending:
-                with stop.saving(f"stopping: saving a checkpoint first {AGAIN}", console.say):
-                    _train(config, folder, console, stop)
-    _stop_here(stop)
+                begun = threading.Event()
+                with stop.saving(partial(stopping_sentence, begun), console.say):
+                    _train(config, folder, console, stop, begun)
+    _stop_here(stop, before=tuple(stage for stage in pending if stage in ("export", "publish")))
     if "export" in pending:
         from elmwright.jobs.export import export
 
@@ -178,7 +182,7 @@ def _do(
             if folder.remote:
                 _share_bundle(folder)
         console.say(f"Bundle written and checked: {checks}")
-    _stop_here(stop)
+    _stop_here(stop, before=tuple(stage for stage in pending if stage == "publish"))
     if "publish" in pending:
         from elmwright.jobs.publish import publish
 
@@ -255,7 +259,14 @@ def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: Stop) 
         )
 
 
-def _train(config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
+def stopping_sentence(begun: threading.Event) -> str:
+    """What is said when training is asked to stop: before it has begun nothing is saved."""
+    return f"stopping: saving a checkpoint first {AGAIN}" if begun.is_set() else f"stopping {AGAIN}"
+
+
+def _train(
+    config: RunConfig, folder: RunFolder, console: Console, stop: Stop, begun: threading.Event
+) -> None:
     from elmwright.jobs.check_mlflow import check_server
     from elmwright.jobs.launch import launch
     from elmwright.jobs.tracking import Tracker, tracking_uri
@@ -268,16 +279,16 @@ def _train(config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -
     tracker.start()
     status = "FAILED"
     try:
-        launch(config, folder, console, stop.is_set)
+        launch(config, folder, console, stop.is_set, begun)
         status = "FINISHED"
     except Interrupted:
         status = "KILLED"
         raise
     finally:
-        if stop.is_set():
+        if stop.is_set() and status != "FINISHED":
             status = "KILLED"
         if not stop.raised:  # else nobody may be kept waiting, and the next command sends the rest
-            problem = tracker.finish(status, CLOSING if status == "KILLED" else 60.0)
+            problem = tracker.finish(status, CLOSING if stop.is_set() else 60.0)
             if problem and status != "KILLED":
                 console.warn(problem)
 
@@ -298,7 +309,10 @@ def _catch_up(config: RunConfig, folder: RunFolder) -> None:
         )
 
 
-def _stop_here(stop: Stop) -> None:
-    """Between stages there is nothing to save: what is done is on disk."""
-    if stop.is_set():
+def _stop_here(stop: Stop, *, before: tuple[str, ...]) -> None:
+    """Between stages there is nothing to save: what is done is on disk.
+
+    After the last stage that was asked for there is nothing to stop, either.
+    """
+    if before and stop.is_set():
         raise Interrupted("between two stages; the same command resumes from there")

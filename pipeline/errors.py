@@ -16,4 +16,4 @@ class Interrupted(Exception):  # noqa: N818 - a state, not a mistake
 
 
 class Failed(Exception):  # noqa: N818 - the end of a run, told in a sentence
-    """The run could not go on, by no mistake of the user's (exit code 1); details are logged."""
+    """The run could not continue, by no mistake of the user's (exit code 1); details are logged."""

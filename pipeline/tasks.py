@@ -4,7 +4,7 @@ A task is a stage (a plain function) and its arguments. Its *digest* is taken ov
 output files are named by it, relative to the work folder; the outputs of other tasks among its
 arguments are such names. So a name stands for its whole history: whatever changed, a setting, an
 input file, a task further up, gives another name, and what did not change is found already done.
-That is all there is to going on after a kill, and to building again after a change.
+That is all there is to resuming after a kill, and to building again after a change.
 
 A task that is done leaves a completion mark, a small JSON file with its report; one whose mark is
 there is not run again. Ray runs a task again if its worker dies, we run it again if a store drops
@@ -181,6 +181,9 @@ class Runner:
                         words += reports[number]["report"].get("words", 0)
                         rate = words / max(0.001, time.monotonic() - started)
                         advance(1, f"{rate:,.0f} words/s" if words else "")
+            except KeyboardInterrupt:  # pressed again: whoever did that does not want to wait
+                self._recall(running, wait=False)
+                raise
             except BaseException:
                 self._recall(running)
                 raise
@@ -208,7 +211,7 @@ class Runner:
     def _mark(self, one: Task) -> str:
         return files.join(self.work, f"{one.out}{_MARK}")
 
-    def _recall(self, running: Collection[Any]) -> None:
+    def _recall(self, running: Collection[Any], *, wait: bool = True) -> None:
         """Let queued tasks end before they begin, and give those at work a moment to finish.
 
         Not by `ray.cancel`: in Ray 2.60 a task that ends while it is cancelled brings down the
@@ -218,6 +221,8 @@ class Runner:
 
         with suppress(OSError, UserError):
             files.write_bytes(self.recall, b"")
+        if not wait:
+            return  # the note stays for tasks in the queue; `prune` removes it
         if running:
             ray.wait(list(running), num_returns=len(running), timeout=PATIENCE)
         with suppress(OSError, UserError):

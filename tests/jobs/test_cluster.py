@@ -126,7 +126,7 @@ def test_cancelled_and_resumed_ends_identical(cluster: Cluster, undisturbed: Pat
     before = cluster.status("stopped")
     assert 20 < before["progress"]["checkpoint_step"] < STEPS
     assert "training is at step" in cluster.run("logs", "stopped")
-    assert "goes on from its newest checkpoint" in cluster.run("resume", "stopped", "--follow")
+    assert "resumes from its newest checkpoint" in cluster.run("resume", "stopped", "--follow")
     after = cluster.status("stopped")
     assert after["state"] == "finished"
     assert after["id"] != before["id"]

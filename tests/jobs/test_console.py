@@ -77,3 +77,24 @@ def test_a_listener_who_leaves_does_not_end_the_run(tmp_path: Path) -> None:
     os.close(writing)
     assert done.returncode == 0, done.stderr
     assert "All sheep are counted." in log.read_text()
+
+
+def test_a_log_on_a_full_disk_does_not_hide_what_happened(tmp_path: Path) -> None:
+    """What a library has printed is still in Python's buffer, and cannot be written."""
+    script = """
+import sys
+from pathlib import Path
+from elmwright.jobs.console import console_for_run
+try:
+    with console_for_run(Path("/dev/full")) as console:
+        sys.stdout.write("a library prints")
+        raise KeyError("what happened")
+except KeyError as error:
+    print(error, file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )  # fmt: skip
+    assert "'what happened'\n" in done.stderr
+    assert "OSError" not in done.stderr.partition("'what happened'\n")[0]

@@ -249,7 +249,7 @@ def test_a_signal_before_the_command_is_imported_is_one_sentence(
     process = subprocess.Popen(
         [sys.executable, "-c", "import sys; from elmwright.jobs.program import main; "
          "sys.exit(main())"],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     for _ in range(1000):
         if mark.exists() or process.poll() is not None:
@@ -258,4 +258,100 @@ def test_a_signal_before_the_command_is_imported_is_one_sentence(
     assert mark.exists(), process.communicate()
     process.send_signal(number)
     said = process.communicate(timeout=10)[1]
-    assert (process.returncode, said) == (75, "\rstopped: before anything was done\n")
+    assert (process.returncode, said) == (75, b"\rstopped: before anything was done\n")
+
+
+CLOSES_AFTER_SAVING = """
+import time
+from elmwright.jobs import signals
+signals.PATIENCE = 0.5
+@signals.stoppable
+def main():
+    with signals.stop_signals() as stop:
+        with stop.saving("stopping: saving first", lambda text: None):
+            print("up", flush=True)
+            while not stop.is_set():
+                time.sleep(0.01)
+    print("closing", flush=True)
+    time.sleep({seconds})
+    print("closed", end="")
+    return 75
+main()
+"""
+
+
+@pytest.mark.parametrize(("seconds", "closed"), [(0.4, True), (30, False)])
+def test_work_that_has_saved_may_tell_and_close_whatever_is_pressed(
+    seconds: float, closed: bool
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLOSES_AFTER_SAVING.format(seconds=seconds)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "closing\n"
+    process.send_signal(signal.SIGINT)
+    if not closed:
+        time.sleep(0.8)
+        process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=10)
+    assert process.returncode == 75
+    assert "Traceback" not in error
+    assert (out == "closed") == closed, error
+    assert ("stopped: at once" in error) != closed
+
+
+BETWEEN_STAGES = """
+import time
+from elmwright.jobs.signals import stop_signals
+with stop_signals() as stop:
+    with stop.saving("stopping", lambda text: None):
+        pass
+    try:
+        print("up", flush=True)
+        time.sleep(30)
+    except KeyboardInterrupt:
+        print("raised")
+"""
+
+
+def test_a_signal_between_two_stages_raises_if_none_came_before() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BETWEEN_STAGES], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=10)[0] == "raised\n"
+
+
+ENDS = """
+import os, signal, sys
+from elmwright.jobs import signals
+@signals.stoppable
+def main():
+    print("the result")  # into the buffer of a pipe
+    if {outside}:
+        os.kill(os.getpid(), signal.SIGINT)
+    return 0
+code = main()
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize(
+    ("outside", "expected"),
+    [(False, (0, "")), (True, (75, "stopped: interrupted; nothing is lost\n"))],
+)
+def test_an_interrupt_that_nobody_catches_and_one_at_the_very_end_lose_no_output(
+    outside: bool, expected: tuple[int, str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS.format(outside=outside)],
+        capture_output=True, text=True, check=False, timeout=20,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )  # fmt: skip
+    assert done.stdout == "the result\n"
+    assert (done.returncode, done.stderr) == expected

@@ -410,3 +410,25 @@ def test_a_pipe_that_fails_leaves_nothing_and_is_called_standard_input(
             embed_file(str(model), "-", tmp_path / "out.npz")
         assert "stdin." not in str(refused.value)
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("raised", [SystemExit(15), KeyboardInterrupt()])
+def test_a_signal_while_ray_starts_is_resumable(
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    raised: BaseException,
+) -> None:
+    """Ray takes SIGTERM while it starts, and ends the process with its number."""
+    import ray
+
+    def init(**_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(ray, "init", init)
+    command = ["embed", str(model), str(text), "-o", str(tmp_path / "o.npz"), "--workers", "2"]
+    assert main(command) == 75
+    said = capsys.readouterr().err
+    assert said.endswith("stopped: while Ray was starting; the same command resumes\n")

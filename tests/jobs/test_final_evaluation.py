@@ -19,6 +19,7 @@ from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints
 from elmwright.jobs.evaluate import evaluate, evaluate_probe, final_limit
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.export import export_run
+from elmwright.jobs.journal import read_journal
 from elmwright.jobs.score import Scorer
 from elmwright.jobs.stopping import ask_to_stop
 from elmwright.jobs.train import train
@@ -203,6 +204,32 @@ def test_asked_to_stop_in_the_last_evaluation_it_saves_and_evaluates_when_resume
     train(config, run, begin_attempt(run.attempt), Ranks())
     for key in ("checkpoint_sha256", "evaluation", "probe"):
         assert (read_json(run.result) or {})[key] == (read_json(whole.result) or {})[key]
+
+
+def test_the_journal_says_now_and_then_how_far_the_last_evaluation_is(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate_training, "SCORING_SECONDS", 0.0)
+    config, run = prepare(tmp_path, corpus, train_max_steps=2)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    records = [record for record, _ in read_journal(run.journal, 0) if record["kind"] == "scoring"]
+    tokens = (read_json(run.result) or {})["evaluation"]["heldout"]["tokens"]
+    done = [record["done"] for record in records]
+    assert {(record["step"], record["tokens"]) for record in records} == {(2, tokens)}
+    assert done == sorted(set(done))
+    assert (done[0], done[-1]) == (0, tokens)
+    assert len(done) > 3
+
+
+def test_where_nothing_is_held_out_nothing_is_said_to_be_scored(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate_training, "planned_tokens", lambda *_: 0)
+    config, run = prepare(tmp_path, corpus, train_max_steps=2)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    kinds = {record["kind"] for record, _ in read_journal(run.journal, 0)}
+    assert "scoring" not in kinds
+    assert "begin" in kinds
 
 
 def test_verify_counts_every_byte(trained: Path, bundle: Path) -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from elmwright.jobs import ui
 from elmwright.jobs.cli import main
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.layout import RunFolder
@@ -214,3 +216,17 @@ def test_a_browser_shows_charts_in_order_and_a_clean_console(
         assert "sha256" not in text
         ours = [one for one in browser.problems if not any(word in one for word in NOT_OURS)]
         assert ours == []
+
+
+def test_a_signal_while_it_waits_never_meets_a_lock() -> None:
+    """`Event.set` in a handler can wait for ever for the lock that the waiting thread holds."""
+    with ui._stoppable() as stop:
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.start()
+        begun = time.monotonic()
+        stop.wait(0.05)
+        assert not stop.is_set()
+        stop.wait()
+        assert stop.is_set()
+        assert 0.1 < time.monotonic() - begun < 2
+        assert not isinstance(stop, threading.Event)

@@ -2,15 +2,18 @@
 
 import io
 import json
+import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
-from elmwright.jobs import cluster, launch, tracking, workflow
+from elmwright.jobs import cli, cluster, launch, tracking, workflow
 from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints, verify_checkpoint
 from elmwright.jobs.cli import main
 from elmwright.jobs.config import RunConfig
@@ -18,10 +21,11 @@ from elmwright.jobs.config_file import load_config
 from elmwright.jobs.console import Console
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.signals import Stop
 from elmwright.jobs.stopping import ask_to_stop
 from elmwright.jobs.tracking import is_caught_up
 from elmwright.jobs.train import train
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.files import read_json
 from tests.jobs.test_train import prepare
 
@@ -205,8 +209,82 @@ def test_a_server_that_was_down_gets_everything_when_it_is_back(
     assert is_caught_up(config, flow.folder)
 
 
+class Asked(Stop):
+    """As if a signal had come at the last moment."""
+
+    def is_set(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("left", "stops"), [((), False), (("publish",), True), (("export", "publish"), True)]
+)
+def test_after_the_last_stage_there_is_nothing_to_stop(left: tuple[str, ...], stops: bool) -> None:
+    with pytest.raises(Interrupted) if stops else nullcontext():
+        workflow._stop_here(Asked(), before=left)
+
+
+def test_a_run_asked_to_stop_in_the_last_moment_of_its_last_stage_is_done(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(*arguments: Any) -> None:
+        Flow.fit(flow, *arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(launch, "_fit", fit)
+    found = workflow.run(load_config(str(flow.path)), until="train")
+    assert found["train"]["step"] == 20
+    database = f"sqlite:///{flow.folder.mlflow / 'mlflow.db'}"
+    state = read_json(flow.folder.tracking) or {}
+    assert MlflowClient(database).get_run(state["run_id"]).info.status == "FINISHED"
+
+
 def test_a_closed_connection_stays_an_exception(capsys: pytest.CaptureFixture[str]) -> None:
     """With SIGPIPE at its default, a tracking server that hangs up would end the whole run."""
     assert main(["config"]) == 0
     assert "demo" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("When reading key 'a' in bucket 'b': AWS Error NETWORK_CONNECTION", "the object store"),
+        ("Could not resolve s3 endpoint", "the object store"),
+        ("cannot identify this file", "an unexpected error (OSError: cannot identify this file)"),
+    ],
+)
+def test_only_errors_that_speak_of_a_store_are_blamed_on_it(
+    text: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ELMWRIGHT_CACHE", str(tmp_path))
+
+    def fail(*_: object) -> None:
+        raise OSError(text)
+
+    monkeypatch.setattr(cli, "_config", fail)
+    assert main(["config"]) == 1
+    assert capsys.readouterr().err.startswith(f"failed: {said}")
+
+
+def test_a_connection_that_breaks_is_no_reader_that_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(cli, "_config", fail)
+    monkeypatch.setenv("ELMWRIGHT_CACHE", str(tmp_path))
+    assert main(["config"]) == 1
+    assert capsys.readouterr().err.startswith("failed: an unexpected error (BrokenPipeError")
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        assert not cli._has_no_reader(stream)
+        os.close(reading)
+        assert cli._has_no_reader(stream)
+        monkeypatch.setattr("sys.stdout", stream)
+        assert main(["config"]) == 0

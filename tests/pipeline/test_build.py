@@ -22,7 +22,7 @@ import pyarrow
 import pytest
 import webdataset
 
-from elmwright.pipeline import build, harvest
+from elmwright.pipeline import build, harvest, tasks
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Pieces, ShardsConfig
 from elmwright.pipeline.current import corpus_key, is_current
 from elmwright.pipeline.errors import Interrupted, UserError
@@ -418,3 +418,34 @@ def test_a_stage_of_copies_is_filled_piece_by_piece(tmp_path, corpus, monkeypatc
         settings = replace(corpus, dedup=dedup, dedup_lines=lines)
         make(tmp_path / dedup, settings)
         assert before[1] - before[0] == count_pieces(settings, True) - 1, dedup
+
+
+def test_pressed_twice_nobody_waits_for_tasks_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note for tasks in the queue stays, and the next build removes it."""
+    import ray
+
+    waited: list[float] = []
+
+    class Remote:
+        def remote(self, *_: object) -> object:
+            return object()
+
+    def wait(references: list[object], *, timeout: float, num_returns: int = 1) -> object:
+        waited.append(timeout)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tasks, "_remote", Remote)
+    monkeypatch.setattr(ray, "wait", wait)
+    runner = Runner(str(tmp_path / "work"), build.silent, 2, lambda: False)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run("stage", [task("stage", run_nothing)])
+    assert waited == [0.5]
+    assert Path(runner.recall).exists()
+    runner.prune()
+    assert not Path(runner.recall).exists()
+
+
+def run_nothing(*_: object) -> dict[str, Any]:
+    return {}

@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from elmwright.jobs.console import Console
 from elmwright.jobs.listing import checkpoint_table, funnel_table, table
 from elmwright.jobs.pace import Pace, StepPace
+from elmwright.jobs.train import EARLY_STEPS
+from elmwright.jobs.watching import Watcher
 from elmwright.jobs.wording import (
     counted,
     duration,
@@ -21,6 +24,7 @@ from elmwright.jobs.wording import (
     wrap,
 )
 from elmwright.pipeline.progress import plural, stage
+from tests.terminal.scenes import SPEED, Training
 from tests.terminal.test_screens import ROOT
 
 LONG = "gopher_repetition.max_duplicate_paragraph_characters"
@@ -157,6 +161,25 @@ def test_the_pace_of_steps_forgives_a_slow_start_a_pause_and_counts_evaluations(
     assert pace.evaluations_left == 9
     assert pace.left(0.0) == pytest.approx(900 * 0.5 + 9 * 20.0)
     assert pace.left(10.0) == pytest.approx(900 * 0.5 + 9 * 20.0 - 10)
+
+
+def test_the_time_left_is_known_from_the_tenth_step_however_rare_the_metrics_are(
+    tmp_path: Path,
+) -> None:
+    """tracking.every_steps = 100: the journal has the early steps alone."""
+    run = Training(tmp_path)
+    console = Console(io.StringIO(), clock=run.clock)
+    with console.bar("training", 1000, "steps") as bar:
+        watcher = Watcher(run.config, run.folder, console, bar, run.clock)
+        run.write("begin", 0, attempt=1)
+        run.clock.now += 40 * SPEED
+        for before, step in pairwise((1, *EARLY_STEPS)):
+            run.clock.now += (step - before) * SPEED
+            run.write("step", step, attempt=1)
+        watcher.look()
+        assert bar.left == pytest.approx(990 * SPEED, abs=1)
+        assert bar.facts == ("epoch 2.00",)
+        bar.complete()
 
 
 def test_a_stage_of_several_pieces_is_one_bar_that_never_goes_back() -> None:

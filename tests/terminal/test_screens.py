@@ -27,6 +27,9 @@ def play(name: str, folder: Path, columns: int = 80, **environment: str) -> Seen
         if name == "interrupt" and "210/1,000" in frame and not pressed:
             pressed.append(frame)
             terminal.press(b"\x03")
+        if name == "interrupt_early" and "starting 2 processes" in frame and not pressed:
+            pressed.append(frame)
+            terminal.press(b"\x03")
 
     home = folder / "home"
     home.mkdir()
@@ -75,6 +78,8 @@ def test_training_is_two_lines(columns: int, tmp_path: Path) -> None:
         seen.frame(" 10/1,000"),
         seen.frame("630/1,000"),
         seen.frame("990/1,000", "scoring held-out text"),
+        seen.frame("scoring 24.3 k tokens of held-out text"),
+        seen.frame("scoring held-out text: 40 %"),
         seen.frame("Training is done."),
     ]
     check_fits(seen, columns)
@@ -114,6 +119,26 @@ def test_ctrl_c_is_answered_and_ends_in_a_sentence(columns: int, tmp_path: Path)
     check_fits(seen, columns)
     assert "^C" not in seen.last
     check_snapshot("interrupt", columns, [re.sub(r"\d+ s$", "N s", seen.last, flags=re.M)])
+
+
+def test_before_training_has_begun_there_is_nothing_to_save(tmp_path: Path) -> None:
+    seen = play("interrupt_early", tmp_path)
+    seen.frame("stopping (Ctrl-C again ends at once)")
+    assert "saving" not in seen.everything
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_sentence_of_another_command_is_broken_between_words(
+    columns: int, tmp_path: Path
+) -> None:
+    seen = play("export", tmp_path, columns)
+    assert seen.code == 0, seen.last
+    check_fits(seen, columns)
+    assert len(seen.last.split("\n")) > 1
+    assert " ".join(seen.last.split()) == (
+        "wrote bundle: 2,000 held-out sentences score as the trainer says, all layers of 20 "
+        "sentences agree"
+    )
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
