@@ -12,7 +12,7 @@ from typing import Any
 from elmwright import __version__
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
-from elmwright.jobs.runbook import submissions_in
+from elmwright.jobs.runbook import left_in
 from elmwright.jobs.wheel import content_version, package_files
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
@@ -134,7 +134,7 @@ def submitted_git(run: str) -> dict[str, Any] | None:
     """
     own = content_version(package_files())
     try:
-        jobs = submissions_in(run)
+        jobs = left_in(run)  # of a copy too: its training may have been the original's
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None  # a note that cannot be read must not keep a trained model from its bundle
     for job in reversed(jobs):

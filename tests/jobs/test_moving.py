@@ -368,6 +368,11 @@ def test_a_folder_tells_its_scratch_and_corpus_wherever_it_is_asked_from(
     assert found.corpus == str(tmp_path / "project" / "corpora" / "one")
     (root / "config.json").write_text(json.dumps({"run": {"dir": "x", "scratch": "/fast/disk"}}))
     assert RunFolder.at(root).scratch == Path("/fast/disk")
+    relative = {"run": {"dir": "runs/tiny", "scratch": "cache"}}
+    (root / "config.json").write_text(json.dumps(relative))
+    assert RunFolder.at(root).scratch == tmp_path / "project" / "cache"
+    moved = root.rename(tmp_path / "alone")
+    assert RunFolder.at(moved).scratch == moved / "scratch", "not a folder of whoever asks"
 
 
 def test_looking_for_a_move_is_quick(tmp_path: Path, empty_database: Path) -> None:
