@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from elmwright.jobs.hiding import hide
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json, write_json
 
@@ -40,7 +41,7 @@ def about() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "command": " ".join(["elmwright", *sys.argv[1:]]),
+        "command": " ".join(["elmwright", *map(hide, sys.argv[1:])]),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
 

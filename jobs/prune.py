@@ -10,8 +10,8 @@ What goes:
 What stays is all that resuming, reproducing and using the run need: the corpus and its frozen
 sources, the other checkpoints, journal, bundle, MLflow, logs. A corpus in another folder
 (`corpus.dir`) may be other runs' too and is left alone, and so is a scratch folder elsewhere
-(`run.scratch`): any folder may have been named there, such as /tmp. If the newest checkpoint is damaged, no
-checkpoint is removed, because the run may have to resume from an older one.
+(`run.scratch`): any folder may have been named there, such as /tmp. If the newest checkpoint is
+damaged, no checkpoint is removed, because the run may have to resume from an older one.
 
 The run's lock is held meanwhile, so nothing is removed under a run that is running.
 """
