@@ -20,7 +20,7 @@ from typing import Any
 from elmwright.jobs import runbook
 from elmwright.jobs.config_file import RECIPES, load_config
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.lease import about, holder
+from elmwright.jobs.lease import about, holder, is_held
 from elmwright.jobs.submission import Job
 from elmwright.jobs.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
@@ -169,7 +169,7 @@ def user_of(folder: RunFolder) -> str:
     """
     said = lock_text(folder)
     if folder.remote:
-        return holder(said) if said.get("owner") else ""
+        return holder(said) if is_held(join(folder.root, "run.lock")) else ""
     return holder(said) if is_locked(Path(folder.root, "run.lock")) else ""
 
 
