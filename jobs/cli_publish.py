@@ -151,13 +151,16 @@ def _is_config(text: str) -> bool:
 
 
 def _publish(options: argparse.Namespace) -> int | None:
-    from elmwright.jobs.find_registry import registry_of
+    from elmwright.jobs.find_registry import registry_of, run_of_bundle
     from elmwright.jobs.find_run import find_run, is_name, is_run
 
     given = options.config
     bundle, name, alias = Path(given), options.name, options.alias
+    run = ""
     if is_run(given) or (not bundle.is_dir() and not _is_config(given) and is_name(given)):
-        bundle, own = _bundle_of(find_run(given))
+        found = find_run(given)
+        run = found.root
+        bundle, own = _bundle_of(found)
         name = name or own.get("name")
         alias = alias or own.get("alias")
     elif not bundle.is_dir():
@@ -176,15 +179,15 @@ def _publish(options: argparse.Namespace) -> int | None:
     from elmwright.pipeline.progress import counting_bytes
 
     check_name(name)
-    registry = open_registry(registry_of(name, options.to, bundle))
+    registry = open_registry(registry_of(name, options.to, run or run_of_bundle(bundle)))
     alias = alias or CANDIDATE
     progress = Console(sys.stderr, quiet=options.quiet).progress
     total = 2 * bundle_bytes(bundle)
     with progress("publishing", total, "bytes") as advance, counting_bytes(advance):
         version = publish_bundle(registry, bundle, name, alias, force=options.force)
     if options.json:
-        found = {"name": name, "version": version, "alias": alias, "uri": registry.uri}
-        print(json.dumps(found, indent=1))
+        made = {"name": name, "version": version, "alias": alias, "uri": registry.uri}
+        print(json.dumps(made, indent=1))
     else:
         tell(f"{name} version {version}, alias {alias!r}, in {registry.uri}")
     return None

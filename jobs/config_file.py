@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elmwright.jobs.config import CONFIG_VERSION, RunConfig
+from elmwright.jobs.hiding import hide
 from elmwright.jobs.wording import did_you_mean
 from elmwright.pipeline.config import Source, as_settings
 from elmwright.pipeline.errors import UserError
@@ -306,7 +307,7 @@ def _check(config: RunConfig) -> None:
     if uri and not re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri):
         raise _BadKey(
             "tracking.uri",
-            f"{uri!r} is not an MLflow server (http://…) or database (sqlite:///…)",
+            f"{hide(uri)!r} is not an MLflow server (http://…) or database (sqlite:///…)",
         )
     remote = config.cluster.address not in ("", "local")
     if remote and (not uri or uri.startswith("sqlite")):

@@ -28,6 +28,7 @@ from elmwright.jobs.cluster import local_cpus
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from, load_config
 from elmwright.jobs.entry import check_names, missing_dependencies
+from elmwright.jobs.hiding import hide
 from elmwright.jobs.kubernetes import Kubernetes
 from elmwright.jobs.ray_jobs import RayCluster, Unreachable, check_nodes
 from elmwright.jobs.ray_token import find_token
@@ -175,7 +176,8 @@ def _look_at_config(submission: Submission, config: RunConfig) -> list[Finding]:
         except UserError as error:
             silent = str(error)
         server = config.tracking.uri.startswith("http")
-        good = f"MLflow at {config.tracking.uri} answers" if server else "MLflow's driver is there"
+        shown = hide(config.tracking.uri)
+        good = f"MLflow at {shown} answers" if server else "MLflow's driver is there"
         text = silent or good
         found.append((silent is None, f"{platform.node()}: {text}"))
     return found

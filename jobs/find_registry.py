@@ -12,10 +12,11 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from elmwright.jobs.find_run import RUNS, runs_in
+from elmwright.jobs.find_run import RUNS, is_run, runs_in
+from elmwright.jobs.layout import from_project
 from elmwright.jobs.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import read_json
+from elmwright.pipeline.files import is_url, join, read_json
 
 WHICH = (
     "say --to http://… (MLflow), a folder or s3://…, or set MLFLOW_TRACKING_URI, for example to "
@@ -23,19 +24,14 @@ WHICH = (
 )
 
 
-def registry_of(
-    name: str, said: str | None = "", bundle: Path | None = None, *, quiet: bool = False
-) -> str:
-    """The registry to use for the model `name`: the one that was said, MLFLOW_TRACKING_URI, or
-    that of the runs here. A `bundle` of a name nobody knows goes to the registry of its run."""
+def registry_of(name: str, said: str | None = "", run: str = "", *, quiet: bool = False) -> str:
+    """The registry to use for the model `name`: the one that was said, MLFLOW_TRACKING_URI, that
+    of the `run` which it comes from, or that of the runs here which knows it."""
     uri = said or os.environ.get("MLFLOW_TRACKING_URI", "")
     if uri:
         return uri
-    known = registries_here()
-    knowing = [uri for uri, names in known.items() if name in names]
-    if not knowing and bundle is not None:
-        own = _registry_of_bundle(bundle)
-        knowing = [own] if own else []
+    known = {} if run else registries_here()
+    knowing = [registry_of_run(run)] if run else [u for u, names in known.items() if name in names]
     if len(knowing) == 1:
         if not quiet:
             print(f"note: using the registry {short(knowing[0])}", file=sys.stderr)
@@ -59,7 +55,7 @@ def registries_here(folder: str | Path = RUNS) -> dict[str, set[str]]:
     """The registry of each run in a folder that has models, and their names."""
     found: dict[str, set[str]] = {}
     for run in runs_in(folder):
-        uri = _registry_of_run(run)
+        uri = registry_of_run(str(run))
         names = found.setdefault(uri, set())
         published = read_json(run / "published.json") or {}
         if published.get("name"):
@@ -68,16 +64,24 @@ def registries_here(folder: str | Path = RUNS) -> dict[str, set[str]]:
     return {uri: names for uri, names in found.items() if names}
 
 
-def _registry_of_run(run: Path) -> str:
-    settings = read_json(run / "config.json") or {}
+def registry_of_run(run: str) -> str:
+    """The registry that a run's config names, or its own; a relative file means the project's."""
+    root = run if is_url(run) else str(Path(run).resolve())
+    settings = read_json(join(root, "config.json")) or {}
     said = str(settings.get("tracking", {}).get("uri") or "")
-    return said or f"sqlite:///{run.resolve() / 'mlflow' / 'mlflow.db'}"
+    if not said:
+        return f"sqlite:///{join(root, 'mlflow', 'mlflow.db')}"
+    scheme, three, place = said.partition(":///")
+    if scheme == "sqlite" and three:
+        home = str(settings.get("run", {}).get("dir") or "")
+        return f"sqlite:///{from_project(root, home, place)}"
+    return said
 
 
-def _registry_of_bundle(bundle: Path) -> str:
-    """The registry of the run that a bundle is in, if it is in one."""
+def run_of_bundle(bundle: Path) -> str:
+    """The folder of the run that a bundle is in; empty if it is in none."""
     run = bundle.resolve().parent
-    return _registry_of_run(run) if run in [path.resolve() for path in runs_in(run.parent)] else ""
+    return str(run) if is_run(run) else ""
 
 
 def models_in(uri: str) -> set[str] | None:

@@ -20,7 +20,7 @@ from typing import Any
 from elmwright.jobs import runbook
 from elmwright.jobs.config_file import RECIPES, load_config
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.lease import about, holder
+from elmwright.jobs.lease import about, holder, is_held
 from elmwright.jobs.submission import Job
 from elmwright.jobs.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
@@ -65,7 +65,7 @@ def is_run(folder: str | Path) -> bool:
 
 def _was_submitted(folder: str | Path) -> bool:
     """Whether a job has written itself into this folder; until it starts, that is all there is."""
-    return Path(folder, "submissions").is_dir()
+    return Path(folder, "submissions").is_dir() and bool(runbook.submissions_in(str(folder)))
 
 
 def runs_in(folder: str | Path = RUNS) -> list[Path]:
@@ -90,7 +90,7 @@ def find_attempts(text: str) -> tuple[RunFolder | None, list[Job]]:
             job
             for name in dict.fromkeys((text, Path(folder.root).name))
             for job in runbook.attempts_of(name)
-            if job.submission.dir == folder.root and job.submission.id not in known
+            if runbook.is_for(job, folder.root) and job.submission.id not in known
         ]
         _say_of_another(text, folder)
         return folder, sent + list({job.submission.id: job for job in mine}.values())
@@ -110,7 +110,7 @@ def _say_of_another(text: str, folder: RunFolder) -> None:
     if Path(text).exists():
         return
     for job in runbook.attempts_of(text)[-1:]:
-        if job.submission.dir != folder.root:
+        if not runbook.is_for(job, folder.root):
             print(f"note: this is {nearby(folder.root)} here; the submitted run {text!r} is in "
                   f"{job.submission.dir}", file=sys.stderr)  # fmt: skip
 
@@ -169,7 +169,7 @@ def user_of(folder: RunFolder) -> str:
     """
     said = lock_text(folder)
     if folder.remote:
-        return holder(said) if said.get("owner") else ""
+        return holder(said) if is_held(join(folder.root, "run.lock")) else ""
     return holder(said) if is_locked(Path(folder.root, "run.lock")) else ""
 
 

@@ -62,6 +62,9 @@ class RunFolder:
         scratch = run.get("scratch") or join(root, "scratch")
         if home and scratch.startswith(f"{home.rstrip('/')}/"):
             scratch = join(root, scratch[len(home.rstrip("/")) + 1 :])
+        scratch = from_project(root, home, scratch)
+        if not is_url(root) and not scratch.startswith(("/", "~")):
+            scratch = join(root, "scratch")  # of a project that is not around the run any more
         corpus = saved.get("corpus", {}).get("dir", "")
         if corpus:
             corpus = _absolute(from_project(root, home, corpus))

@@ -22,8 +22,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from elmwright.jobs.hiding import hide
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import read_json, write_json
+from elmwright.pipeline.files import read_json, stat, write_json
 
 log = logging.getLogger("elmwright")
 
@@ -40,7 +41,7 @@ def about() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "command": " ".join(["elmwright", *sys.argv[1:]]),
+        "command": " ".join(["elmwright", *map(hide, sys.argv[1:])]),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
 
@@ -99,6 +100,27 @@ def _take(path: str, mine: str, who: dict[str, Any]) -> None:
     now = read_json(path) or {}
     if now.get("owner") != mine:
         raise UserError(f"{path.rpartition('/')[0]} was taken at the same moment by {holder(now)}")
+
+
+def is_held(path: str) -> bool:
+    """Whether somebody holds the lease, asked without taking it.
+
+    One that was renewed lately is. One that seems old, by a clock that need not agree with the
+    store's, is watched for as long as a renewal takes.
+    """
+    found = read_json(path) or {}
+    if not found.get("owner") or _is_dead(found):
+        return False
+    written = stat(path)
+    if written and time.time() - written.mtime_ns / 1e9 < EXPIRES:
+        return True
+    until = time.monotonic() + RENEW + SETTLE
+    while time.monotonic() < until:
+        time.sleep(min(1.0, RENEW))
+        now = read_json(path) or {}
+        if (now.get("owner"), now.get("count")) != (found["owner"], found.get("count")):
+            return bool(now.get("owner"))
+    return False
 
 
 def _is_dead(found: dict[str, Any]) -> bool:

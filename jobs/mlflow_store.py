@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.check_mlflow import check_driver
+from elmwright.jobs.hiding import hide
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.mlflow_database import create_database
 from elmwright.jobs.provenance import relative_uri
@@ -23,7 +24,7 @@ OWN_STORE = "sqlite:///mlflow/mlflow.db"
 def is_store(saved: str, uri: str, folder: RunFolder) -> bool:
     """Whether a file of the run means this MLflow; before 0.2 it had the absolute path of the
     run's own, which is another if the folder was moved."""
-    if saved in (uri, relative_uri(uri, folder.root)):
+    if saved in (uri, hide(uri), relative_uri(uri, folder.root)):  # passwords are not written
         return True
     own = relative_uri(uri, folder.root) == OWN_STORE
     return own and saved.startswith("sqlite:////") and saved.endswith("/mlflow/mlflow.db")
@@ -56,12 +57,15 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 def connect(uri: str) -> Any:
-    """An MLflow client; a SQLite file's folder is created, a missing server is retried later."""
+    """An MLflow client; a SQLite file's folder is created, and one that was moved is put right."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     if database := sqlite_file(uri):
+        from elmwright.jobs.moving import shared_at_home
+
         database.parent.mkdir(parents=True, exist_ok=True)
+        shared_at_home(database)
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
@@ -71,7 +75,9 @@ def connect(uri: str) -> Any:
     try:
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
     except MlflowException as error:
-        raise UserError(f"tracking.uri {uri!r} is not one MLflow knows: {error.message}") from error
+        raise UserError(
+            hide(f"tracking.uri {uri!r} is not one MLflow knows: {error.message}")
+        ) from error
 
 
 def remove_logged_model(client: Any, uri: str, model: Any) -> None:

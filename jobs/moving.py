@@ -5,8 +5,9 @@ own SQLite file would send readers, and worse, writers, to where the folder came
 is used its old prefix is replaced by the new one, in one transaction and under the run's lock. All
 other files of a run name each other relative to its folder. Servers are never touched.
 
-A SQLite file that the user has named (`tracking.uri`) is put right too, as far as its artifacts are
-stored beside it and there is no longer a database at the place that it came from.
+A SQLite file that the user has named (`tracking.uri`) may be others' too. It is put right only
+where neither the database nor the artifacts are any longer at the place that it came from and
+artifacts are beside it; and only what is elmwright's: its experiments, runs, models and versions.
 """
 
 import fcntl
@@ -24,14 +25,27 @@ from elmwright.pipeline.errors import UserError
 
 ARTIFACTS = "artifacts"
 """Folder of the artifacts, beside the database."""
-LOCATIONS = (
-    ("experiments", "artifact_location"),
-    ("runs", "artifact_uri"),
-    ("logged_models", "artifact_location"),
-    ("model_versions", "source"),
-    ("model_versions", "storage_location"),
+OUR_RUNS = "SELECT run_uuid FROM tags WHERE key = 'elmwright.key'"
+OUR_MODELS = f"source_run_id IN ({OUR_RUNS}) OR model_type = 'elmwright-bundle'"
+OUR_EXPERIMENTS = (
+    f"SELECT experiment_id FROM runs WHERE run_uuid IN ({OUR_RUNS}) "  # noqa: S608 - constants
+    f"UNION SELECT experiment_id FROM logged_models WHERE {OUR_MODELS}"
 )
-"""Columns of MLflow's tables that hold file:// URLs."""
+# A copy of a version under another name has the files of the same logged model.
+OUR_VERSIONS = (
+    "EXISTS (SELECT 1 FROM logged_models WHERE "  # noqa: S608 - constants
+    "substr(model_versions.storage_location, 1, length(logged_models.artifact_location)) = "
+    f"logged_models.artifact_location AND ({OUR_MODELS}))"
+)
+LOCATIONS = (
+    ("model_versions", "source", OUR_VERSIONS),
+    ("model_versions", "storage_location", OUR_VERSIONS),
+    ("logged_models", "artifact_location", OUR_MODELS),
+    ("runs", "artifact_uri", f"run_uuid IN ({OUR_RUNS})"),
+    ("experiments", "artifact_location", f"experiment_id IN ({OUR_EXPERIMENTS})"),
+)
+"""Columns of MLflow's tables that hold file:// URLs, and which of their rows are elmwright's.
+Versions come first: they are recognised by where their logged models are."""
 OURS = (
     ("tags", "value", "key = 'elmwright.run_dir'"),
     ("logged_model_params", "param_value", "param_key = 'uri'"),
@@ -63,6 +77,12 @@ def at_home(database: Path) -> None:
             raise
 
 
+def shared_at_home(database: Path) -> None:
+    """The same for a database that the user has named; a run's own is its lock's to put right."""
+    if not _is_own(database):
+        settle(database)
+
+
 @contextmanager
 def database_lock(database: Path) -> Iterator[None]:
     """Wait until no other publish uses this SQLite file, creates its tables or moves it."""
@@ -91,9 +111,12 @@ def _came_from(database: Path) -> list[Path]:
     with closing(_open(database, "ro")) as connection:
         if not _has(connection, "experiments", "artifact_location"):
             return []
-        rows = connection.execute("SELECT name, artifact_location FROM experiments").fetchall()
+        if not own and not _has(connection, "logged_models", "model_type"):
+            return []  # of an older MLflow, which will say so
+        which = "1" if own else LOCATIONS[-1][-1]
+        query = f"SELECT artifact_location FROM experiments WHERE {which}"  # noqa: S608 - constants
         found = set()
-        for name, location in rows:
+        for (location,) in connection.execute(query).fetchall():
             parsed = urlparse(location or "")
             place = Path(unquote(parsed.path))
             if parsed.scheme != "file" or place.name != ARTIFACTS:
@@ -101,20 +124,10 @@ def _came_from(database: Path) -> list[Path]:
             old = place.parent
             if old.resolve() == mine:
                 continue
-            moved = not (old / database.name).exists() and (mine / ARTIFACTS).is_dir()
-            if own or (moved and _has_our_runs(connection, name)):
+            gone = not (old / database.name).exists() and not place.exists()
+            if own or (gone and (mine / ARTIFACTS).is_dir()):
                 found.add(old)
     return sorted(found)
-
-
-def _has_our_runs(connection: sqlite3.Connection, experiment: str) -> bool:
-    """Whether the runs of an experiment are elmwright's: others' locations are theirs."""
-    query = (
-        "SELECT 1 FROM runs JOIN tags ON tags.run_uuid = runs.run_uuid JOIN experiments ON "
-        "experiments.experiment_id = runs.experiment_id "
-        "WHERE experiments.name = ? AND tags.key = 'elmwright.key'"
-    )
-    return connection.execute(query, (experiment,)).fetchone() is not None
 
 
 def _replace(database: Path, old: Path) -> None:
@@ -124,9 +137,10 @@ def _replace(database: Path, old: Path) -> None:
     with closing(_open(database, "rw")) as connection:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            for table, column in LOCATIONS:
-                _rewrite(connection, table, column, "1", urls)
-            if _is_own(database):
+            own = _is_own(database)
+            for table, column, which in LOCATIONS:
+                _rewrite(connection, table, column, "1" if own else which, urls)
+            if own:
                 run = _prefix(str(old.parent), str(new.parent))
                 for table, column, which in OURS:
                     _rewrite(connection, table, column, which, run)

@@ -141,11 +141,16 @@ def _machine_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, place in plan["reachable"].items():
         if name == "mlflow":
             here = place["uri"].startswith("sqlite")
-            shown = "a file in the run's folder" if here else place["uri"]
+            shown = _database(place["uri"], plan["sizes"]["run folder"]) if here else place["uri"]
             state = "" if here else " answers" if place["answers"] else " does not answer"
             yield "MLflow", f"{shown}{state}"
         else:
             yield "store", f"{name} {'answers' if place['answers'] else 'does not answer'}"
+
+
+def _database(uri: str, run: str) -> str:
+    file = uri.removeprefix("sqlite:///")
+    return "a file in the run's folder" if file.startswith(f"{run}/mlflow/") else _short(file)
 
 
 def _time(time: dict[str, Any]) -> str:

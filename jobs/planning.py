@@ -13,6 +13,7 @@ from elmwright.jobs.checkpoint import list_checkpoints
 from elmwright.jobs.cluster import _check_answers, _why_not, is_remote
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
+from elmwright.jobs.hiding import hide, hide_all
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.plan_warnings import warnings_of
 from elmwright.jobs.preflight import (
@@ -131,7 +132,7 @@ def _sizes(config: RunConfig, folder: RunFolder, manifest: Manifest | None) -> d
     else:
         sizes["epoch"] = "not known before the corpus is built ('elmwright corpus')"
     return {
-        "config": to_dict(config),
+        "config": hide_all(to_dict(config)),
         "hash": config_hash(config),
         "parameters": {**parts, "softmax": softmax},
         "sizes": sizes,
@@ -154,7 +155,7 @@ def _sources(config: RunConfig, train: list[SourceFile]) -> list[dict[str, Any]]
     for index, source in enumerate(config.corpus.sources):
         mine = [file for file in train if file.source == index]
         size = sum(file.bytes for file in mine)
-        rows.append({"path": source.path, "files": len(mine), "bytes": size})
+        rows.append({"path": hide(source.path), "files": len(mine), "bytes": size})
     return rows
 
 

@@ -153,8 +153,7 @@ def _inputs(problems: Problems, config: RunConfig, folder: RunFolder) -> None:
             problems.note(problems.of(_field_problem, train, corpus))
             for file in [file for file in train if file.format == "parquet"][:COLUMNS]:
                 problems.of(_check_columns, file, corpus)
-        for file in given[:FILES]:
-            problems.of(_check_heldout, file, corpus)
+        _check_given(problems, given, corpus)
     problems.of(check_claim, folder.corpus)
     problems.of(check_space, [*train, *given, *evaluation, *vocab], folder.corpus)
 
@@ -247,7 +246,17 @@ def _field_problem(train: Sequence[SourceFile], corpus: CorpusConfig) -> str:
     )
 
 
-def _check_heldout(file: SourceFile, corpus: CorpusConfig) -> None:
+def _check_given(problems: Problems, given: list[SourceFile], corpus: CorpusConfig) -> None:
+    """Held-out sets that are given as files; one of several files may be empty, not all."""
+    looked = {file.path: problems.of(_has_text, file, corpus) for file in given[:FILES]}
+    for name in dict.fromkeys(file.split for file in given):
+        mine = [file.path for file in given if file.split == name]
+        if all(looked.get(path) is False for path in mine):
+            which = mine[0] if len(mine) == 1 else f"each of the {len(mine)} files"
+            problems.note(f"{which} of corpus.heldout.{name} holds no text; check it")
+
+
+def _has_text(file: SourceFile, corpus: CorpusConfig) -> bool:
     """A held-out set is taken whole or not at all: a first record that is broken refuses it."""
     found = list(_first_records(file, corpus))
     broken = next((record for record in found if record.text is None), None)
@@ -257,8 +266,7 @@ def _check_heldout(file: SourceFile, corpus: CorpusConfig) -> None:
             f"{file.path} of corpus.heldout.{file.split}: {broken.problem}{detail}; a held-out set "
             "is read whole, so mend or remove it"
         )
-    if not found:
-        raise UserError(f"{file.path} of corpus.heldout.{file.split} holds no text; check it")
+    return bool(found)
 
 
 def _resume_problem(config: RunConfig, folder: RunFolder) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 from elmwright import __version__
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
-from elmwright.jobs.runbook import submissions_in
+from elmwright.jobs.hiding import hide, hide_all
+from elmwright.jobs.runbook import left_in
 from elmwright.jobs.wheel import content_version, package_files
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
@@ -40,7 +41,7 @@ def provenance(
         **environment(),
         "git": git_state() or submitted_git(run),
         "exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config": _settings(config),
+        "config": hide_all(to_dict(config)),
         "config_sha256": config_hash(config),
         "seeds": {"run.seed": config.run.seed},
         "corpus_fingerprint": manifest.fingerprint,
@@ -66,12 +67,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
-    settings = to_dict(config)
-    settings["tracking"]["uri"] = without_password(config.tracking.uri)
-    return settings
-
-
 def machine() -> str:
     """This machine in a few words: its processor, and its GPUs if torch sees any."""
     name = platform.processor() or platform.machine()
@@ -89,9 +84,7 @@ def machine() -> str:
 
 def without_password(uri: str) -> str:
     """A URI as it may be written down."""
-    scheme, slashes, rest = uri.partition("://")
-    user, at, host = rest.rpartition("@")
-    return f"{scheme}{slashes}{user.partition(':')[0]}{at}{host}"
+    return hide(uri)
 
 
 def relative_uri(uri: str, run: str) -> str:
@@ -134,7 +127,7 @@ def submitted_git(run: str) -> dict[str, Any] | None:
     """
     own = content_version(package_files())
     try:
-        jobs = submissions_in(run)
+        jobs = left_in(run)  # of a copy too: its training may have been the original's
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None  # a note that cannot be read must not keep a trained model from its bundle
     for job in reversed(jobs):

@@ -2,15 +2,16 @@
 
 What goes:
   - `corpus/work`, the intermediate files of a corpus, once the corpus is finished;
-  - caches in the run's scratch folder;
+  - the cache of blocks in the run's scratch folder, where that is inside the run's folder;
   - leftovers of checkpoints that were never completed;
   - checkpoints that are neither what training ended with, nor the best, nor the newest, nor kept
     for good by `checkpoint.keep_every_steps`.
 
 What stays is all that resuming, reproducing and using the run need: the corpus and its frozen
 sources, the other checkpoints, journal, bundle, MLflow, logs. A corpus in another folder
-(`corpus.dir`) may be other runs' too and is left alone. If the newest checkpoint is damaged, no
-checkpoint is removed, because the run may have to resume from an older one.
+(`corpus.dir`) may be other runs' too and is left alone, and so is a scratch folder elsewhere
+(`run.scratch`): any folder may have been named there, such as /tmp. If the newest checkpoint is
+damaged, no checkpoint is removed, because the run may have to resume from an older one.
 
 The run's lock is held meanwhile, so nothing is removed under a run that is running.
 """
@@ -32,8 +33,8 @@ from elmwright.jobs.wording import nearby
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json
 
-SCRATCH = ("blocks", "checkpoints", "fetched-*", "rank-*")
-"""What of run.scratch is ours: a user may have named any folder there, such as /tmp."""
+CACHE = "blocks"
+"""What training keeps in run.scratch of a run on a disk."""
 WRITING = ".writing-*"
 """Checkpoints that a killed process began, or had begun to remove."""
 
@@ -85,9 +86,9 @@ def removals(folder: RunFolder) -> list[Removal]:
     work = root / "corpus" / "work"
     if not folder.corpus_dir and work.is_dir() and finished_corpus(folder.corpus) is not None:
         found.append(Removal(work, "work files of the finished corpus"))
-    for pattern in SCRATCH:
-        for path in sorted(folder.scratch.glob(pattern)):
-            found.append(Removal(path, "cache"))
+    cache = folder.scratch / CACHE
+    if folder.scratch.is_relative_to(root) and cache.is_dir():
+        found.append(Removal(cache, "cache"))
     for path in sorted(Path(folder.checkpoints).glob(WRITING)):
         found.append(Removal(path, "never completed"))
     for info in spare_checkpoints(folder):
@@ -136,7 +137,10 @@ def _remove(folder: RunFolder, found: list[Removal]) -> None:
         path = removal.path
         if removal.step >= 0:  # a folder called step-* is always whole
             path = path.rename(path.with_name(f".writing-old-{path.name}"))
-        shutil.rmtree(path)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _forget(folder: RunFolder, steps: list[int]) -> None:

@@ -28,7 +28,7 @@ def is_published(config: RunConfig, folder: RunFolder) -> bool:
             saved["digest"] == digest(folder.bundle)
             and saved["name"] == config.export.name
             and saved["alias"] == config.export.alias
-            and is_store(saved["uri"], without_password(tracking_uri(config, folder)), folder)
+            and is_store(saved["uri"], tracking_uri(config, folder), folder)
         )
     except (OSError, KeyError, ValueError, UserError):
         return False

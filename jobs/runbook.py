@@ -91,11 +91,17 @@ def find_run(text: str) -> list[Job]:
         # Attempts sent from here may still wait for their turn to lay themselves down.
         known = {job.submission.id for job in left}
         mine = attempts_of(left[-1].submission.run)
-        new = [j for j in mine if j.submission.dir == folder and j.submission.id not in known]
+        new = [j for j in mine if is_for(j, folder) and j.submission.id not in known]
         return left + new
     if is_url(text) or exists(folder):
+        copied = left_in(folder)
+        why = (
+            f"what is in {folder}/submissions was submitted for {copied[-1].submission.dir}"
+            if copied
+            else f"there is no {folder}/submissions"
+        )
         raise UserError(
-            f"nothing was submitted for {folder}: there is no {folder}/submissions; "
+            f"nothing was submitted for {folder}: {why}; "
             "'elmwright submit' sends a run, 'elmwright status' tells of one that was started here"
         )
     names = ", ".join(job.submission.run for job in all_runs()[:8])
@@ -106,7 +112,26 @@ def find_run(text: str) -> list[Job]:
 
 
 def submissions_in(folder: str) -> list[Job]:
-    """The attempts that laid themselves down below a run's folder, oldest first."""
+    """The attempts that were submitted for this very folder, oldest first.
+
+    A copy of a run has the attempts of its original, which are not its own: whoever cancels or
+    resumes the copy must not do so to the original. Likewise a run that was moved has none.
+    """
+    return [job for job in left_in(folder) if is_for(job, folder)]
+
+
+def is_for(job: Job, folder: str) -> bool:
+    """Whether an attempt was sent for the run in this folder."""
+    return _place(job.submission.dir) == _place(folder)
+
+
+def _place(folder: str) -> str:
+    return folder.rstrip("/") if is_url(folder) else str(Path(folder).expanduser().resolve())
+
+
+def left_in(folder: str) -> list[Job]:
+    """The attempts that laid themselves down below a folder, or below the one that it was copied
+    from, oldest first."""
     found = []
     for file in list_folder(join(folder, "submissions")):
         if file.path.endswith("/job.json"):

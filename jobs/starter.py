@@ -15,6 +15,8 @@ says how each number came about:
 import json
 import math
 import os
+import re
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from elmwright.jobs.config import (
     RunConfig,
     TrainSection,
 )
+from elmwright.jobs.config_file import config_from
 from elmwright.jobs.estimate import (
     CORPUS_BYTES,
     START_SECONDS,
@@ -83,6 +86,7 @@ def write_starter(file: Path, given: list[str], *, hours: float = 1.0, force: bo
     found = survey(paths)
     start = choose(found, hours, len(os.sched_getaffinity(0)))
     text = starter_text(file, paths, found, start, hours)
+    config_from(tomllib.loads(text), str(file))  # refuses what 'run' would refuse
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -179,7 +183,7 @@ def _cut(found: Survey, heldout: float) -> int:
 
 def starter_text(file: Path, paths: list[str], found: Survey, start: Start, hours: float) -> str:
     """The config file."""
-    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in file.stem).lstrip("._-")
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", file.stem).lstrip("._-")[:100]
     lines = [
         f"# An ELMo of your own text. Run it with:  elmwright run {file}",
         f"# What that will take:                    elmwright check {file}",

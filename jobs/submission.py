@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
+from elmwright.jobs.hiding import SECRET
 from elmwright.jobs.targets import Target
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
@@ -39,10 +40,6 @@ PASSED_ON = (
     "NCCL_SOCKET_IFNAME",
 )
 """Settings of the submitter's environment that go with the job. None of them is a secret."""
-SECRET = re.compile(
-    r"SECRET|TOKEN|PASS|PWD|CREDENTIAL|KEY|AUTH|PRIVATE|COOKIE|SIGNATURE", re.IGNORECASE
-)
-"""A variable with one of these in its name is never sent anywhere."""
 GRACE_SECONDS = 120
 """How long a job that is asked to stop may take to write its checkpoint."""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
+from elmwright.jobs.hiding import hide, hide_all
 from elmwright.jobs.journal import Record, journal_end, read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.mlflow_store import (
@@ -55,7 +56,7 @@ class Tracker:
         self._config, self._folder, self._manifest = config, folder, manifest
         self._uri = tracking_uri(config, folder)
         self._state_file = folder.tracking
-        name = relative_uri(self._uri, folder.root)
+        name = hide(relative_uri(self._uri, folder.root))
         self._state: dict[str, Any] = {"uri": name, "run_id": "", "cursor": 0}
         saved = read_json(self._state_file)
         if saved and is_store(saved["uri"], self._uri, folder) and self._is_there(saved["run_id"]):
@@ -86,14 +87,14 @@ class Tracker:
         self._thread.join(seconds)
         if self._thread.is_alive() or self._error is not None:
             reason = self._error or f"no answer within {seconds:.0f} s"
-            return (
+            return hide(
                 f"MLflow at {self._uri} has not taken everything ({reason}); the journal has it, "
                 "and the next run of the same command sends the rest"
             )
         try:
             self._client.set_terminated(self.run_id, status)
         except Exception as error:
-            return f"MLflow at {self._uri} could not close the run ({error})"
+            return hide(f"MLflow at {self._uri} could not close the run ({error})")
         self._state["status"] = status
         self._save()
         return None
@@ -115,7 +116,7 @@ class Tracker:
                 if self._error is None:  # once an outage, however long it is
                     log.warning(
                         "tracking: %s; training goes on, and MLflow is sent everything when it "
-                        "answers", error,
+                        "answers", hide(str(error)),
                     )  # fmt: skip
                 self._error = error
             if closing:
@@ -185,7 +186,8 @@ class Tracker:
         if self._state.get("described"):
             return
         settings = []
-        for section, values in to_dict(self._config).items():
+        config = hide_all(to_dict(self._config))
+        for section, values in config.items():
             if isinstance(values, dict):
                 for key, value in values.items():
                     settings.append(Param(f"{section}.{key}", json.dumps(value)[:6000]))
@@ -197,7 +199,7 @@ class Tracker:
             self._state["params"] = True
             self._save()
         client.log_inputs(self.run_id, datasets=[self._dataset()])
-        client.log_dict(self.run_id, to_dict(self._config), "config.json")
+        client.log_dict(self.run_id, config, "config.json")
         client.log_dict(self.run_id, environment(), "environment.json")
         for name in ("MANIFEST.json", "report.html"):
             path = join(self._folder.corpus, name)

@@ -20,6 +20,7 @@ from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import to_dict
 from elmwright.jobs.evaluate import Score
 from elmwright.jobs.exchange import Ranks
+from elmwright.jobs.hiding import hide
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.preflight import shape_problem
 from elmwright.jobs.provenance import machine
@@ -196,8 +197,9 @@ def probes(scores: dict[str, Score]) -> dict[str, Any]:
 
 def _saved(config: RunConfig) -> dict[str, Any]:
     """The config as checkpoints hold it: without a setting that an earlier version would refuse,
-    where that has its default."""
+    where that has its default, and without a password."""
     saved = to_dict(config)
+    saved["tracking"]["uri"] = hide(config.tracking.uri)
     if not config.eval.final_tokens:
         del saved["eval"]["final_tokens"]
     return saved

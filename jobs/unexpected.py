@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from elmwright.jobs.hiding import hide
 from elmwright.jobs.wording import tell
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 
@@ -60,7 +61,7 @@ def in_words(error: BaseException) -> str:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException) and cause is not error:
         return in_words(cause)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in hide(str(error)).splitlines() if line.strip()]
     name = type(error).__name__
     if not lines:
         return name
@@ -88,9 +89,10 @@ def write_error_file(error: BaseException) -> Path | None:
     """A file with the traceback and what was typed; None where nothing can be written."""
     from elmwright import __version__
 
-    text = (
+    text = hide(
         f"elmwright {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-        f"command: {shlex.join(sys.argv)}\n"
+        # Each word by itself: quotes of the shell may stand inside a password.
+        f"command: {shlex.join(map(hide, sys.argv))}\n"
         f"folder: {_folder()}\n\n" + "".join(traceback.format_exception(error))
     )
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"

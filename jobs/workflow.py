@@ -57,6 +57,7 @@ def run(
         if not pending:
             console.say(f"Everything is up to date in {folder.root}.\n")
             return _close(config, folder, until, config_name, console)
+        _refuse_mistakes(pending, config, folder)
         write_json(folder.config, to_dict(config))
         console.say(f"Run {config.run.name} in {folder.root} (log: {folder.log})")
         done = [stage for stage in wanted if stage not in pending]
@@ -143,15 +144,18 @@ def current_corpus(config: RunConfig, folder: RunFolder) -> Manifest | None:
     return is_current(folder.corpus, key, config.corpus, config.vocab.file)
 
 
-def _do(
-    pending: tuple[str, ...], config: RunConfig, folder: RunFolder, console: Console, stop: Stop
-) -> None:
-    # Mistakes that can be seen now are reported before anything is started.
+def _refuse_mistakes(pending: tuple[str, ...], config: RunConfig, folder: RunFolder) -> None:
+    """Mistakes that can be seen now are reported before anything is started or written."""
     from elmwright.jobs.preflight import check_before
 
     if "corpus" in pending:
         _guard_corpus(folder)
     check_before(config, folder, pending)
+
+
+def _do(
+    pending: tuple[str, ...], config: RunConfig, folder: RunFolder, console: Console, stop: Stop
+) -> None:
     if "corpus" in pending or "train" in pending:
         from elmwright.jobs.cluster import is_remote, ray_cluster
 

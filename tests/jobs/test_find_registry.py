@@ -9,7 +9,7 @@ import mlflow
 import pytest
 
 from elmwright.jobs.cli import main
-from elmwright.jobs.find_registry import registries_here, registry_of
+from elmwright.jobs.find_registry import registries_here, registry_of, run_of_bundle
 from elmwright.jobs.models import load
 from elmwright.pipeline.errors import UserError
 from tests.jobs.test_find_run import start
@@ -74,6 +74,25 @@ def test_runs_that_share_a_server_are_one_registry(home: Path) -> None:
     with pytest.raises(UserError, match="2 registries") as caught:
         registry_of("mine")
     assert "secret" not in str(caught.value)
+
+
+def test_a_run_and_a_bundle_inside_it_go_to_the_registry_of_that_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(home, "a", "mine")
+    uri = make_run(home, "b")
+    for name in ("a", "b"):
+        (home / "runs" / name / "bundle").mkdir()
+    run = run_of_bundle(Path("runs/b/bundle"))
+    assert run == str(home / "runs" / "b")
+    assert registry_of("mine", run=run) == uri, "although another run has a model of that name"
+    assert run_of_bundle(home / "runs") == ""
+    make_run(home, "c", tracking="sqlite:///lab/all.db")
+    elsewhere = home / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert registry_of("mine", run="../runs/c") == f"sqlite:///{home}/lab/all.db"
+    assert registry_of("mine", "http://said", run) == "http://said"
 
 
 def test_a_model_that_none_knows(home: Path) -> None:

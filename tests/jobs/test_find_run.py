@@ -1,6 +1,7 @@
 """A run is found by its folder, its name here, its config, or the name it was submitted under."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,34 @@ def test_a_job_that_has_not_begun_is_known_by_its_folder(project: Path) -> None:
         assert folder is not None
         assert folder.root == sent.dir
         assert [job.submission for job in attempts] == [sent]
+
+
+@pytest.mark.parametrize("how", ["copy", "move"])
+def test_a_copy_of_a_submitted_run_never_acts_on_its_original(
+    project: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    config = project / "tiny.toml"
+    original = start(config, "run.name=sent")
+    sent = submitted(config, "run.name=sent")
+    runbook.lay_down(Job(sent, {}))
+    other = project / "runs" / "other"
+    if how == "copy":
+        shutil.copytree(original, other)
+        assert [job.submission for job in find_attempts("sent")[1]] == [sent]
+    else:
+        original.rename(other)
+    for said in ("other", "runs/other", str(other)):
+        folder, attempts = find_attempts(said)
+        assert folder is not None
+        assert folder.root == str(other)
+        assert attempts == []
+    for command in ("cancel", "resume"):
+        assert main([command, "runs/other"]) == 2
+        assert "runs/other was not submitted" in capsys.readouterr().err
+    assert main(["status", "runs/other", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["dir"] == str(other)
+    with pytest.raises(UserError, match=f"was submitted for {original}"):
+        runbook.find_run(str(other))
 
 
 def test_names_of_no_run_get_the_nearest_one(project: Path) -> None:

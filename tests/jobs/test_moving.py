@@ -24,6 +24,7 @@ from elmwright.jobs.journal import read_journal
 from elmwright.jobs.layout import RunFolder, locked
 from elmwright.jobs.logged_models import DATA, DIGEST, KIND, NAME
 from elmwright.jobs.mlflow_registry import MlflowRegistry
+from elmwright.jobs.mlflow_store import connect
 from elmwright.jobs.moving import at_home
 from elmwright.jobs.registry import about, promote, publish_bundle, rollback
 from elmwright.jobs.serving import LOADER, signature
@@ -368,6 +369,11 @@ def test_a_folder_tells_its_scratch_and_corpus_wherever_it_is_asked_from(
     assert found.corpus == str(tmp_path / "project" / "corpora" / "one")
     (root / "config.json").write_text(json.dumps({"run": {"dir": "x", "scratch": "/fast/disk"}}))
     assert RunFolder.at(root).scratch == Path("/fast/disk")
+    relative = {"run": {"dir": "runs/tiny", "scratch": "cache"}}
+    (root / "config.json").write_text(json.dumps(relative))
+    assert RunFolder.at(root).scratch == tmp_path / "project" / "cache"
+    moved = root.rename(tmp_path / "alone")
+    assert RunFolder.at(moved).scratch == moved / "scratch", "not a folder of whoever asks"
 
 
 def test_looking_for_a_move_is_quick(tmp_path: Path, empty_database: Path) -> None:
@@ -412,8 +418,9 @@ def test_where_runs_share_an_mlflow_a_moved_run_keeps_its_curve_and_a_copy_gets_
     assert found == (mine if how == "move" else {folder.root: 20, **mine})
 
 
+@pytest.mark.parametrize("how", ["publish", "train"])
 def test_a_database_that_the_user_has_named_is_put_right_only_if_its_old_place_is_gone(
-    tmp_path: Path, empty_database: Path
+    tmp_path: Path, empty_database: Path, how: str
 ) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
@@ -424,17 +431,29 @@ def test_a_database_that_the_user_has_named_is_put_right_only_if_its_old_place_i
     assert tracker.finish("FINISHED") is None
     client = MlflowClient(f"sqlite:///{there}/all.db")
     theirs = client.create_experiment("theirs", f"{there.as_uri()}/artifacts")
+    their_run = client.create_run(theirs).info.run_id
+    our_run = tracker.run_id
     subprocess.run(["cp", "-r", there, here], check=True)
 
     def locations() -> dict[str, str]:
         with closing(sqlite3.connect(here / "all.db")) as database:
-            rows = database.execute("SELECT name, artifact_location FROM experiments")
-            return dict(rows.fetchall())
+            rows = database.execute("SELECT name, artifact_location FROM experiments").fetchall()
+            rows += database.execute("SELECT run_uuid, artifact_uri FROM runs").fetchall()
+            return dict(rows)
 
     before = locations()
     at_home(here / "all.db")
     assert locations() == before, "nobody knows which of the two is meant"
-    shutil.rmtree(there)
+    (there / "all.db").unlink()
     at_home(here / "all.db")
-    assert locations()["elmwright"] == f"{here.as_uri()}/artifacts"
-    assert theirs
+    assert locations() == before, "the artifacts are still where the database says"
+    shutil.rmtree(there)
+    if how == "publish":
+        at_home(here / "all.db")
+    else:
+        connect(f"sqlite:///{here}/all.db")
+    after = locations()
+    assert after["elmwright"] == f"{here.as_uri()}/artifacts"
+    assert after[our_run].startswith(f"{here.as_uri()}/artifacts/")
+    assert after["theirs"] == before["theirs"] == f"{there.as_uri()}/artifacts"
+    assert after[their_run] == before[their_run]

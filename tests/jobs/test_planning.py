@@ -151,6 +151,15 @@ def test_what_cannot_be_read_and_what_the_rules_leave(tmp_path: Path) -> None:
     assert "characters of the sample" in describe(config)["problems"][0]
 
 
+def test_another_database_than_the_runs_own_is_named(tmp_path: Path) -> None:
+    def mlflow(**changes: object) -> str:
+        lines = plan_lines(plan_of(tmp_path, ENGLISH * 50, **changes), "x")  # type: ignore[arg-type]
+        return next(line for line in lines if line.startswith("  MLflow")).split(None, 1)[1]
+
+    assert mlflow() == "a file in the run's folder"
+    assert mlflow(tracking_uri=f"sqlite:///{tmp_path}/all.db") == f"{tmp_path}/all.db"
+
+
 def test_servers_that_do_not_answer_are_said(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

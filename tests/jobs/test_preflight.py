@@ -43,6 +43,7 @@ def test_a_run_says_all_that_is_wrong_before_anything_is_started(tmp_path: Path)
     )
     done = elmwright("run", config)
     assert done.returncode == 2
+    assert not (tmp_path / "run" / "config.json").exists(), "it is no run yet"
     assert "Traceback" not in done.stderr
     lines = done.stderr.strip().splitlines()
     assert lines[0] == "error: 6 things to put right:"
@@ -115,6 +116,18 @@ def test_a_heldout_set_that_is_missing_empty_or_broken(tmp_path: Path) -> None:
     assert "corpus.heldout.missing does not exist" in problems[0]
     assert any("empty.txt of corpus.heldout.empty holds no text" in p for p in problems)
     assert any("broken.jsonl of corpus.heldout.broken: broken JSON" in p for p in problems)
+
+
+def test_an_empty_file_among_others_of_a_heldout_set_is_no_problem(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text.txt", 30)
+    write_text(tmp_path / "more.txt", 30)
+    for name in ("empty.txt", "blank.txt"):
+        (tmp_path / name).write_text("\n\n")
+    names = [str(tmp_path / name) for name in ("empty.txt", "blank.txt", "more.txt")]
+    assert problems_of(tmp_path, text, corpus_heldout={"valid": names}) == []
+    assert problems_of(tmp_path, text, corpus_heldout={"valid": names[:2]}) == [
+        "each of the 2 files of corpus.heldout.valid holds no text; check it"
+    ]
 
 
 def test_a_vocabulary_that_is_none(tmp_path: Path) -> None:

@@ -115,6 +115,25 @@ def test_a_corpus_elsewhere_is_left_alone(run: RunFolder) -> None:
     assert not [r for r in prune(shared, dry_run=True) if r.path.name == "work"]
 
 
+def test_a_scratch_folder_elsewhere_is_left_alone_and_in_ours_only_the_cache_goes(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    for place in (shared, run.scratch):
+        for name in ("blocks", "checkpoints", "rank-0", "fetched-data"):
+            (place / name).mkdir(parents=True)
+    stray = Path(run.checkpoints) / ".writing-old"
+    stray.write_text("a file")
+    found = prune(RunFolder(run.root, shared))
+    assert not [removal for removal in found if removal.path.is_relative_to(shared)]
+    assert len(list(shared.iterdir())) == 4
+    assert not stray.exists()
+    prune(run)
+    assert sorted(path.name for path in run.scratch.iterdir()) == [
+        "checkpoints", "fetched-data", "rank-0",
+    ]  # fmt: skip
+
+
 def test_with_a_damaged_newest_checkpoint_none_is_removed(run: RunFolder) -> None:
     assert [info.step for info in spare_checkpoints(run)] == [18]
     damage(Path(run.checkpoints, "step-00000020", "model.safetensors"), "flip")

@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 
 from elmwright.jobs import entry
+from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import load_config
+from elmwright.jobs.hiding import hide, hide_all
+from elmwright.jobs.lease import about
 from elmwright.jobs.submission import Submission, passed_on
 from elmwright.jobs.submit import prepare
 from elmwright.jobs.targets import Target
+from elmwright.jobs.unexpected import in_words, write_error_file
 from elmwright.pipeline.errors import UserError
 from tests.jobs.tiny import write_config
 
@@ -54,6 +58,49 @@ def test_a_password_in_the_tracking_uri_stays_at_home(tmp_path: Path, uri: str) 
     with pytest.raises(UserError, match=r"tracking.uri holds a password or a token") as caught:
         submission(tmp_path, tracking_uri=uri)
     assert PLANTED not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"http://me:{PLANTED}@host:5000/x", "http://me@host:5000/x"),
+        (f"http://me:{PLANTED}/a@b@host:5000/x", "http://me@host:5000/x"),
+        (f"https://{PLANTED}@host", "https://***@host"),
+        (f"https://{PLANTED}:@host", "https://***@host"),
+        (f"no answer of 'http://me:{PLANTED}@host', retry", "no answer of 'http://me@host', retry"),
+        (f"tracking.uri=postgresql://me:{PLANTED}@db/x", "tracking.uri=postgresql://me@db/x"),
+        (f"postgresql://me@db/x?password={PLANTED}&a=b", "postgresql://me@db/x?password=***&a=b"),
+        ("s3://bucket/models/demo@champion", "s3://bucket/models/demo@champion"),
+        ("http://host:5000/demo@champion", "http://host:5000/demo@champion"),
+        ("sqlite:////tmp/me@here:x/mlflow.db", "sqlite:////tmp/me@here:x/mlflow.db"),
+        ("write to me@host: at once", "write to me@host: at once"),
+    ],
+)
+def test_what_is_shown_holds_no_password(text: str, shown: str) -> None:
+    assert hide(text) == shown
+    assert hide_all({"a": [text, 1]}) == {"a": [shown, 1]}
+
+
+def test_neither_the_lock_nor_an_error_file_nor_check_tells_a_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("The cat sees the dog .\n" * 200)
+    config = write_config(tmp_path, tmp_path / "text.txt")
+    uri = f"http://me:{PLANTED}@127.0.0.1:9"
+    words = ["check", str(config), "--set", f"tracking.uri={uri}"]
+    monkeypatch.setattr("sys.argv", ["elmwright", *words])
+    assert about()["command"].endswith("tracking.uri=http://me@127.0.0.1:9")
+    monkeypatch.setenv("ELMWRIGHT_CACHE", str(tmp_path / "cache"))
+    error = ValueError(f"nothing at http://me:{PLANTED}@host")
+    file = write_error_file(error)
+    assert file is not None
+    assert "nothing at http://me@host" in file.read_text()
+    assert PLANTED not in file.read_text() + in_words(error)
+    for flag in ("--full", "--json"):
+        main([*words, flag])
+        told = capsys.readouterr()
+        assert "http://me@127.0.0.1:9" in told.out
+        assert PLANTED not in told.out + told.err
 
 
 def test_a_url_without_a_secret_may_travel(tmp_path: Path) -> None:

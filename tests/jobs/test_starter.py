@@ -8,6 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from elmwright.jobs import starter
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.planning import describe
@@ -42,6 +43,27 @@ def test_a_config_is_valid_and_check_has_nothing_to_say(
     plan = describe(config)
     assert plan["problems"] == []
     assert plan["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [("Müller's Bücher", "M-ller-s-B-cher"), ("本", "run"), ("a" * 150, "a" * 100)],
+)
+def test_the_name_of_the_run_is_one_that_every_command_takes(
+    tmp_path: Path, stem: str, name: str
+) -> None:
+    text = write_text(tmp_path / "books.txt", 50)
+    assert written(tmp_path / f"{stem}.toml", text).run.name == name
+
+
+def test_what_cannot_be_loaded_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = write_text(tmp_path / "books.txt", 50)
+    monkeypatch.setattr(starter, "starter_text", lambda *_: "[train]\nlanes = -1\n")
+    with pytest.raises(UserError, match=r"train\.lanes"):
+        write_starter(tmp_path / "a.toml", [str(text)])
+    assert not (tmp_path / "a.toml").exists()
 
 
 def test_it_learns_as_the_demo_does(tmp_path: Path) -> None:

@@ -134,6 +134,27 @@ def test_a_full_segment_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch)
     assert [record["step"] for record, _ in read_journal(place, 0)] == list(range(1, 20))
 
 
+def test_a_lease_that_is_not_renewed_any_more_is_not_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "RENEW", 0.1)
+    monkeypatch.setattr(lease, "SETTLE", 0.1)
+    place = str(tmp_path / "run.lock")
+    assert not lease.is_held(place)
+    with leased(place, {**lease.about(), "host": "another-machine"}):
+        assert lease.is_held(place)
+        monkeypatch.setattr(lease, "EXPIRES", -1.0)  # by our clock, which may be wrong
+        assert lease.is_held(place), "its counter moves"
+    assert not lease.is_held(place)
+    left = {"owner": "x", "count": 3, **lease.about()}
+    write_json(place, {**left, "host": "another-machine"})
+    assert not lease.is_held(place), "its counter stands still"
+    monkeypatch.setattr(lease, "EXPIRES", 20.0)
+    assert lease.is_held(place)
+    write_json(place, {**left, "pid": 2**22 + 1})
+    assert not lease.is_held(place), "a process of this machine that is no more"
+
+
 def test_a_lease_is_held_found_and_taken_over_when_its_holder_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

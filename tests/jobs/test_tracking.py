@@ -165,6 +165,41 @@ def test_a_database_without_its_driver_is_told_before_anything_starts(uri: str, 
         assert "planted-9c" not in str(caught.value)
 
 
+def test_a_password_is_not_sent_to_mlflow_nor_written_nor_said(
+    run: tuple[RunConfig, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = run
+    uri = "http://me:planted-9c@127.0.0.1:9/"
+    config = dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, uri=uri))
+    own = f"sqlite:///{folder.mlflow / 'mlflow.db'}"
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking, "tracking_uri", lambda *_: own)
+        write_records(folder, range(1, 3))
+        tracker = Tracker(config, folder, manifest())
+        tracker.start()
+        assert tracker.finish("FINISHED") is None
+    client = MlflowClient(own)
+    assert "me@127.0.0.1" in client.get_run(tracker.run_id).data.params["tracking.uri"]
+    assert "planted" not in str(client.get_run(tracker.run_id).to_dictionary())
+    copy = client.download_artifacts(tracker.run_id, "config.json")
+    assert "me@127.0.0.1" in Path(copy).read_text()
+    assert "planted" not in Path(copy).read_text()
+
+    monkeypatch.setattr(tracking, "connect", broken)
+    tracker = Tracker(config, folder, manifest())
+    tracker._save()
+    tracker.start()
+    problem = tracker.finish("FINISHED")
+    assert problem is not None
+    assert "MLflow at http://me@127.0.0.1:9/ has not taken everything" in problem
+    assert "planted" not in problem + Path(folder.tracking).read_text()
+    assert Tracker(config, folder, manifest())._state["uri"] == "http://me@127.0.0.1:9/"
+
+
+def broken(uri: str) -> None:
+    raise OSError(f"no way to {uri}")
+
+
 def test_a_password_in_the_address_is_used_and_never_shown() -> None:
     given = []
 
