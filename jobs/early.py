@@ -78,6 +78,7 @@ def check_file(path: str, what: str) -> None:
 def check_model(model: str, require_signature: str | None = None) -> None:
     """Refuse a MODEL that cannot be one."""
     from elmwright.jobs.find_run import is_run
+    from elmwright.jobs.models import find_run_of, means_run
 
     if require_signature:
         check_file(require_signature, "public key")
@@ -87,11 +88,9 @@ def check_model(model: str, require_signature: str | None = None) -> None:
         _check_url(model)
     elif is_run(model):
         _check_run(model)
-    elif Path(model).is_dir():
+    elif Path(model).is_dir() and not means_run(model):
         _check_folder(Path(model))
     elif not _on_shelf(model):
-        from elmwright.jobs.models import find_run_of
-
         _check_run(find_run_of(model).root)
 
 
@@ -143,11 +142,9 @@ def _check_run(root: str) -> None:
 def _check_folder(folder: Path) -> None:
     if (folder / "MLmodel").is_file() and (folder / "data").is_dir():
         folder = folder / "data"
-    there = {path.name for path in folder.iterdir()}
-    ours = {"config.json", "model.safetensors"} <= there
-    damaged = there & {"SHA256SUMS", "MANIFEST.json", "provenance.json", "state.json"}
-    bilm = "options.json" in there and any(name.endswith(".hdf5") for name in there)
-    if not (ours or bilm or damaged):
+    from elmwright.jobs.models import holds_model
+
+    if not holds_model(folder):
         raise UserError(
             f"{folder} holds no model; looked for config.json with model.safetensors, for "
             "options.json with one .hdf5 file, and for a run"
@@ -217,13 +214,19 @@ def run_of(model: str) -> str:
     """The folder of the run that a MODEL is; `UserError` if it is none, for then its corpus is not
     known."""
     from elmwright.jobs.find_run import find_run, is_name, is_run
+    from elmwright.jobs.models import means_run
 
     if is_url(model):
         from elmwright.jobs.models import is_run_url
 
         if is_run_url(model):
             return model
-    elif is_run(model) or Path(model).is_file() or (is_name(model) and not Path(model).exists()):
+    elif (
+        is_run(model)
+        or Path(model).is_file()
+        or (is_name(model) and not Path(model).exists())
+        or means_run(model)
+    ):
         return find_run(model).root
     raise UserError(f"{model} is not a run, so --corpus must name the corpus")
 

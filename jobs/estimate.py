@@ -7,6 +7,7 @@ found two to three times as much per core on a server of 2023. The corpus is cou
 text for each core.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elmwright.jobs.config import RunConfig
@@ -21,6 +22,8 @@ HARVEST_BYTES, HARVEST_STEPS, HARVEST_SECONDS = 33_000_000, 5_000_000, 60.0
 reading it ("embedded:docstrings")."""
 START_SECONDS = 25.0
 """What starting Ray, the training processes and MLflow takes, all together."""
+LARGE_VOCABULARY, LARGE_LIMIT = 100_000, 1_000_000
+"""As in evaluate.py: from so many words on, so many tokens are scored unless the config says."""
 TYPES = 0.5
 """Distinct words in a batch for each token: what the character network spells."""
 POSITIONS = 8
@@ -88,15 +91,21 @@ def duration(
     vocabulary: int,
     tokens_per_s: float,
     text_bytes: int,
-    heldout_tokens: int,
+    heldout_tokens: Sequence[int],
     steps_left: int,
     harvest_seconds: float = 0.0,
 ) -> Duration:
-    """How long the rest of a run takes; evaluation at the arithmetic that training reaches."""
+    """How long the rest of a run takes; evaluation at the arithmetic that training reaches.
+
+    `heldout_tokens` are those of each held-out set: each is scored up to the limit.
+    """
     arithmetic = tokens_per_s * flops_per_token(config, vocabulary)
     every = config.eval.every_steps
-    scored = (steps_left // every if every else 0) * min(config.eval.max_tokens, heldout_tokens)
-    scored += heldout_tokens if steps_left else 0
+    passing = sum(min(config.eval.max_tokens, tokens) for tokens in heldout_tokens)
+    scored = (steps_left // every if every else 0) * passing
+    if steps_left:
+        limit = final_tokens(config, vocabulary)
+        scored += sum(tokens if limit is None else min(limit, tokens) for tokens in heldout_tokens)
     return Duration(
         tokens_per_s=tokens_per_s,
         corpus=text_bytes / (CORPUS_BYTES * cores) + harvest_seconds / cores,
@@ -104,6 +113,14 @@ def duration(
         evaluate=scored * evaluation_flops_per_token(config, vocabulary) / arithmetic,
         start=START_SECONDS if steps_left or text_bytes else 0.0,
     )
+
+
+def final_tokens(config: RunConfig, vocabulary: int) -> int | None:
+    """Tokens of a set that the last evaluation scores, None for all: `evaluate.final_limit`, which
+    cannot be asked without torch."""
+    if config.eval.final_tokens:
+        return config.eval.final_tokens
+    return None if vocabulary < LARGE_VOCABULARY else LARGE_LIMIT
 
 
 def checkpoint_bytes(config: RunConfig, vocabulary: int) -> int:
@@ -141,12 +158,3 @@ def in_words(seconds: float) -> str:
     if hours < 48:
         return f"{round(seconds / 3600)} h"
     return f"{seconds / 86_400:,.0f} days"
-
-
-def size_in_words(size: float) -> str:
-    """Bytes as a person says them."""
-    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= limit:
-            amount = size / limit
-            return f"{amount:,.1f} {unit}" if amount < 10 else f"{amount:,.0f} {unit}"
-    return f"{size:,.0f} bytes"

@@ -307,7 +307,13 @@ def _describe(
     tokens = config.train.tokens
     records = [record for record, _ in read_journal(folder.journal, 0)]
     facts = training_facts(records, info.step, tokens, first)
-    picture = training_svg(facts, first, manifest.unigram_perplexity.get(first))
+    picture = training_svg(
+        facts,
+        first,
+        manifest.unigram_perplexity.get(first),
+        total=manifest.splits[first].steps if first in manifest.splits else 0,
+        full=config.train.negatives >= manifest.vocab.size,
+    )
     if picture:
         (target / "training.svg").write_text(picture, encoding="utf-8")
     card = model_card(

@@ -11,7 +11,9 @@ from typing import Any
 from elmwright import __version__
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.training_facts import TrainingFacts
+from elmwright.jobs.wording import duration
 from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.progress import plural
 
 Scores = dict[str, dict[str, Any]]
 
@@ -35,7 +37,7 @@ def model_card(
         _perplexity(manifest, evaluation),
         _architecture(config, manifest),
         _corpus(config, manifest),
-        _training(config, step, facts, state, has_curve),
+        _training(config, manifest, step, facts, state, has_curve),
         _limits(config, manifest, has_softmax),
     ]
     return "\n".join(line for section in sections for line in section)
@@ -65,11 +67,18 @@ def _summary(config: RunConfig, manifest: Manifest, step: int, evaluation: Score
     yield ""
     for name, score in list(evaluation.items())[:1]:
         yield (
-            f"Its perplexity on the held-out set `{name}` is **{score['perplexity']:.1f}**; a "
-            "model that knows only how often each word occurs (unigram) has "
-            f"{manifest.unigram_perplexity[name]:.1f}."
+            f"Its perplexity on {_first(manifest, name, score)}the held-out set `{name}` is "
+            f"**{score['perplexity']:.1f}**; a model that knows only how often each word occurs "
+            f"(unigram) has {manifest.unigram_perplexity[name]:.1f}."
         )
         yield ""
+
+
+def _first(manifest: Manifest, name: str, score: Mapping[str, Any]) -> str:
+    """Where only the beginning of a held-out set was scored: how much."""
+    split = manifest.splits.get(name)
+    short = split is not None and score["tokens"] < split.steps
+    return f"the first {score['tokens']:,} tokens of " if short else ""
 
 
 def _use(config: RunConfig, has_softmax: bool) -> Iterator[str]:
@@ -138,6 +147,9 @@ def _perplexity(manifest: Manifest, evaluation: Scores) -> Iterator[str]:
         "predicted like any other. “This model” is the geometric mean of both directions. The "
         "unigram model knows only how often the training text has each word."
     )
+    for name, score in evaluation.items():
+        if part := _first(manifest, name, score):
+            yield f"Scored: {part}the {manifest.splits[name].steps:,} of `{name}`."
     yield ""
     yield "| held-out set | this model | forward | backward | unigram model | tokens | `<UNK>` |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
@@ -202,48 +214,46 @@ def _cell(text: str) -> str:
 
 
 def _training(
-    config: RunConfig, step: int, facts: TrainingFacts, state: Mapping[str, Any], has_curve: bool
+    config: RunConfig,
+    manifest: Manifest,
+    step: int,
+    facts: TrainingFacts,
+    state: Mapping[str, Any],
+    has_curve: bool,
 ) -> Iterator[str]:
     train, optim = config.train, config.optim
+    full = train.negatives >= manifest.vocab.size
     tokens = step * train.tokens
     yield "## Training"
     if has_curve:
         yield "![Held-out perplexity and training loss by training tokens](training.svg)"
         yield ""
         yield (
-            "The training loss is that of a sampled softmax, which is lower by nature: it shows "
-            "how training went and cannot be compared with the held-out perplexity."
+            "The training loss is that of the full softmax, of the text that was trained on."
+            if full
+            else "The training loss is that of a sampled softmax, which is lower by nature: it "
+            "shows how training went and cannot be compared with the held-out perplexity."
         )
         yield ""
     yield "| setting | value |"
     yield "|---|---|"
     yield f"| tokens read | {tokens:,}: {step:,} steps of {train.tokens:,} |"
     yield f"| optimiser | {optim.name}, learning rate {optim.lr:g}, schedule {optim.schedule} |"
-    yield f"| softmax | sampled, {train.negatives:,} negatives per step |"
+    how = "full" if full else f"sampled, {train.negatives:,} negatives per step"
+    yield f"| softmax | {how} |"
     yield f"| dropout | {train.dropout:g} |"
     yield f"| seed | {config.run.seed} |"
     yield (
-        f"| ran on | {_plural(state['processes'], 'process', 'processes')} of "
-        f"{_plural(train.threads, 'thread', 'threads')}, device `{state['device']}`, "
+        f"| ran on | {plural(state['processes'], 'process')} of "
+        f"{plural(train.threads, 'thread')}, device `{state['device']}`, "
         f"{_cell(str(state['machine']))} |"
     )
     if facts.seconds:
         yield (
-            f"| time | {_duration(facts.seconds)} of training steps at {facts.tokens_per_s:,.0f} "
+            f"| time | {duration(facts.seconds)} of training steps at {facts.tokens_per_s:,.0f} "
             "tokens per second (median); evaluation, checkpoints and pauses not counted |"
         )
     yield ""
-
-
-def _plural(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
-
-
-def _duration(seconds: float) -> str:
-    hours, minutes = divmod(round(seconds / 60), 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min" if minutes else f"{seconds:.0f} s"
 
 
 def _limits(config: RunConfig, manifest: Manifest, has_softmax: bool) -> Iterator[str]:

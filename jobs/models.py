@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from elmwright.jobs import runbook
 from elmwright.jobs.config_file import RECIPES
-from elmwright.jobs.find_run import find_here, find_run, is_name, is_run, run_names
+from elmwright.jobs.find_run import RUNS, find_here, find_run, is_name, is_run, run_names
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
@@ -70,7 +70,7 @@ def _find(model: str, tracking_uri: str) -> Path:
         return _from_registry(model, tracking_uri)
     if not is_url(model) and is_run(model):
         return model_of_run(RunFolder.at(model))
-    if not is_url(model) and Path(model).is_dir():
+    if not is_url(model) and Path(model).is_dir() and not means_run(model):
         folder = Path(model)
         if (folder / "MLmodel").is_file() and (folder / "data").is_dir():
             folder = folder / "data"  # as MLflow keeps it
@@ -83,6 +83,23 @@ def _find(model: str, tracking_uri: str) -> Path:
         run = RunFolder.at(model) if is_run_url(model) else None
         return model_of_run(run) if run else local_folder(model)
     return model_of_run(find_run_of(model))
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder holds a model, or what is left of one."""
+    there = {path.name for path in folder.iterdir()}
+    ours = {"config.json", "model.safetensors"} <= there
+    damaged = there & {"SHA256SUMS", "MANIFEST.json", "provenance.json", "state.json"}
+    bilm = "options.json" in there and any(name.endswith(".hdf5") for name in there)
+    return bool(ours or bilm or damaged or {"MLmodel", "data"} <= there)
+
+
+def means_run(name: str) -> bool:
+    """Whether a bare name means the run in runs/, although a folder here has it too: that holds
+    no model and is no run."""
+    if not is_name(name) or not Path(name).is_dir() or is_run(name):
+        return False
+    return is_run(Path(RUNS, name)) and not holds_model(Path(name))
 
 
 def find_run_of(model: str) -> RunFolder:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.estimate import in_words, size_in_words
+from elmwright.jobs.estimate import in_words
+from elmwright.jobs.wording import size
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.language import name_of
+from elmwright.pipeline.progress import plural
 
 LABEL = 12
 """Columns of what stands in front of a line."""
@@ -64,13 +66,13 @@ def _text_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
             elif not source["files"]:
                 amount = "nothing found"
             else:
-                amount = f"{_many(source['files'], 'file')}, {size_in_words(source['bytes'])}"
+                amount = f"{plural(source['files'], 'file')}, {size(source['bytes'])}"
             yield "" if number else "text", f"{source['path']}: {amount}"
         if len(sources) > SHOWN:
             rest = sources[SHOWN:]
-            files, size = (sum(source[key] for source in rest) for key in ("files", "bytes"))
-            many = _many(len(rest), "more source")
-            yield "", f"{many}: {_many(files, 'file')}, {size_in_words(size)}"
+            files, total = (sum(source[key] for source in rest) for key in ("files", "bytes"))
+            many = plural(len(rest), "more source")
+            yield "", f"{many}: {plural(files, 'file')}, {size(total)}"
         if plan["sample"]:
             yield "sample", _sample(plan["sample"], plan["config"]["corpus"])
     words = plan["vocabulary"]
@@ -78,7 +80,7 @@ def _text_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _sample(sample: dict[str, Any], corpus: dict[str, Any]) -> str:
-    parts = [_many(sample["documents"], "document") + (" (all)" if sample["whole"] else "")]
+    parts = [plural(sample["documents"], "document") + (" (all)" if sample["whole"] else "")]
     languages = [
         f"{share:.0%} {name_of(code)} ({code})"
         for code, share in list(sample["languages"].items())[:3]
@@ -116,7 +118,7 @@ def _model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         epochs = f": {about}{shown} times the text"
     yield (
         "training",
-        f"{_many(train['max_steps'], 'step')} of {tokens:,} tokens{epochs}",
+        f"{plural(train['max_steps'], 'step')} of {tokens:,} tokens{epochs}",
     )
     base = plan["init_from"]
     if base["model"]:
@@ -128,13 +130,13 @@ def _model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _machine_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     cores = plan["cores"]
-    wanted = f"{_many(cores['processes'], 'process')} × {_many(cores['threads'], 'thread')}"
+    wanted = f"{plural(cores['processes'], 'process')} × {plural(cores['threads'], 'thread')}"
     if plan["cluster"]:
         yield "cores", f"{wanted} on the cluster at {plan['cluster']}"
     else:
-        yield "cores", f"{wanted} on {_many(cores['here'], 'core')}"
+        yield "cores", f"{wanted} on {plural(cores['here'], 'core')}"
     disk = plan["disk"]
-    needed, free = size_in_words(disk["needed"]), size_in_words(disk["free"])
+    needed, free = size(disk["needed"]), size(disk["free"])
     yield "disk", f"about {needed} needed, {free} free"
     if plan["time"]:
         yield "time", _time(plan["time"])
@@ -163,18 +165,13 @@ def _time(time: dict[str, Any]) -> str:
     ]
     if time["measured"]:
         how = (
-            f"training measured: {_many(time['steps'], 'step')} of one process on {time['text']}, "
+            f"training measured: {plural(time['steps'], 'step')} of one process on {time['text']}, "
             "without exchange between processes"
         )
     else:
         how = f"rule of thumb, {time['gflops_per_core']:.0f} GFLOP/s per core; --measure measures"
     rate = f"{time['tokens_per_s']:,.0f} tokens/s"
     return f"about {in_words(time['total'])} here: {', '.join(parts)}; {rate} ({how})"
-
-
-def _many(count: int, what: str) -> str:
-    plural = "es" if what.endswith("s") else "s"
-    return f"{count:,} {what}{plural if count != 1 else ''}"
 
 
 def _millions(count: int) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from elmwright.jobs.cluster import is_remote
 from elmwright.jobs.config import RunConfig
-from elmwright.jobs.estimate import size_in_words
+from elmwright.jobs.wording import size
 from elmwright.pipeline.language import name_of
 
 SHORT_RUN = 10_000
@@ -128,5 +128,5 @@ def _bf16_warning(config: RunConfig) -> str:
 def _disk_warning(disk: dict[str, Any]) -> str:
     if disk["needed"] <= disk["free"]:
         return ""
-    need, free = (size_in_words(disk[name]) for name in ("needed", "free"))
+    need, free = (size(disk[name]) for name in ("needed", "free"))
     return f"the whole run needs about {need} of disk, and {free} are free in {disk['where']}"

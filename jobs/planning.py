@@ -24,10 +24,12 @@ from elmwright.jobs.preflight import (
     find_train,
     preflight,
 )
+from elmwright.jobs.wording import size
 from elmwright.pipeline import files, harvest
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.progress import plural
 from elmwright.pipeline.sources import SourceFile
 from elmwright.pipeline.storage import free_bytes
 
@@ -116,17 +118,19 @@ def _sizes(config: RunConfig, folder: RunFolder, manifest: Manifest | None) -> d
     sizes = {
         "parameters": f"{sum(parts.values()):,} (encoder {parts['encoder']:,}, "
         f"LSTMs {parts['lstm']:,}) + softmax {up_to}{softmax:,} for {up_to}{words:,} words",
-        "checkpoint": f"{up_to}{estimate.size_in_words(checkpoint)}",
-        "step": f"{tokens:,} tokens ({train.lanes} lanes × {train.window}), "
-        f"{train.processes} processes × {train.lanes // train.processes} lanes",
-        "training": f"{train.max_steps:,} steps, {train.max_steps * tokens:,} tokens",
+        "checkpoint": f"{up_to}{size(checkpoint)}",
+        "step": f"{tokens:,} tokens ({plural(train.lanes, 'lane')} × {train.window}), "
+        f"{plural(train.processes, 'process', 'processes')} × "
+        f"{plural(train.lanes // train.processes, 'lane')}",
+        "training": f"{plural(train.max_steps, 'step')}, {train.max_steps * tokens:,} tokens",
         "run folder": folder.root,
     }
     if manifest:
         split = manifest.splits["train"]
         epoch = split.blocks * manifest.block_steps
         sizes["epoch"] = (
-            f"{split.steps:,} tokens in {split.blocks:,} blocks = {epoch / tokens:,.1f} steps; "
+            f"{split.steps:,} tokens in {plural(split.blocks, 'block')} = "
+            f"{epoch / tokens:,.1f} steps; "
             f"the run makes {train.max_steps * tokens / epoch:.2f} epochs"
         )
     else:
@@ -171,8 +175,12 @@ def _look(problems: Problems, config: RunConfig, train: list[SourceFile]) -> "Lo
     broken = sum(look.broken.values())
     if broken == look.documents:
         why = max(look.broken, key=look.broken.__getitem__) if look.broken else "no text"
-        seen = "the sources hold no text" if not broken else f"none of {broken} can be read ({why})"
-        problems.note(f"of the documents, {seen} {look.detail}; check corpus.sources")
+        problems.note(
+            f"none of {plural(broken, 'document')} can be read ({why}) {look.detail}".rstrip()
+            + "; check corpus.sources"
+            if broken
+            else "the sources hold no text; check corpus.sources"
+        )
     elif look.kept == 0:
         problems.note(
             "the rules keep nothing of the sample; see which drops what with "
@@ -207,22 +215,29 @@ def _text(
     """How much text there is, as known or as the sample lets expect."""
     from elmwright.pipeline.look import text_bytes
 
-    shares = [entry for entry in config.corpus.heldout.values() if isinstance(entry, float)]
+    entries = config.corpus.heldout.items()
+    shares = {name: entry for name, entry in entries if isinstance(entry, float)}
     if manifest:
-        heldout = sum(s.steps for name, s in manifest.splits.items() if name != "train")
+        heldout = {name: s.steps for name, s in manifest.splits.items() if name != "train"}
         tokens, size, known = manifest.splits["train"].steps, 0, True
     else:
         tokens, size, known = look.steps if look else 0, sum(map(text_bytes, train)), False
         if _embedded(config) and not train:
             tokens, size = tokens + estimate.HARVEST_STEPS, size + estimate.HARVEST_BYTES
-        heldout = round(tokens * sum(shares))
-        given = find_given(Problems(), config.corpus)
-        if size:
-            heldout += round(sum(map(text_bytes, given)) * tokens / size)
-        tokens -= round(tokens * sum(shares))
+        heldout = {name: round(tokens * share) for name, share in shares.items()}
+        for file in find_given(Problems(), config.corpus) if size else ():
+            more = round(text_bytes(file) * tokens / size)
+            heldout[file.split] = heldout.get(file.split, 0) + more
+        tokens -= round(tokens * sum(shares.values()))
     return {
         "vocabulary": {"words": _vocabulary(config, manifest), "known": known},
-        "text": {"tokens": tokens, "heldout_tokens": heldout, "bytes": size, "known": known},
+        "text": {
+            "tokens": tokens,
+            "heldout_tokens": sum(heldout.values()),
+            "heldout_sets": heldout,
+            "bytes": size,
+            "known": known,
+        },
     }
 
 
@@ -235,15 +250,27 @@ def _disk(config: RunConfig, folder: RunFolder, plan: dict[str, Any]) -> dict[st
     from elmwright.pipeline.build import DISK_FACTOR
 
     words = plan["vocabulary"]["words"]
-    corpus = DISK_FACTOR * plan["text"]["bytes"] * (not files.is_url(folder.corpus))
-    training = estimate.training_bytes(config, words) if plan["pending"] else 0
     place = folder.scratch if folder.remote else Path(folder.root)
-    there = sum(file.bytes for file in files.list_folder(str(place))) if place.is_dir() else 0
+    corpus = training = 0
+    if not files.is_url(folder.corpus):
+        there = _room(Path(folder.corpus))
+        corpus = max(0, round(DISK_FACTOR * plan["text"]["bytes"]) - there)
+    if plan["pending"] and not folder.remote:
+        there = _room(Path(folder.train), folder.bundle, folder.mlflow)
+        training = max(0, estimate.training_bytes(config, words) - there)
     return {
-        "needed": max(0, corpus + (0 if folder.remote else training) - there),
+        "needed": corpus + training,
         "free": free_bytes(place),
         "where": str(place),
     }
+
+
+def _room(*places: Path) -> int:
+    """What the files in these folders take; a file with two names is counted once."""
+    from elmwright.jobs.runs import statuses
+
+    found = {(s.st_dev, s.st_ino): s.st_size for place in places for s in statuses(place)}
+    return sum(found.values())
 
 
 def _time(
@@ -279,7 +306,7 @@ def _time(
         vocabulary=words,
         tokens_per_s=rate,
         text_bytes=plan["text"]["bytes"] if building else 0,
-        heldout_tokens=plan["text"]["heldout_tokens"],
+        heldout_tokens=list(plan["text"]["heldout_sets"].values()),
         steps_left=left,
         harvest_seconds=estimate.HARVEST_SECONDS if wants_harvest else 0.0,
     )

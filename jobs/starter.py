@@ -33,9 +33,9 @@ from elmwright.jobs.estimate import (
     START_SECONDS,
     in_words,
     rule_of_thumb,
-    size_in_words,
 )
 from elmwright.jobs.survey import Survey, survey
+from elmwright.jobs.wording import size
 from elmwright.model.config import ModelConfig
 from elmwright.pipeline.config import EMBEDDED, Pieces
 from elmwright.pipeline.errors import UserError
@@ -221,7 +221,7 @@ def _corpus_lines(file: Path, paths: list[str], found: Survey, start: Start) -> 
     if paths != [EMBEDDED]:
         lines += [
             f"# {found.files:,} file{'s' * (found.files != 1)} with about "
-            f"{size_in_words(found.bytes)} of text, some {_about(found.steps)} words.",
+            f"{size(found.bytes)} of text, some {_about(found.steps)} words.",
             f"# See what the cleaning rules do to it: elmwright corpus {file} --sample 1000",
         ]
     lines.append(f"sources = [{', '.join(sources)}]")
@@ -346,8 +346,7 @@ def _summary(file: Path, found: Survey, start: Start) -> str:
     took = in_words(config.train.max_steps * config.train.tokens / start.tokens_per_s)
     lines = [
         f"wrote {file}",
-        f"  text      {files}{size_in_words(found.bytes)}, about {_about(found.steps)} words"
-        f"{language}",
+        f"  text      {files}{size(found.bytes)}, about {_about(found.steps)} words{language}",
     ]
     if start.cut:
         share = found.longest / max(1, found.bytes)

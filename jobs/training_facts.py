@@ -93,10 +93,18 @@ def training_facts(
     )
 
 
-def training_svg(facts: TrainingFacts, split: str, unigram: float | None = None) -> str | None:
+def training_svg(
+    facts: TrainingFacts,
+    split: str,
+    unigram: float | None = None,
+    *,
+    total: int = 0,
+    full: bool = False,
+) -> str | None:
     """The training curves as a picture that needs nothing else; None with nothing to draw.
 
-    `unigram` is the held-out perplexity of a model that knows only the word frequencies.
+    `unigram` is the held-out perplexity of a model that knows only the word frequencies, `total`
+    the tokens of the whole set, `full` whether training had the full softmax.
     """
     if len(facts.losses) < 2:
         return None
@@ -105,9 +113,9 @@ def training_svg(facts: TrainingFacts, split: str, unigram: float | None = None)
     panels, y = [], MARGIN
     has_heldout = len(facts.heldout) + bool(unigram) > 1 if facts.heldout else False
     if has_heldout:
-        drawn, y = _perplexities(facts, split, unigram, x, y)
+        drawn, y = _perplexities(facts, split, unigram, x, y, total)
         panels.append(drawn)
-    drawn, y = _losses(facts, x, y, below=has_heldout)
+    drawn, y = _losses(facts, x, y, below=has_heldout, full=full)
     panels.append(drawn)
     aside = f"{number(steps)} steps of {number(facts.tokens_per_step)} tokens"
     panels.append(_text(LEFT, y + 22, aside) + _text(RIGHT, y + 22, x.title, "end"))
@@ -122,7 +130,7 @@ def training_svg(facts: TrainingFacts, split: str, unigram: float | None = None)
 
 
 def _perplexities(
-    facts: TrainingFacts, split: str, unigram: float | None, x: Axis, y: int
+    facts: TrainingFacts, split: str, unigram: float | None, x: Axis, y: int, total: int
 ) -> tuple[str, int]:
     """The upper panel, and where it ends."""
     points = [(at * facts.tokens_per_step, value) for at, value in facts.heldout]
@@ -133,8 +141,8 @@ def _perplexities(
     name = shown(split, 24)
     keys = []
     if len(points) > 1:
-        keys.append(("curve", f"the model{_on(few)} of the set {name}, full softmax"))
-    last = f"after {number(facts.heldout[-1][0])} steps{_on(all_of)}"
+        keys.append(("curve", f"the model{_on(few, total)} of the set {name}, full softmax"))
+    last = f"after {number(facts.heldout[-1][0])} steps{_on(all_of, total)}"
     keys.append(("dot", f"{last}: {decimal(points[-1][1])}"))
     if unigram:
         keys.append(("base", f"word frequencies alone (unigram model): {decimal(unigram)}"))
@@ -149,17 +157,18 @@ def _perplexities(
     return drawn + _dot(*place(*points[-1]), 5), top + UPPER + TICKS + GAP
 
 
-def _on(tokens: int) -> str:
-    return f" on {number(tokens)} tokens" if tokens else ""
+def _on(tokens: int, total: int) -> str:
+    first = "the first " if tokens < total else ""
+    return f" on {first}{number(tokens)} tokens" if tokens else ""
 
 
-def _losses(facts: TrainingFacts, x: Axis, y: int, *, below: bool) -> tuple[str, int]:
+def _losses(facts: TrainingFacts, x: Axis, y: int, *, below: bool, full: bool) -> tuple[str, int]:
     """The lower panel, and where it ends."""
     points = [(at * facts.tokens_per_step, value) for at, value in facts.losses]
     values = [value for _, value in points]
     axis = rounded(min(values), max(values), "")
-    aside = ": not comparable with the perplexity above" if below else ""
-    keys = [("loss", f"nats per token, sampled softmax{aside}")]
+    aside = ": not comparable with the perplexity above" if below and not full else ""
+    keys = [("loss", f"nats per token, {'full' if full else 'sampled'} softmax{aside}")]
     drawn, top = _heading("Training loss", keys, y)
     place = _placer(x, axis, top, LOWER)
     drawn += _frame(x, axis, top, LOWER, place)

@@ -12,6 +12,9 @@ An n-gram is a number: its context's number times the vocabulary's size plus its
 among those of train. So counting is sorting and looking up is a binary search, all in numpy. Before
 anything is printed, probabilities over the whole vocabulary must add up to 1 within 1e-9.
 
+Of a RUN that is trained, its own forward perplexity is printed too, and the ratios to the unigram
+model and to the 5-gram: both predict the same tokens, if `eval.final_tokens` cut nothing off.
+
 With TOKENS, only the first so many of train are counted: what a model that stopped there had read.
 Without a folder: WikiText-2 by the recipe of that name, where 240.0 is known (`data/wikitext2`
 below the folder that ELMWRIGHT_SHARED names; skipped where it is missing).
@@ -28,12 +31,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from elmwright.jobs.layout import RunFolder
 from elmwright.pipeline.block import BOS_ID, EOS_ID, Block
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import read_json
 from elmwright.pipeline.manifest import Manifest, Split
 from elmwright.pipeline.shards import ShardReader
 from elmwright.pipeline.vocab import unigram_perplexity
@@ -281,6 +287,18 @@ def measure(corpus: Path, limit: int | None = None) -> dict[str, dict[int, float
     return results
 
 
+def compare(counted: dict[str, dict[int, float]], result: dict[str, Any] | None) -> None:
+    """Print a run's own forward perplexity beside what counting achieves, and the ratios."""
+    scores = (result or {}).get("evaluation", {})
+    if not scores:
+        print("the run has no result yet: no perplexity to compare with")
+    for name, score in scores.items():
+        own = score["forward_perplexity"]
+        unigram, best = counted[name][1], counted[name][ORDER]
+        ratios = f"{own / unigram:.3f} of the unigram, {own / best:.3f} of the {ORDER}-gram"
+        print(f"{name:<10} the model, forward {own:.2f} on {score['tokens']:,} tokens: {ratios}")
+
+
 def wikitext2(folder: Path) -> Path:
     """The corpus of the recipe `wikitext2`, built in a folder."""
     for split in ("train", "valid"):
@@ -298,7 +316,11 @@ def main(arguments: list[str]) -> None:
     if arguments:
         folder = Path(arguments[0])
         limit = int(arguments[1].replace(",", "")) if len(arguments) > 1 else None
-        measure(folder if (folder / "MANIFEST.json").exists() else folder / "corpus", limit)
+        if (folder / "MANIFEST.json").exists():
+            measure(folder, limit)
+        else:
+            run = RunFolder.at(folder)  # whose corpus may be elsewhere
+            compare(measure(Path(run.corpus), limit), read_json(run.result))
     elif not WIKITEXT2.is_dir():
         print(f"skipped: {WIKITEXT2} is missing; name a folder, or set ELMWRIGHT_SHARED")
     else:

@@ -10,6 +10,7 @@ from bench_ngram import (
     FALLBACK,
     KneserNey,
     Text,
+    compare,
     discounts,
     first_tokens,
     largest_error,
@@ -175,3 +176,14 @@ def test_a_corpus_folder_is_measured_and_its_unigram_figure_computed_again(
 def test_a_folder_without_a_corpus_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no finished corpus"):
         main([str(tmp_path)])
+
+
+def test_a_runs_own_perplexity_is_compared_with_counting(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    counted = {"valid": {1: 400.0, 5: 200.0}}
+    compare(counted, {"evaluation": {"valid": {"forward_perplexity": 100.0, "tokens": 1234}}})
+    told = capsys.readouterr().out
+    assert "forward 100.00 on 1,234 tokens: 0.250 of the unigram, 0.500 of the 5-gram" in told
+    compare(counted, None)
+    assert "no result yet" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.cli import main
-from elmwright.jobs.early import corpus_of
+from elmwright.jobs.early import check_model, corpus_of, run_of
+from elmwright.jobs.models import resolve
 from elmwright.pipeline.errors import UserError
 from tests.jobs.random_model import write_random_model
 from tests.jobs.test_find_run import start
@@ -148,3 +150,26 @@ def test_a_folder_that_cannot_be_written(home: Path, capsys: pytest.CaptureFixtu
     command = ["score", str(home / "model"), str(home / "text.txt"), "-o", str(closed / "o.tsv")]
     assert main(command) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_nothing_does_not_hide_a_run_of_its_name(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "tiny").mkdir()
+    try:
+        (home / "tiny" / "notes.txt").write_text("of the user")
+        with pytest.raises(UserError, match=r"run .*runs/tiny has no bundle and no checkpoint yet"):
+            check_model("tiny")
+        with pytest.raises(UserError, match="run runs/tiny has no bundle and no checkpoint yet"):
+            resolve("tiny")
+        assert run_of("tiny") == str(home / "runs" / "tiny")
+        write_random_model(home / "tiny" / "model")
+        with pytest.raises(UserError, match="holds no model"):
+            check_model("./tiny")
+        for file in (home / "model").iterdir():
+            shutil.copy(file, home / "tiny")
+        check_model("tiny")
+        assert resolve("tiny") == Path("tiny")
+    finally:
+        shutil.rmtree(home / "tiny")

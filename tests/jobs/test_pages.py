@@ -60,6 +60,13 @@ def test_the_picture_says_what_is_compared_with_what() -> None:
     assert root.get("aria-label") == "Held-out perplexity and training loss by training tokens"
 
 
+def test_the_picture_says_full_softmax_and_first_tokens_where_that_is_so() -> None:
+    texts, _ = drawn(training_svg(facts(), "valid", 539.12, total=85_247, full=True))
+    assert "the model on the first 19,068 tokens of the set valid, full softmax" in texts
+    assert "after 1,000 steps on 85,247 tokens: 146.7" in texts
+    assert "nats per token, full softmax" in texts
+
+
 def test_the_two_curves_have_axes_of_their_own_that_begin_where_it_matters() -> None:
     texts, root = drawn(training_svg(facts(), "valid", 539.12))
     (held,), (loss,) = lines(root, "curve"), lines(root, "loss")
@@ -120,7 +127,8 @@ def test_the_card_tells_the_result_first_and_what_it_means() -> None:
     score = {"perplexity": 146.654, "forward_perplexity": 150.1, "backward_perplexity": 143.3,
              "tokens": 85_247, "unk_share": 0.0366}  # fmt: skip
     card = model_card(
-        load_config("demo", []), replace(manifest(), unigram_perplexity={"heldout": 539.12}), 1000,
+        load_config("demo", ["train.negatives=2"]),
+        replace(manifest(), unigram_perplexity={"heldout": 539.12}), 1000,
         {"heldout": score}, facts(), has_softmax=True, has_curve=True,
         state={"processes": 1, "device": "cpu", "machine": "a | computer"},
     )  # fmt: skip
@@ -134,6 +142,30 @@ def test_the_card_tells_the_result_first_and_what_it_means() -> None:
     for table in re.findall(r"(?:^\|.*\|\n)+", card, re.MULTILINE):
         columns = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
         assert len(columns) == 1, table
+
+
+def test_the_card_says_full_softmax_and_first_tokens_where_that_is_so() -> None:
+    score = {"perplexity": 146.654, "forward_perplexity": 150.1, "backward_perplexity": 143.3,
+             "tokens": 1, "unk_share": 0.0366}  # fmt: skip
+    text = manifest()
+    text = replace(text, splits={**text.splits, "heldout": text.splits["train"]})
+    whole = text.splits["heldout"].steps
+
+    def card(negatives: int) -> str:
+        return model_card(
+            load_config("demo", [f"train.negatives={negatives}"]),
+            replace(text, unigram_perplexity={"heldout": 539.12}), 1000,
+            {"heldout": {**score, "tokens": whole - 1}}, facts(), has_softmax=True, has_curve=True,
+            state={"processes": 1, "device": "cpu", "machine": "a"},
+        )  # fmt: skip
+
+    full, sampled = card(text.vocab.size), card(text.vocab.size - 1)
+    assert "| softmax | full |" in full
+    assert "training loss is that of the full softmax" in full
+    assert "cannot be compared with the held-out" not in full
+    assert "| softmax | sampled, " in sampled
+    assert f"perplexity on the first {whole - 1:,} tokens of the held-out set" in full
+    assert f"Scored: the first {whole - 1:,} tokens of the {whole:,} of `heldout`." in full
 
 
 def found(source: str = "text.txt", layer: str = "top") -> Found:

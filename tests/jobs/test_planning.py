@@ -5,6 +5,7 @@ import json
 import os
 import socket
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from elmwright.jobs import estimate
 from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import config_hash, load_config
+from elmwright.jobs.evaluate import final_limit
 from elmwright.jobs.plan_text import plan_lines
 from elmwright.jobs.planning import describe
 from tests.jobs.tiny import write_config, write_text
@@ -151,6 +153,42 @@ def test_what_cannot_be_read_and_what_the_rules_leave(tmp_path: Path) -> None:
     assert "characters of the sample" in describe(config)["problems"][0]
 
 
+def test_a_corpus_that_is_built_is_not_taken_for_room_that_training_has(tmp_path: Path) -> None:
+    before = plan_of(tmp_path, ENGLISH * 50)["disk"]["needed"]  # type: ignore[index]
+    run = tmp_path / "run"
+    (run / "corpus").mkdir(parents=True)
+    (run / "corpus" / "shard").write_bytes(bytes(50_000_000))
+    (run / "train").mkdir()
+    config = load_config(str(tmp_path / "tiny.toml"))
+    training = estimate.training_bytes(config, config.vocab.max_size)
+    needed = plan_of(tmp_path, ENGLISH * 50)["disk"]["needed"]  # type: ignore[index]
+    assert needed == training < before
+    (run / "train" / "one").write_bytes(bytes(1000))
+    os.link(run / "train" / "one", run / "train" / "two")
+    needed = plan_of(tmp_path, ENGLISH * 50)["disk"]["needed"]  # type: ignore[index]
+    assert needed == training - 1000
+
+
+def test_the_last_evaluation_is_counted_as_far_as_it_goes() -> None:
+    config = load_config("original", ["eval.every_steps=0"])
+
+    def seconds(final: int, *sets: int) -> float:
+        section = replace(config.eval, final_tokens=final)
+        return estimate.duration(
+            replace(config, eval=section), cores=1, vocabulary=800_000, tokens_per_s=1.0,
+            text_bytes=0, heldout_tokens=sets, steps_left=1,
+        ).evaluate  # fmt: skip
+
+    assert seconds(1000, 5000) == seconds(0, 1000)
+    assert seconds(1000, 5000, 200) == pytest.approx(seconds(0, 1200))
+    assert seconds(0, 50_000_000) == seconds(0, 1_000_000), "so many are enough by default"
+    for vocabulary in (10, 99_999, 100_000, 800_000):
+        for final in (0, 7):
+            section = replace(config.eval, final_tokens=final)
+            found = estimate.final_tokens(replace(config, eval=section), vocabulary)
+            assert found == final_limit(final, vocabulary)
+
+
 def test_another_database_than_the_runs_own_is_named(tmp_path: Path) -> None:
     def mlflow(**changes: object) -> str:
         lines = plan_lines(plan_of(tmp_path, ENGLISH * 50, **changes), "x")  # type: ignore[arg-type]
@@ -201,9 +239,7 @@ def test_the_rule_of_thumb_counts_the_arithmetic_that_a_step_does() -> None:
         assert rule == pytest.approx(exact, rel=0.34), recipe
 
 
-def test_durations_and_sizes_are_said_as_people_say_them() -> None:
+def test_durations_are_said_as_people_say_them() -> None:
     said = {5: "5 s", 100: "2 min", 4000: "67 min", 6000: "1 h 40 min", 7200: "2 h",
             50_000: "14 h", 604_800: "7 days"}  # fmt: skip
     assert {seconds: estimate.in_words(seconds) for seconds in said} == said
-    assert estimate.size_in_words(1_234_567) == "1.2 MB"
-    assert estimate.size_in_words(77e9) == "77 GB"
