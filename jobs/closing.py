@@ -142,7 +142,7 @@ def _example(config: RunConfig, manifest: Manifest, corpus: str) -> tuple[str, s
 
 def choose_example(sentences: Sequence[Sequence[str]]) -> tuple[str, str] | None:
     """A word of at least three of the sentences, rather a long one, and a short one of them."""
-    short = [s for s in sentences if len(s) <= LONGEST_EXAMPLE and all(map(str.isalnum, s))]
+    short = [s for s in sentences if len(s) <= LONGEST_EXAMPLE and all(map(_is_simple, s))]
     found = Counter(word for sentence in sentences for word in set(sentence))
     candidates = {word for sentence in short for word in sentence if _is_plain(word)}
     common = sorted((word for word in candidates if found[word] >= OTHERS), key=lambda w: (
@@ -151,6 +151,11 @@ def choose_example(sentences: Sequence[Sequence[str]]) -> tuple[str, str] | None
         return None
     sentence = min((s for s in short if common[0] in s), key=lambda s: (-len(s), *s))
     return common[0], " ".join(sentence)
+
+
+def _is_simple(word: str) -> bool:
+    """Nothing that a shell or a reader would stumble over."""
+    return all(char.isalnum() or char in ".,;:?-" for char in word)
 
 
 def _is_plain(word: str) -> bool:

@@ -5,10 +5,12 @@ not disturb each other or anything else on the machine. For a cluster of several
 checked, not assumed, that each of them sees `run.dir`.
 """
 
+import atexit
 import logging
 import os
 import re
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,6 +23,9 @@ from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.machine_use import cores, starting_ray
 from elmwright.jobs.room import ask_for_room, give_room_back, pause, wait_for_room
 from elmwright.pipeline.errors import Interrupted, UserError
+
+FITTING = "fit"
+"""Name of the thread that waits for Ray Train's workers (launch.py)."""
 
 
 def local_cpus(config: RunConfig) -> int:
@@ -90,7 +95,13 @@ def ray_cluster(
     finally:
         if asked:
             give_room_back()
-        ray.shutdown()
+        if stopped() and any(thread.name == FITTING for thread in threading.enumerate()):
+            # That thread waits for workers that will not answer any more. When it speaks to a Ray
+            # that was shut down, Ray ends the whole process, with an exit code of its own and
+            # before our last sentence. Ray's processes end with this one, so nothing is left.
+            atexit.unregister(ray.shutdown)
+        else:
+            ray.shutdown()
 
 
 def _why_not(address: str, error: Exception) -> str:

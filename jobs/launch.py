@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints, read_checked
-from elmwright.jobs.cluster import is_remote
+from elmwright.jobs.cluster import FITTING, is_remote
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from, to_dict
 from elmwright.jobs.console import Console
@@ -165,7 +165,7 @@ def _attempt(
             outcome.append(error)
 
     # fit() blocks and would take SIGINT for itself on the main thread.
-    thread = threading.Thread(target=fit, name="fit", daemon=True)
+    thread = threading.Thread(target=fit, name=FITTING, daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(POLL_SECONDS)

@@ -3,13 +3,14 @@
 import os
 import signal
 import sys
+import threading
 import time
 import types
 from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.cluster import _connect, _why_not, ray_cluster
+from elmwright.jobs.cluster import FITTING, _connect, _why_not, ray_cluster
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.room import ask_for_room, wait_for_room
@@ -126,3 +127,27 @@ def test_a_wish_to_stop_ends_the_waiting_for_a_cluster(
     assert time.monotonic() - begun < 5
     assert shut == [True]
     assert asked == [[{"CPU": 1}] * config.train.processes, []], "asked for, and given back"
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_ray_is_not_shut_down_under_a_thread_that_still_speaks_to_it(
+    stopping: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would end the process with a code of its own before the last sentence is said."""
+    down = []
+    fake = types.SimpleNamespace(
+        init=lambda **_settings: None, shutdown=lambda: down.append("shut down")
+    )
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    config = load_config("demo", [f"run.dir={tmp_path}"])
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name=FITTING, daemon=True)
+    thread.start()
+    with ray_cluster(config, RunFolder.of(config), lambda: None, lambda: stopping):
+        pass
+    assert down == ([] if stopping else ["shut down"])
+    done.set()
+    thread.join()
+    with ray_cluster(config, RunFolder.of(config), lambda: None, lambda: stopping):
+        pass
+    assert down[-1:] == ["shut down"]

@@ -135,12 +135,13 @@ def test_the_example_is_a_word_that_other_held_out_sentences_have() -> None:
         "a river".split(),
         "nobody came".split(),
     ]
-    assert choose_example(sentences) == ("river", "we crossed the river")
+    assert choose_example(sentences) == ("river", "The river was wide .")
     assert choose_example([["한국어", "문장"], ["한국어"], ["한국어", "글"]]) == (
         "한국어",
         "한국어 글",
     )
-    assert choose_example(sentences[:2]) is None  # nothing else has it
+    assert choose_example(sentences[:2]) is None  # too few others have it
+    assert choose_example([["a", "`river`"]] * 3) is None
     assert choose_example([]) is None
 
 
