@@ -242,3 +242,28 @@ def test_verify_counts_every_byte(trained: Path, bundle: Path) -> None:
         ((done, total),) = bars.seen.values()
         assert list(bars.seen) == ["verifying bytes"]
         assert done == total > 1000, path
+
+
+def test_only_the_beginning_of_a_long_sentence_is_compared(
+    trained: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding may grow along a sentence, and is no fault of the bundle."""
+    from elmwright.jobs import compare_bundle
+    from elmwright.model.elmo import Elmo
+    from elmwright.model.reference import ReferenceBiLM
+
+    seen: list[int] = []
+    embed = ReferenceBiLM.embed
+
+    def watched(self: ReferenceBiLM, words: list[str]) -> object:
+        seen.append(len(words))
+        return embed(self, words)
+
+    monkeypatch.setattr(ReferenceBiLM, "embed", watched)
+    long = [["the", "cat"] * 40, ["the"]]
+    monkeypatch.setattr(compare_bundle, "heldout_sentences", lambda *_: long)
+    model = load_folder(bundle)
+    compare_bundle.compare_vectors(
+        bundle, Elmo(model.bilm), str(trained / "corpus"), Manifest.load(trained / "corpus")
+    )
+    assert seen == [compare_bundle.PROBE_WORDS, 1]
