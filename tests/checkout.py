@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def clone(target: Path) -> Path:
-    """The files git would give, with the environment borrowed from ours."""
+def copy_tree(target: Path) -> None:
+    """The files that git would give a stranger."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -22,6 +22,11 @@ def clone(target: Path) -> Path:
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target / name)
+
+
+def clone(target: Path) -> Path:
+    """The files that git would give, with the environment borrowed from ours."""
+    copy_tree(target)
     venv = target / ".venv"
     venv.mkdir()
     for name in ("bin", "lib", "include", "pyvenv.cfg"):

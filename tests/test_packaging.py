@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import elmwright
+from tests.checkout import copy_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {"elmwright/pipeline": "pipeline", "elmwright/model": "model", "elmwright/jobs": "jobs"}
@@ -24,16 +25,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Wheel and sdist, built from a copy of what git would give a stranger."""
     folder = tmp_path_factory.mktemp("dist")
     source = tmp_path_factory.mktemp("source")
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if listed.returncode:
-        pytest.skip("not a git checkout")
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+    copy_tree(source)
     subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)],
         check=True, capture_output=True,

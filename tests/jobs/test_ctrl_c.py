@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,25 +147,34 @@ def test_a_run_stops_in_its_last_stages_and_resumes(
     assert [version.version for version in versions] == [1]
 
 
+def slow_module(folder: Path, name: str) -> Path:
+    """A module that takes half a minute to import; the file that it makes when that begins."""
+    mark = folder / "mark"
+    (folder / f"{name}.py").write_text(
+        f"import time, pathlib\npathlib.Path({str(mark)!r}).touch()\ntime.sleep(30)\n"
+    )
+    return mark
+
+
+def wait_for(mark: Path, process: "subprocess.Popen[Any]") -> None:
+    for _ in range(1000):
+        if mark.exists() or process.poll() is not None:
+            break
+        time.sleep(0.02)
+    assert mark.exists(), process.communicate()
+
+
 def test_an_interrupt_while_libraries_are_imported_is_one_sentence(
     trained: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "torch").mkdir()
-    mark = tmp_path / "mark"
-    (tmp_path / "torch" / "__init__.py").write_text(
-        f"import time, pathlib\npathlib.Path({str(mark)!r}).touch()\ntime.sleep(30)\n"
-    )
+    mark = slow_module(tmp_path, "torch")
     process = subprocess.Popen(
         [sys.executable, "-m", "elmwright.jobs.cli", "eval", bundle,
          "--corpus", trained / "corpus"],
         stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
-    for _ in range(1000):
-        if mark.exists() or process.poll() is not None:
-            break
-        time.sleep(0.02)
-    assert mark.exists(), process.communicate()
+    wait_for(mark, process)
     os.killpg(process.pid, signal.SIGINT)
     said = process.communicate(timeout=10)[1]
     assert (process.returncode, said) == (75, "stopped: interrupted; nothing is lost\n")
@@ -182,32 +192,10 @@ def main():
     except KeyboardInterrupt:
         print("closing", flush=True)
         time.sleep({seconds})
-        print("closed", flush=True)
+        print("closed", end="")
     return 75
 main()
 """
-
-
-@pytest.mark.parametrize(("seconds", "closed"), [(0.4, True), (30, False)])
-def test_a_second_ctrl_c_waits_for_the_closing_and_a_later_one_does_not(
-    seconds: float, closed: bool
-) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", CLOSES_SLOWLY.format(seconds=seconds)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
-    process.send_signal(signal.SIGINT)
-    assert process.stdout.readline() == "closing\n"
-    process.send_signal(signal.SIGINT)
-    if not closed:
-        time.sleep(0.8)
-        process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=10)
-    assert process.returncode == 75
-    assert ("closed" in out) == closed
-    assert ("stopped: at once; the same command resumes" in error) != closed
 
 
 SAVES = """
@@ -242,20 +230,13 @@ def test_a_signal_before_the_command_is_imported_is_one_sentence(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     """The program imports argparse first; this one takes its time."""
-    mark = tmp_path / "mark"
-    (tmp_path / "argparse.py").write_text(
-        f"import time, pathlib\npathlib.Path({str(mark)!r}).touch()\ntime.sleep(30)\n"
-    )
+    mark = slow_module(tmp_path, "argparse")
     process = subprocess.Popen(
         [sys.executable, "-c", "import sys; from elmwright.jobs.program import main; "
          "sys.exit(main())"],
         stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
-    for _ in range(1000):
-        if mark.exists() or process.poll() is not None:
-            break
-        time.sleep(0.02)
-    assert mark.exists(), process.communicate()
+    wait_for(mark, process)
     process.send_signal(number)
     said = process.communicate(timeout=10)[1]
     assert (process.returncode, said) == (75, b"\rstopped: before anything was done\n")
@@ -281,11 +262,14 @@ main()
 
 
 @pytest.mark.parametrize(("seconds", "closed"), [(0.4, True), (30, False)])
-def test_work_that_has_saved_may_tell_and_close_whatever_is_pressed(
-    seconds: float, closed: bool
+@pytest.mark.parametrize(
+    "program", [CLOSES_SLOWLY, CLOSES_AFTER_SAVING], ids=["interrupted", "saved"]
+)
+def test_a_second_ctrl_c_waits_for_the_closing_and_a_later_one_does_not(
+    program: str, seconds: float, closed: bool
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", CLOSES_AFTER_SAVING.format(seconds=seconds)],
+        [sys.executable, "-c", program.format(seconds=seconds)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -300,7 +284,7 @@ def test_work_that_has_saved_may_tell_and_close_whatever_is_pressed(
     assert process.returncode == 75
     assert "Traceback" not in error
     assert (out == "closed") == closed, error
-    assert ("stopped: at once" in error) != closed
+    assert ("stopped: at once; the same command resumes" in error) != closed
 
 
 BETWEEN_STAGES = """
