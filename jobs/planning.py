@@ -247,7 +247,7 @@ def _embedded(config: RunConfig) -> bool:
 
 def _disk(config: RunConfig, folder: RunFolder, plan: dict[str, Any]) -> dict[str, Any]:
     """What a run takes besides what is there, and what is free where it goes."""
-    from elmwright.pipeline.build import DISK_FACTOR
+    from elmwright.pipeline.corpus_folder import DISK_FACTOR
 
     words = plan["vocabulary"]["words"]
     place = folder.scratch if folder.remote else Path(folder.root)

@@ -131,7 +131,7 @@ def _unwritable(place: Path) -> tuple[str, Path]:
 
 def _inputs(problems: Problems, config: RunConfig, folder: RunFolder) -> None:
     """Sources, held-out sets, evaluation files, vocabulary, languages, disk."""
-    from elmwright.pipeline.build import check_claim, check_space
+    from elmwright.pipeline.corpus_folder import check_claim, check_space
     from elmwright.pipeline.vocab import load_vocab
 
     corpus = config.corpus

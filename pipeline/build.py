@@ -29,6 +29,7 @@ from elmwright.pipeline import (
     stage_select,
 )
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
+from elmwright.pipeline.corpus_folder import check_space, claim
 from elmwright.pipeline.current import (
     corpus_key,
     evaluation_files,
@@ -36,7 +37,6 @@ from elmwright.pipeline.current import (
     is_current,
     vocab_file,
 )
-from elmwright.pipeline.decode import compression
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.funnel import READ, Funnel
 from elmwright.pipeline.manifest import NAME, Manifest
@@ -44,13 +44,9 @@ from elmwright.pipeline.progress import Progress, plural, silent
 from elmwright.pipeline.repeats import Lost, count_pieces, find_repeats
 from elmwright.pipeline.sources import Chunk, SourceFile
 from elmwright.pipeline.stage_select import Part, Sides
-from elmwright.pipeline.storage import free_bytes
 from elmwright.pipeline.tasks import Report, Runner, Task, task
 
 WORK = "work"
-MARK = ".elmwright-corpus"
-DISK_FACTOR = 3
-"""Bytes of disk asked for a byte of input before a build begins; English prose took 2.6."""
 FILES_PER_DIGEST = 64
 
 
@@ -88,43 +84,6 @@ def build_corpus(
             stage.result = "report.html"
     sweep(where, manifest, keep_work=corpus.keep_work)
     return manifest
-
-
-def claim(folder: str) -> None:
-    """Mark a folder as ours, so that nothing of anybody else's is ever swept away."""
-    mark = files.join(folder, MARK)
-    if files.exists(mark):
-        return
-    check_claim(folder)
-    files.write_bytes(mark, b"A corpus of elmwright: what lies here is made and removed by it.\n")
-
-
-def check_claim(folder: str) -> None:
-    """Refuse a folder with files that are not ours."""
-    known = any(files.exists(files.join(folder, name)) for name in (MARK, NAME))
-    if not known and files.list_folder(folder):
-        raise UserError(
-            f"{folder} is not empty and no corpus of elmwright; name an empty or new folder"
-        )
-
-
-def space_needed(inputs: Sequence[SourceFile], folder: str) -> int:
-    """Bytes of disk that building a corpus from these files takes, besides what is there."""
-    size = sum(file.bytes * (sources.EXPANSION if compression(file.path) else 1) for file in inputs)
-    return DISK_FACTOR * size - sum(file.bytes for file in files.list_folder(folder))
-
-
-def check_space(inputs: Sequence[SourceFile], folder: str) -> None:
-    """Refuse to begin what the disk cannot hold; a store is taken to have room."""
-    if files.is_url(folder):
-        return
-    needed, free = space_needed(inputs, folder), free_bytes(Path(folder))
-    if needed > free:
-        raise UserError(
-            f"building the corpus in {folder} needs about {needed / 1e6:,.0f} MB of disk "
-            f"and {free / 1e6:,.0f} MB are free; free some, choose another run.dir or set "
-            "corpus.dir"
-        )
 
 
 def _wants_harvest(corpus: CorpusConfig) -> bool:

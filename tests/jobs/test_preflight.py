@@ -155,9 +155,9 @@ def test_files_of_others_in_the_bundle_folder(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from elmwright.pipeline import build
+    from elmwright.pipeline import corpus_folder
 
-    monkeypatch.setattr(build, "free_bytes", lambda _path: 100)
+    monkeypatch.setattr(corpus_folder, "free_bytes", lambda _path: 100)
     [problem] = problems_of(tmp_path)
     assert "MB of disk" in problem
 

@@ -22,7 +22,7 @@ import pyarrow
 import pytest
 import webdataset
 
-from elmwright.pipeline import build, harvest, tasks
+from elmwright.pipeline import build, corpus_folder, harvest, tasks
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Pieces, ShardsConfig
 from elmwright.pipeline.current import corpus_key, is_current
 from elmwright.pipeline.errors import Interrupted, UserError
@@ -311,7 +311,7 @@ def test_bad_input_is_told_in_one_sentence(tmp_path, name, data, settings, sente
 
 def test_too_little_disk_is_told_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_text(some_text(30))
-    monkeypatch.setattr(build, "free_bytes", lambda _folder: 10)
+    monkeypatch.setattr(corpus_folder, "free_bytes", lambda _folder: 10)
     with pytest.raises(UserError, match=r"needs about .* MB"):
         make(tmp_path / "out", CorpusConfig(sources=(str(tmp_path / "in.txt"),)))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.pipeline import build, files, tasks
+from elmwright.pipeline import build, corpus_folder, files, tasks
 from elmwright.pipeline.config import CorpusConfig, Pieces, Source, VocabConfig
 from elmwright.pipeline.current import vocab_file
 from elmwright.pipeline.errors import UserError
@@ -174,7 +174,7 @@ def test_a_build_that_goes_on_asks_for_less_disk(tmp_path, config, monkeypatch):
     size = (tmp_path / "in.txt").stat().st_size
     make(tmp_path / "out", config)
     (tmp_path / "out/MANIFEST.json").unlink()
-    monkeypatch.setattr(build, "free_bytes", lambda _folder: 2 * size)
+    monkeypatch.setattr(corpus_folder, "free_bytes", lambda _folder: 2 * size)
     make(tmp_path / "out", config)
     with pytest.raises(UserError, match="needs about"):
         make(tmp_path / "other", config)
