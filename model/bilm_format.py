@@ -14,7 +14,9 @@ The softmax is not part of this format.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,13 @@ from torch import Tensor
 from elmwright.model.chars import N_CHARS
 from elmwright.model.config import ModelConfig
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.untrusted import AGAIN, read_object
 
 Array = npt.NDArray[np.float32]
 
+PACKED = 64
+"""How much larger weights may be than the file that holds them compressed. Weights hardly compress;
+zeros do a thousand times."""
 DEPTH = 8
 """Groups inside groups that are followed; those of a biLM are five deep."""
 
@@ -43,14 +49,7 @@ def read_options(path: Path) -> ModelConfig:
     As in bilm-tf, a missing `n_highway` means none and a missing `use_skip_connections` means no.
     Settings of the training run that may stand beside are left alone.
     """
-    try:
-        options = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
-    if not isinstance(options, dict):
-        raise UserError(f"{path} is not a JSON object, so no options of a biLM")
+    options = read_object(path)
     if not options.get("bidirectional", True):
         raise UserError(f"{path} describes a model of one direction; ELMo needs both")
 
@@ -64,10 +63,10 @@ def read_options(path: Path) -> ModelConfig:
 
     n_chars = get("char_cnn", "n_characters")
     if n_chars not in (N_CHARS - 1, N_CHARS):
-        raise UserError(f"{path} has char_cnn.n_characters {n_chars}; a biLM has 261 or 262")
+        raise UserError(f"{path} has char_cnn.n_characters {n_chars!r:.50}; a biLM has 261 or 262")
     if get("char_cnn", "activation") not in ("relu", "tanh"):
         raise UserError(
-            f"{path} has char_cnn.activation {get('char_cnn', 'activation')!r}; relu or tanh"
+            f"{path} has char_cnn.activation {get('char_cnn', 'activation')!r:.50}; relu or tanh"
         )
     try:
         config = ModelConfig(
@@ -119,6 +118,28 @@ def write_options(path: Path, config: ModelConfig, extra: Mapping[str, Any] | No
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def tensor_shapes(config: ModelConfig, there: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of a `BiLM(config)`, where a file holds `there` tensors.
+
+    One that asks for more layers or filters than that is cut: whoever compares misses some anyway.
+    """
+    config = _cut(config, there)
+    for name, (shape, (tensor_name, direction)) in datasets(config).items():
+        if direction is None:
+            yield tensor_name, shape[1:] if name.startswith("CNN/W_cnn") else shape
+        elif direction == 0:
+            yield tensor_name, (2, *shape)
+
+
+def _cut(config: ModelConfig, there: int) -> ModelConfig:
+    """The same model, with one more layer of each kind than a file of so many tensors can hold."""
+    return replace(
+        config,
+        n_layers=min(config.n_layers, there + 1),
+        n_highway=min(config.n_highway, there + 1),
+    )
+
+
 def datasets(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], Place]]:
     """Every dataset of `weights.hdf5`: its shape, and where it lives in the state dict."""
     n, p, d = config.n_filters, config.projection_dim, config.dim
@@ -148,11 +169,8 @@ def datasets(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], Place]]:
 
 def read_weights(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     """The state dict of a `BiLM(config)`, float32, from a `weights.hdf5`."""
-    try:
-        with h5py.File(path, "r") as file:
-            arrays = _checked(path, file, config)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read as HDF5: {error}") from error
+    with _opened(path) as file:
+        arrays = _checked(path, file, config)
     single: dict[str, Tensor] = {}
     pairs: dict[str, list[Tensor]] = {}
     for name, (_, (tensor_name, direction)) in datasets(config).items():
@@ -166,11 +184,19 @@ def read_weights(path: Path, config: ModelConfig) -> dict[str, Tensor]:
 
 def check_members(path: Path, config: ModelConfig) -> None:
     """Does a `weights.hdf5` hold the datasets of `config` and nothing else? Reads no values."""
+    with _opened(path) as file:
+        _check_names(path, _members(path, file), config)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """An HDF5 file; whatever h5py raises about a damaged one is one sentence."""
     try:
         with h5py.File(path, "r") as file:
-            _check_names(path, _members(path, file), config)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read as HDF5: {error}") from error
+            yield file
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read as HDF5: {reason:.200}; {AGAIN}") from error
 
 
 def write_weights(path: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -187,6 +213,12 @@ def write_weights(path: Path, config: ModelConfig, tensors: Mapping[str, Tensor]
 def _checked(path: Path, file: Any, config: ModelConfig) -> dict[str, Array]:
     """All datasets, if they are exactly those of `config` and finite."""
     _check_names(path, _members(path, file), config)
+    declared = sum(file[name].size * file[name].dtype.itemsize for name in datasets(config))
+    size = path.stat().st_size
+    if declared > PACKED * size:  # never written, or packed as no weights can be
+        raise UserError(
+            f"{path} declares {declared:,} bytes of weights and holds {size:,}; {AGAIN}"
+        )
     arrays = {name: _finite(path, name, file[name]) for name in datasets(config)}
     if len(arrays["char_embed"]) == N_CHARS:
         if arrays["char_embed"][0].any():
@@ -231,6 +263,7 @@ def _members(
 
 
 def _check_names(path: Path, shapes: dict[str, Any], config: ModelConfig) -> None:
+    config = _cut(config, len(shapes))
     expected = {name: shape for name, (shape, _) in datasets(config).items()}
     if expected.keys().isdisjoint(shapes):
         some = ", ".join(f"{name} {shape}" for name, shape in list(shapes.items())[:3]) or "nothing"

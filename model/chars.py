@@ -26,13 +26,21 @@ BEGIN_SENTENCE, END_SENTENCE = "<S>", "</S>"
 SENTENCE_MARKS = {BEGIN_SENTENCE: BOS, END_SENTENCE: EOS}
 
 
-def char_ids(words: Sequence[str], max_chars: int) -> CharIds:
-    """One row of `max_chars` ids for each word; `<S>` and `</S>` become the sentence marks."""
+def char_ids(words: Sequence[str], max_chars: int, widest: int | None = None) -> CharIds:
+    """One row of `max_chars` ids for each word; `<S>` and `</S>` become the sentence marks.
+
+    With `widest`, the width of the encoder's widest filter, rows are only as long as the longest
+    word needs: the encoder computes the same from them, and a model that allows long words costs no
+    more than the words that there are.
+    """
     if max_chars < 3:
         raise ValueError(f"max_chars is {max_chars}; a word needs at least 3 (begin, byte, end)")
     encoded = [word.encode("utf-8", "ignore")[: max_chars - 2] for word in words]
     sizes = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
-    ids = np.full((len(encoded), max_chars), PAD, dtype=np.int16)
+    length = max_chars
+    if widest is not None:
+        length = min(max_chars, max(int(sizes.max(initial=1)), 1) + 2 + widest)
+    ids = np.full((len(encoded), length), PAD, dtype=np.int16)
     ids[:, 0] = BOW
 
     row = np.repeat(np.arange(len(encoded)), sizes)

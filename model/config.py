@@ -6,6 +6,11 @@ The string under each field is its documentation; `elmwright config --explain` p
 from dataclasses import dataclass
 from typing import Literal
 
+LARGEST, LARGEST_FLOAT = 2**63 - 1, 3.4e38
+"""What a tensor's size and a float32 can be at most."""
+MOST_CHARS = 1000
+"""Above the longest word of any language. Words are encoded together, each at the cost of the
+longest, so without a limit one endless word would take all memory."""
 PUBLISHED_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 
 
@@ -26,7 +31,7 @@ class ModelConfig:
     n_highway: int = 2
     """Highway layers after the convolutions."""
     max_chars: int = 50
-    """Bytes of a word that are read, begin and end marks included."""
+    """Bytes of a word that are read, begin and end marks included; at most 1000."""
     activation: Literal["relu", "tanh"] = "relu"
     """What follows the convolutions."""
     cell_clip: float = 3.0
@@ -47,19 +52,20 @@ class ModelConfig:
 
     def problem(self) -> str:
         """What is wrong with these values, which a file may have said; empty if nothing is."""
+        if type(self.max_chars) is not int or not 3 <= self.max_chars <= MOST_CHARS:
+            return f"max_chars is {self.max_chars!r:.50}, not a whole number from 3 to {MOST_CHARS}"
         for name, least in (
-            ("dim", 1), ("projection_dim", 1), ("n_layers", 1), ("char_dim", 1),
-            ("n_highway", 0), ("max_chars", 3),
+            ("dim", 1), ("projection_dim", 1), ("n_layers", 1), ("char_dim", 1), ("n_highway", 0),
         ):  # fmt: skip
             value = getattr(self, name)
-            if type(value) is not int or value < least:
+            if type(value) is not int or not least <= value <= LARGEST:
                 return f"{name} is {value!r:.50}, not a whole number from {least}"
         for name in ("cell_clip", "proj_clip"):
             value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value < float("inf"):
-                return f"{name} is {value!r:.50}, not a number from 0"
+            if type(value) not in (int, float) or not 0 <= value <= LARGEST_FLOAT:
+                return f"{name} is {value!r:.50}, not a number from 0 to {LARGEST_FLOAT:g}"
         for width, number in self.filters:
-            if type(width) is not int or type(number) is not int or width < 1 or number < 1:
+            if not all(type(n) is int and 1 <= n <= LARGEST for n in (width, number)):
                 return f"filters has [{width!r:.50}, {number!r:.50}], not two whole numbers from 1"
             if width > self.max_chars:
                 return f"filters has a width of {width}, and max_chars is {self.max_chars}"

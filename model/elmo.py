@@ -132,7 +132,7 @@ class Elmo(nn.Module):
                 chars, rows = _types_of_ids(sentences, self.bilm.config.max_chars)
             else:
                 words, rows = _types_of_words(sentences)
-                chars = torch.from_numpy(char_ids(words, self.bilm.config.max_chars))
+                chars = self.bilm.encoder.ids(words)
             layers = self._layers(self.bilm.encoder(chars.to(self._device)), rows)
         lengths = torch.tensor([len(row) for row in rows], device=self._device)
         mask = torch.arange(layers[0].size(1), device=self._device) < lengths.unsqueeze(1)
@@ -310,8 +310,8 @@ class TypeCache:
             self.encoder = encoder
         encoded = [] if self.vectors is None else [self.vectors]
         for start in range(0, len(new), TYPES_AT_ONCE):
-            chars = char_ids(new[start : start + TYPES_AT_ONCE], bilm.config.max_chars)
-            encoded.append(bilm.encoder(torch.from_numpy(chars).to(device)))
+            chars = bilm.encoder.ids(new[start : start + TYPES_AT_ONCE])
+            encoded.append(bilm.encoder(chars.to(device)))
         for word in new:
             self.place[word] = len(self.place)
         self.vectors = encoded[0] if len(encoded) == 1 else torch.cat(encoded)

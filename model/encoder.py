@@ -19,12 +19,13 @@ Group sizes depend on the data, so on CUDA this costs two synchronisations a bat
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
-from elmwright.model.chars import N_CHARS
+from elmwright.model.chars import N_CHARS, char_ids
 from elmwright.model.config import ModelConfig
 from elmwright.pipeline.errors import UserError
 
@@ -82,7 +83,10 @@ class Projection(nn.Module):
 
 
 class TokenEncoder(nn.Module):
-    """Character ids [U, max_chars] → representations [U, projection_dim]."""
+    """Character ids [U, max_chars] → representations [U, projection_dim].
+
+    Rows may be shorter (`char_ids`): as long as the longest word and the widest filter together.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -92,7 +96,7 @@ class TokenEncoder(nn.Module):
                 f"model.filters has a filter of width {widest} but model.max_chars is "
                 f"{config.max_chars}; use narrower filters or read more characters"
             )
-        self.config = config
+        self.config, self.widest = config, widest
         self.char_embed = nn.Parameter(torch.empty(N_CHARS - 1, config.char_dim))
         self.conv = nn.ModuleList(
             Convolution(width, config.char_dim, number) for width, number in config.filters
@@ -101,6 +105,10 @@ class TokenEncoder(nn.Module):
         self.projection = (
             Projection(config.n_filters, config.projection_dim) if config.has_projection else None
         )
+
+    def ids(self, words: Sequence[str]) -> Tensor:
+        """What `forward` reads of some words."""
+        return torch.from_numpy(char_ids(words, self.config.max_chars, self.widest))
 
     def forward(self, chars: Tensor) -> Tensor:
         if chars.size(0) == 0:
@@ -123,9 +131,8 @@ class TokenEncoder(nn.Module):
 
     def convolve(self, chars: Tensor, longest: int) -> Tensor:
         """The maxima of every filter for words that vary over at most `longest` positions."""
-        widest = max(width for width, _ in self.config.filters)
         table = F.pad(self.char_embed, (0, 0, 1, 0))  # row 0, the mask, is zero and stays so
-        embedded = F.embedding(chars[:, : longest + widest], table)
+        embedded = F.embedding(chars[:, : longest + self.widest], table)
         return torch.cat([conv(embedded, longest + 1) for conv in self.conv], dim=1)
 
     @torch.no_grad()

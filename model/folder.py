@@ -9,7 +9,8 @@ them; a registry URI is resolved to a folder there, too.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -20,15 +21,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from elmwright.model.bilm import BiLM
-from elmwright.model.bilm_format import read_options, read_weights
+from elmwright.model.bilm_format import read_options, read_weights, tensor_shapes
 from elmwright.model.config import ModelConfig
 from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.untrusted import AGAIN, read_object, read_words
 
 FORMAT = 1
 """Version of config.json that this code writes and reads."""
 CONFIG, MODEL, SOFTMAX = "config.json", "model.safetensors", "softmax.safetensors"
 VOCAB, OPTIONS = "vocab.txt", "options.json"
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""What weights may be stored as."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,29 @@ def load_folder(
         tensors = read_weights(_only_hdf5(folder), config)
     else:
         config = read_config(folder / CONFIG)
-        tensors = _read_tensors(folder / MODEL)
-    _check_size(folder, config, tensors)
-    bilm = BiLM(config)
-    load_tensors(bilm, tensors, source=str(folder))
+        tensors = read_tensors(folder / MODEL)
+    check_shapes(tensor_shapes(config, len(tensors)), tensors, str(folder))
+    with _enough_memory(folder):
+        bilm = BiLM(config)
+        load_tensors(bilm, tensors, source=str(folder))
     vocab = read_vocab(folder / VOCAB) if (folder / VOCAB).is_file() else None
     softmax = None
     if with_softmax and (folder / SOFTMAX).is_file():
         softmax = _read_softmax(folder / SOFTMAX, config, vocab, device)
     return LoadedModel(config, bilm.to(device), vocab, softmax, folder, kind)
+
+
+@contextmanager
+def _enough_memory(path: Path) -> Iterator[None]:
+    """Say in a sentence that the memory is not enough; torch raises RuntimeError then."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        raise UserError(
+            f"{path} does not fit into memory; use a machine with more, or {AGAIN}"
+        ) from error
 
 
 def read_shape(path: Path | str) -> ModelConfig:
@@ -112,24 +130,19 @@ def write_config(path: Path, config: ModelConfig, extra: Mapping[str, Any] | Non
 
 def read_config(path: Path) -> ModelConfig:
     """The model's shape from a config.json."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+    content = read_object(path)
+    if not isinstance(content.get("model"), dict):
         raise UserError(f'{path} has no section "model"; it is not the config of a model')
     if content.get("format") != FORMAT:
         raise UserError(
-            f"{path} has format {content.get('format')!r} and this version reads {FORMAT}; "
+            f"{path} has format {content.get('format')!r:.50} and this version reads {FORMAT}; "
             "use the version of elmwright that wrote it"
         )
     model = dict(content["model"])
     known = {field.name for field in fields(ModelConfig)}
     if model.keys() != known:
         odd = ", ".join(sorted(model.keys() ^ known))
-        raise UserError(f"{path}: the model section lacks or does not know: {odd}")
+        raise UserError(f"{path}: the model section lacks or does not know: {odd:.300}")
     try:
         model["filters"] = tuple((width, number) for width, number in model["filters"])
     except (TypeError, ValueError) as error:
@@ -142,11 +155,7 @@ def read_config(path: Path) -> ModelConfig:
 
 def read_vocab(path: Path) -> tuple[str, ...]:
     """One word a line. Only the newline ends a line: words may hold other separators."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error.reason} at byte {error.start})") from error
-    return tuple(text.removesuffix("\n").split("\n"))
+    return tuple(read_words(path))
 
 
 def model_tensors(bilm: BiLM) -> dict[str, Tensor]:
@@ -158,8 +167,24 @@ def model_tensors(bilm: BiLM) -> dict[str, Tensor]:
 def load_tensors(bilm: BiLM, tensors: Mapping[str, Tensor], source: str = "the model file") -> None:
     """Copy tensors into a biLM, if they are exactly its parameters and finite."""
     own = model_tensors(bilm)
+    shapes = ((name, tuple(tensor.shape)) for name, tensor in own.items())
+    check_shapes(shapes, tensors, source)
+    for name in own:
+        _check_finite(tensors[name], name, source)
     for name, tensor in own.items():
-        shape = tuple(tensor.shape)
+        tensor.copy_(tensors[name])
+
+
+def check_shapes(
+    shapes: Iterable[tuple[str, tuple[int, ...]]], tensors: Mapping[str, Tensor], source: str
+) -> None:
+    """Are these the names and shapes that a config asks for?
+
+    Ends at the first that is missing, so a config that asks for more than there is costs neither
+    time nor memory.
+    """
+    expected = set()
+    for name, shape in shapes:
         if name not in tensors:
             raise UserError(f"{source} has no tensor {name} (expected with shape {shape})")
         if tuple(tensors[name].shape) != shape:
@@ -167,38 +192,29 @@ def load_tensors(bilm: BiLM, tensors: Mapping[str, Tensor], source: str = "the m
                 f"{source}: tensor {name} has shape {tuple(tensors[name].shape)}, but the config "
                 f"asks for {shape}"
             )
-        _check_finite(tensors[name], name, source)
-    for name in tensors.keys() - own.keys():
-        raise UserError(f"{source} has a tensor {name} that the config does not explain")
-    for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+        expected.add(name)
+    for name in tensors.keys() - expected:
+        raise UserError(f"{source} has a tensor {name:.100} that the config does not explain")
 
 
-def _check_size(folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """A config that asks for far more than the file holds must not take all memory first."""
-    asked = sum(config.parameter_counts().values())
-    there = sum(tensor.numel() for tensor in tensors.values())
-    if asked > 10 * there + 1_000_000:
-        raise UserError(
-            f"{folder}: the config asks for {asked:,} parameters, and the file holds {there:,}"
-        )
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, which holds every byte that its header claims."""
     try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read as safetensors: {error}") from error
+        with _enough_memory(path):
+            return load_file(path)
+    except (SafetensorError, OSError, RuntimeError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read as safetensors ({reason:.200}); {AGAIN}") from error
 
 
 def _read_softmax(
     path: Path, config: ModelConfig, vocab: tuple[str, ...] | None, device: torch.device | str
 ) -> Softmax:
-    tensors = _read_tensors(path)
+    tensors = read_tensors(path)
     if tensors.keys() != {"weight", "bias"}:
-        raise UserError(f"{path} holds {sorted(tensors)} instead of a weight and a bias")
+        raise UserError(f"{path} holds {sorted(tensors)!r:.200} instead of a weight and a bias")
     weight, bias = tensors["weight"], tensors["bias"]
-    size = len(vocab) if vocab is not None else len(bias)
+    size = len(vocab) if vocab is not None else bias.numel()
     if weight.shape != (size, config.projection_dim) or bias.shape != (size,):
         raise UserError(
             f"{path}: weight {tuple(weight.shape)} and bias {tuple(bias.shape)} do not fit "
@@ -210,6 +226,8 @@ def _read_softmax(
 
 
 def _check_finite(tensor: Tensor, name: str, source: str) -> None:
+    if tensor.dtype not in FLOATS:
+        raise UserError(f"{source}: tensor {name} holds {tensor.dtype}, not floating point numbers")
     if not bool(torch.isfinite(tensor).all()):
         raise UserError(
             f"{source}: tensor {name} with shape {tuple(tensor.shape)} has values that are NaN or "

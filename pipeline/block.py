@@ -23,6 +23,9 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
+from elmwright.pipeline.manifest import MOST_STEPS
+from elmwright.pipeline.untrusted import read_row, whole
+
 BOS, EOS, UNK = "<S>", "</S>", "<UNK>"
 BOS_ID, EOS_ID, UNK_ID = 0, 1, 2
 FORMAT = 1
@@ -184,16 +187,21 @@ def from_members(members: Mapping[str, bytes]) -> Block:
     missing = [name for name in MEMBERS if name not in members]
     if missing:
         raise ValueError(f"block lacks {', '.join(missing)}")
-    head = json.loads(members["block.json"])
+    try:
+        head = json.loads(members["block.json"])
+    except RecursionError as error:
+        raise ValueError(f"block.json is no JSON: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise ValueError(f"block is not of format {FORMAT}: {head!r}")
+        raise ValueError(f"block is not of format {FORMAT}: {head!r:.50}")
+    if not whole(head.get("steps"), 2, MOST_STEPS):
+        raise ValueError(f"block.json says {head.get('steps')!r:.50} steps")
     block = Block(
         types=tuple(members["types.txt"].decode().split("\n")),
         ids=_ints(members, "ids.npy"),
         tokens=_ints(members, "tokens.npy"),
         lengths=_ints(members, "lengths.npy"),
         documents=_ints(members, "documents.npy"),
-        steps=int(head.get("steps", 0)),
+        steps=head["steps"],
     )
     _check(block)
     return block
@@ -233,10 +241,7 @@ def _npy(array: NDArray[np.generic]) -> bytes:
 
 def _ints(members: Mapping[str, bytes], name: str) -> Ints:
     try:
-        array = np.load(io.BytesIO(members[name]), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{name} is not a numpy array: {error}") from error
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"{name} is not a row of integers")
-    row: Ints = array.astype(np.int32)
+        row: Ints = read_row(members[name]).astype(np.int32)
+    except ValueError as error:
+        raise ValueError(f"{name} is {error}") from error
     return row

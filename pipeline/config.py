@@ -284,7 +284,7 @@ class ShardsConfig:
     """How the training data lies on disk."""
 
     block_steps: int = 2560
-    """Prediction steps in a block: a multiple of train.window."""
+    """Prediction steps in a block: a multiple of train.window, at most 4,194,304."""
     blocks_per_shard: int = 512
     """Blocks in a shard, about."""
     shuffle: Literal["document", "sentence"] = "document"

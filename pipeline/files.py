@@ -24,6 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from elmwright.pipeline import storage
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import count_bytes
 from elmwright.pipeline.storage import atomic_file, explained, write_atomic
@@ -36,6 +37,8 @@ RETRIES = 5
 ATTEMPTS = 4
 """How often something is tried whose store does not answer; the pause doubles from `PAUSE`."""
 PAUSE = 1.0
+JSON_BYTES = 16 << 20
+"""The largest JSON file of ours that is read (untrusted.py)."""
 
 T = TypeVar("T")
 
@@ -114,13 +117,21 @@ def read_bytes(path: str | Path) -> bytes:
         return file.read()
 
 
+def read_up_to(path: str | Path, limit: int) -> bytes:
+    """The content of a regular file, or its beginning, where that has more than `limit` bytes."""
+    with reading(path) if is_url(path) else storage.open_regular(Path(path)) as file:
+        return storage.beginning(file, limit)
+
+
 def read_json(path: str | Path) -> dict[str, Any] | None:
     """The object in a JSON file of ours; None where there is none or it is damaged."""
-    if is_url(path) and stat(path) is None:
+    found = stat(path)
+    if found is None or found.bytes > JSON_BYTES:
         return None
     try:
-        content = json.loads(read_bytes(path) if is_url(path) else Path(path).read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        data = read_up_to(path, JSON_BYTES)
+        content = json.loads(data) if len(data) <= JSON_BYTES else None
+    except (FileNotFoundError, storage.NotAFile, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 
@@ -131,13 +142,14 @@ def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
 
 
 def read_range(path: str | Path, begin: int, end: int) -> bytes:
-    """Some bytes of a file, in one request."""
+    """Some bytes of a file, in one request; fewer where it ends before `end`."""
     if not is_url(path):
         with open(path, "rb") as file:
-            return os.pread(file.fileno(), end - begin, begin)
+            end = min(end, os.fstat(file.fileno()).st_size)  # room is taken before it is read
+            return os.pread(file.fileno(), max(0, end - begin), begin)
     system, inner = file_system(str(path))
     with _remote(str(path)), system.open_input_file(inner) as stream:
-        return bytes(stream.read_at(end - begin, begin))
+        return bytes(stream.read_at(max(0, min(end, stream.size()) - begin), begin))
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
@@ -352,6 +364,9 @@ def _remote(path: str) -> Iterator[None]:
 def file_system(path: str) -> tuple[Any, str]:
     """pyarrow's file system for a URL, and the path in it."""
     scheme, _, inner = path.partition("://")
+    if re.search("[@:]", inner.partition("/")[0]):  # Arrow's error would repeat a password
+        keys = "its keys in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://)"
+        raise UserError(f"the {scheme}:// address must not hold a login; remove it and set {keys}")
     return _connect(scheme), inner
 
 

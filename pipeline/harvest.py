@@ -23,7 +23,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from elmwright.pipeline import files
+from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import sha256_bytes
+from elmwright.pipeline.untrusted import read_object
 
 FOLDER = "source"
 NAME = "SOURCE.json"
@@ -226,5 +228,7 @@ def frozen_parts(folder: str) -> list[str] | None:
     path = files.join(folder, FOLDER, NAME)
     if not files.exists(path):
         return None
-    names: dict[str, str] = json.loads(files.read_bytes(path))["parts"]
+    names = read_object(path).get("parts")
+    if not isinstance(names, dict) or not all(re.fullmatch(r"part-\d+\.jsonl", n) for n in names):
+        raise UserError(f"{path} is damaged: it names no parts of a harvest; delete its folder")
     return [files.join(folder, FOLDER, name) for name in names]

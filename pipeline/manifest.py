@@ -16,9 +16,20 @@ from typing import Any
 from elmwright.pipeline import files
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import sha256_bytes
+from elmwright.pipeline.untrusted import is_digest, read_small, whole
 
 FORMAT = 1
 NAME = "MANIFEST.json"
+MANIFEST_BYTES = 1 << 30
+"""The largest manifest: a corpus made from some million files."""
+COUNTS = (
+    "bytes", "blocks", "documents", "sentences", "words", "unknown", "steps", "padding",
+    "first_document",
+)  # fmt: skip
+MOST_STEPS = 1 << 22
+"""The largest block_steps: a block is held in memory as five rows of so many numbers, 84 MB."""
+LARGEST = 1 << 53
+"""No count is larger."""
 SHARDS = "shards"
 """The folder of the shards inside the corpus folder."""
 
@@ -229,26 +240,30 @@ class Manifest:
         try:
             if not files.exists(path):
                 raise FileNotFoundError
-            content = json.loads(files.read_bytes(path))
+            content = json.loads(read_small(path, MANIFEST_BYTES))
         except FileNotFoundError:
             raise UserError(
                 f"{folder} holds no finished corpus ({NAME} is missing); build it with "
                 "`elmwright corpus`"
             ) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path} is damaged ({error}); build the corpus again") from error
         found = content.get("format") if isinstance(content, dict) else None
         if found != FORMAT:
+            by = content.get("created_by", "unknown") if isinstance(content, dict) else found
             raise UserError(
-                f"{path} has format {found!r}, and this version of elmwright reads format "
-                f"{FORMAT}; build the corpus again or use the version that wrote it "
-                f"({content.get('created_by', 'unknown') if isinstance(content, dict) else found})"
+                f"{path} has format {found!r:.50}, and this version of elmwright reads format "
+                f"{FORMAT}; build the corpus again or use the version that wrote it ({by!s:.50})"
             )
         try:
             manifest = _from_json(content)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is damaged ({error!r}); build the corpus again") from error
-        if manifest.fingerprint != content["fingerprint"]:
+            problem = _problem(manifest)
+            changed = not problem and manifest.fingerprint != content["fingerprint"]
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            problem = f"{error!r:.200}"
+        if problem:
+            raise UserError(f"{path} is damaged ({problem}); build the corpus again")
+        if changed:
             raise UserError(f"{path} was changed after it was written; build the corpus again")
         return manifest
 
@@ -299,6 +314,47 @@ def _from_json(content: dict[str, Any]) -> Manifest:
     values["funnel"] = tuple(FunnelStep(**step) for step in content["funnel"])
     values["inputs"] = tuple(Input(**item) for item in content["inputs"])
     return Manifest(**values)
+
+
+def _problem(manifest: Manifest) -> str:
+    """What is wrong with the values of a manifest that a file may have said; empty if nothing is.
+
+    Names become paths and counts become loops and arrays, so both are checked here, once.
+    """
+    if not whole(manifest.block_steps, 2, MOST_STEPS):
+        return f"block_steps is {manifest.block_steps!r:.50}"
+    if "train" not in manifest.splits:
+        return "there is no split train"
+    vocab = manifest.vocab
+    if not whole(vocab.size, 0, LARGEST):
+        return f"the vocabulary's size is {vocab.size!r:.50}"
+    for name, digest in (
+        (vocab.file, vocab.sha256),
+        (vocab.counts, vocab.counts_sha256),
+        *manifest.extra_files.items(),
+    ):
+        if not _is_inside(name) or not is_digest(digest):
+            return f"{name!r:.100} with the digest {digest!r:.70}"
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            if not _is_inside(shard.name) or not _is_inside(shard.tar) or "/" in shard.name:
+                return f"a shard is called {shard.name!r:.100}"
+            if not (is_digest(shard.sha256) and is_digest(shard.index_sha256)):
+                return f"digests of shard {shard.name:.100}"
+            counts = {name: getattr(shard, name) for name in COUNTS}
+            if not all(whole(count, 0, LARGEST) for count in counts.values()):
+                return f"counts of shard {shard.name:.100}: {counts!r:.200}"
+    numbers = (manifest.long_words, *manifest.unigram_perplexity.values())
+    if not all(type(number) in (int, float) for number in numbers):
+        return "a measurement is no number"
+    return ""
+
+
+def _is_inside(name: object) -> bool:
+    """Whether this names a file of the corpus folder."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) < 256:
+        return False
+    return not name.startswith(("/", "~")) and not {"", ".", ".."} & set(name.split("/"))
 
 
 def canonical(value: object) -> bytes:

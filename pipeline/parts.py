@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmwright.pipeline import files
+from elmwright.pipeline.untrusted import read_row
 
 PART_BYTES = 64_000_000
 BUCKETS = 64
@@ -129,6 +130,8 @@ def save_index(path: str, index: NDArray[np.void]) -> None:
 
 def load_index(path: str) -> NDArray[np.void]:
     """Read a structured array."""
-    with files.reading(path) as file:
-        index: NDArray[np.void] = np.lib.format.read_array(file, allow_pickle=False)
+    try:
+        index: NDArray[np.void] = read_row(files.read_bytes(path), "V")
+    except ValueError as error:
+        raise ValueError(f"{path} is {error}") from error
     return index

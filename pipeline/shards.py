@@ -8,16 +8,19 @@ the sha256 of the index: a block is checked whenever it is read, in a chain from
 `read_tar` derives the index from the tar itself, and `verify_shard` compares the two.
 """
 
+import errno
 import hashlib
 import json
 import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elmwright.pipeline import files
 from elmwright.pipeline.block import MEMBERS, UNK_ID, Block, from_members, to_members
@@ -25,8 +28,13 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Shard
 from elmwright.pipeline.progress import count_bytes
 from elmwright.pipeline.storage import sha256_bytes
+from elmwright.pipeline.untrusted import is_digest, read_small
 
 INDEX_FORMAT = 2
+_FAR = 1 << 60
+"""Behind the end of any file."""
+INDEX_BYTES = 1 << 16
+"""An index is at most so much larger than its tar."""
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_-]{1,60}\Z")
 """Names of splits: a dot would end the key of a WebDataset sample."""
 
@@ -164,7 +172,7 @@ class ShardReader:
         name = index_path(self.path)
         try:
             if shard is None:
-                data = files.read_bytes(name)
+                data = self._read_index()
             else:
                 digest = shard.index_sha256
                 data = self._keep(digest, lambda: self._checked(digest, name, self._read_index))
@@ -172,10 +180,9 @@ class ShardReader:
                 self._descriptor = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} is missing; {self._advice()}") from None
-        index = self._parse(data)
-        self._spans = np.array(index["blocks"], np.int64)
-        self.digests: list[str] = index["sha256"]
-        """The sha256 of each block's bytes."""
+        self._shard = shard
+        self._spans, self.digests = self._parse(data)
+        """Places of each block's members, and the sha256 of its bytes."""
 
     def __len__(self) -> int:
         """Blocks in the shard."""
@@ -194,9 +201,15 @@ class ShardReader:
             for name, (offset, size) in zip(MEMBERS, spans, strict=True)
         }
         try:
-            return from_members(members)
+            block = from_members(members)
         except ValueError as error:
-            raise ValueError(f"{self.path}, block {number}: {error}") from error
+            raise UserError(f"{what} is damaged ({error}); {self._advice()}") from error
+        if self._shard is not None and block.padding > self._shard.padding:
+            raise UserError(
+                f"{what} claims {block.steps} steps, and its shard has only {self._shard.padding} "
+                f"of padding; {self._advice()}"
+            )
+        return block
 
     def close(self) -> None:
         """Let go of the file; also happens when the reader is dropped."""
@@ -209,10 +222,17 @@ class ShardReader:
             self.close()
 
     def _read_index(self) -> bytes:
-        return files.read_bytes(index_path(self.path))
+        """The index has fewer bytes than its tar: a block's members fill a kilobyte each."""
+        name = index_path(self.path)
+        sizes = [files.stat(path) for path in (name, self.path)]
+        for path, found in zip((name, self.path), sizes, strict=True):
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return read_small(name, sum(found.bytes for found in sizes[1:] if found) + INDEX_BYTES)
 
     def _read_range(self, begin: int, end: int) -> bytes:
         if self._descriptor >= 0:
+            end = min(end, max(begin, os.fstat(self._descriptor).st_size))
             return os.pread(self._descriptor, end - begin, begin)
         return files.read_range(self.path, begin, end)
 
@@ -227,19 +247,29 @@ class ShardReader:
                 return data
         raise UserError(f"{what} is damaged: its sha256 is not what it was; {self._advice()}")
 
-    def _parse(self, data: bytes) -> dict[str, Any]:
+    def _parse(self, data: bytes) -> tuple[NDArray[np.int64], list[str]]:
         name = index_path(self.path)
         try:
             index = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{name} is damaged ({error}); {self._advice()}") from error
         found = index.get("format") if isinstance(index, dict) else None
-        if found != INDEX_FORMAT or tuple(index["members"]) != MEMBERS:
+        if found != INDEX_FORMAT or index.get("members") != list(MEMBERS):
             raise UserError(
-                f"{name} has format {found!r}, and this version of elmwright reads format "
+                f"{name} has format {found!r:.50}, and this version of elmwright reads format "
                 f"{INDEX_FORMAT}; build the corpus again"
             )
-        return dict(index)
+        try:
+            spans = _spans(index["blocks"])
+            digests = list(index["sha256"])
+            wrong = _problem(spans, digests)
+        except (ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
+            wrong = f"{error!r:.100}"
+        if self._shard is not None and not wrong and len(spans) != self._shard.blocks:
+            wrong = f"{len(spans)} blocks, and the manifest says {self._shard.blocks}"
+        if wrong:
+            raise UserError(f"{name} is damaged ({wrong}); {self._advice()}")
+        return spans, digests
 
     def _advice(self) -> str:
         """How to find out what else is wrong, and how to put it right."""
@@ -250,21 +280,63 @@ class ShardReader:
         )
 
 
+def _spans(blocks: Any) -> NDArray[np.int64]:
+    """The places in an index; ValueError where they are not pairs of whole numbers.
+
+    Checked before numpy sees them: it would store every text at the length of the longest.
+    """
+    numbers = [blocks]
+    for length in (None, len(MEMBERS), 2):
+        if not all(type(one) is list and len(one) == (length or len(one)) for one in numbers):
+            raise ValueError("no places of blocks")
+        numbers = list(chain.from_iterable(numbers))
+    if not set(map(type, numbers)) <= {int} or max(numbers, default=0) > _FAR:
+        raise ValueError("no places of blocks")
+    return np.array(numbers, np.int64).reshape(-1, len(MEMBERS), 2)
+
+
+def _problem(spans: NDArray[np.int64], digests: list[Any]) -> str:
+    """What is wrong with the content of an index; empty if nothing is."""
+    if len(digests) != len(spans) or not all(map(is_digest, digests)):
+        return f"{len(digests)} digests of {len(spans)} blocks"
+    begins, sizes = spans[:, :, 0].ravel(), spans[:, :, 1].ravel()
+    if min(begins.min(initial=0), sizes.min(initial=0)) < 0 or spans.max(initial=0) > _FAR:
+        return "a place that no tar has"
+    if (begins[1:] < (begins + sizes)[:-1]).any():
+        return "places that overlap"
+    return ""
+
+
 def read_tar(path: str | Path) -> Spans:
-    """The index as the tar itself tells it, by scanning all headers: the slow way, to verify."""
+    """The index as the tar itself tells it, by scanning all headers: the slow way, to verify.
+
+    Every header must be the very bytes that `tar_header` writes. So no extension of the format is
+    followed, and a size is compared with the file's before anything is read.
+    """
     spans: Spans = []
-    try:
-        with files.reading(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            for number, member in enumerate(tar):
-                block, position = divmod(number, len(MEMBERS))
-                expected = f"{Path(path).stem}-{block:08d}.{MEMBERS[position]}"
-                if member.name != expected:
-                    raise ValueError(f"{path} holds {member.name} where {expected} should be")
-                if position == 0:
-                    spans.append([])
-                spans[-1].append((member.offset_data, member.size))
-    except tarfile.TarError as error:
-        raise ValueError(f"{path} is not a readable tar: {error}") from error
+    found = files.stat(path)
+    size, at, number = found.bytes if found else 0, 0, 0
+    with files.reading(path) as file:
+        while (head := file.read(tarfile.BLOCKSIZE)).strip(b"\x00"):
+            block, position = divmod(number, len(MEMBERS))
+            expected = f"{Path(path).stem}-{block:08d}.{MEMBERS[position]}"
+            digits = head[124:135]
+            length = int(digits, 8) if re.fullmatch(rb"[0-7]{11}", digits) else -1
+            begin = at + tarfile.BLOCKSIZE
+            if length < 0 or head != tar_header(expected, length):
+                there = head[:100].rstrip(b"\x00").decode("ascii", "replace")
+                raise ValueError(f"{path} holds {there!r} where {expected} should be")
+            at = begin + length + -length % tarfile.BLOCKSIZE
+            if at > size:
+                raise ValueError(f"{path} claims {length} bytes of {expected}, and ends before")
+            if position == 0:
+                spans.append([])
+            spans[-1].append((begin, length))
+            number += 1
+            file.seek(at)
+    end = at + 2 * tarfile.BLOCKSIZE
+    if number % len(MEMBERS) or size != end + -end % tarfile.RECORDSIZE:
+        raise ValueError(f"{path} is not a whole tar: {number} members in {size} bytes")
     return spans
 
 
@@ -280,29 +352,33 @@ def verify_shard(path: str | Path, shard: Shard, *, deep: bool = True) -> None:
         raise ValueError(f"{path} has {size} bytes, the manifest says {shard.bytes}")
     if files.sha256(path) != shard.sha256:
         raise ValueError(f"{path} was changed: its sha256 is not the manifest's")
-    index = files.read_bytes(index_path(path))
+    try:
+        index = read_small(index_path(path), size + INDEX_BYTES)
+    except UserError as error:
+        raise ValueError(str(error)) from error
     if sha256_bytes(index) != shard.index_sha256:
         raise ValueError(f"{index_path(path)} was changed: its sha256 is not the manifest's")
     if not deep:
         return
     spans = read_tar(path)
-    reader = ShardReader(path)
+    try:
+        reader = ShardReader(path, shard)
+    except UserError as error:
+        raise ValueError(str(error)) from error
     if _index_json(shard.name, spans, reader.digests) != index:
         raise ValueError(f"{index_path(path)} does not describe {path}")
-    blocks = []
+    counts = dict.fromkeys(("blocks", "sentences", "words", "padding"), 0)
     try:
         for number in range(len(reader)):
-            blocks.append(reader.read(number))
+            block = reader.read(number)
+            counts["blocks"] += 1
+            counts["sentences"] += block.lengths.size
+            counts["words"] += block.tokens.size
+            counts["padding"] += block.padding
             before, behind = number * size // len(reader), (number + 1) * size // len(reader)
             count_bytes(behind - before)
     except UserError as error:
         raise ValueError(str(error)) from error
-    counts = {
-        "blocks": len(blocks),
-        "sentences": sum(block.lengths.size for block in blocks),
-        "words": sum(block.tokens.size for block in blocks),
-        "padding": sum(block.padding for block in blocks),
-    }
     for name, count in counts.items():
         if count != getattr(shard, name):
             raise ValueError(f"{path} has {count} {name}, the manifest says {getattr(shard, name)}")

@@ -147,7 +147,7 @@ def from_json(content: bytes) -> Statistics:
         for name in ("zipf", "coverage"):
             values[name] = tuple((rank, value) for rank, value in values[name])
         return Statistics(**values)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"the corpus statistics are damaged ({error!r}); build the corpus again"
         ) from error

@@ -13,6 +13,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,26 @@ def explain(error: OSError, path: Path) -> str | None:
     if error.errno == errno.EROFS:
         return f"{path.parent} is on a read-only disk; choose another place to write to"
     return None
+
+
+class NotAFile(OSError):  # noqa: N818 - what is there instead is no error of its own
+    """A folder, a pipe or a device is where a file should be."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file opened for reading. A pipe or a device is refused: it may have no end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise NotAFile(errno.EINVAL, "it is not a regular file", str(path))
+    return path.open("rb")
+
+
+def beginning(file: BinaryIO, limit: int) -> bytes:
+    """All of a file of at most `limit` bytes; of a longer one more than `limit`, but not all."""
+    pieces, size = [], 0
+    while size <= limit and (piece := file.read(1 << 20)):
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from elmwright.pipeline import files
+from elmwright.pipeline.untrusted import whole
 
 Table = NDArray[np.void]
 
@@ -38,6 +39,8 @@ ROWS_PER_REDUCER = 4_000_000
 """Bounds the memory of a reducer: 37 bytes a key, and sorting holds a few copies."""
 
 _PREFIX = len(MAGIC) + 16
+_MOST_ROWS = 1 << 48
+"""More than any disk holds; times a row's size it still fits 64 bits."""
 _FIRST_READ = 128 << 10
 """Holds header and index of every table, and all of a small one."""
 
@@ -134,17 +137,21 @@ def _head(path: str, data: bytes) -> _Head:
     size = int.from_bytes(data[_PREFIX - 8 : _PREFIX], "little")
     try:
         about = json.loads(data[_PREFIX : _PREFIX + size])
-        dtype, shift, buckets = _dtype(about["dtype"]), int(about["shift"]), int(about["buckets"])
+        dtype, shift, buckets = _dtype(about["dtype"]), about["shift"], about["buckets"]
         key = str(about["key"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise _damaged(path) from None
+    if not whole(shift, 0, 64) or not whole(buckets, 1, BUCKETS) or key not in (dtype.names or ()):
+        raise _damaged(path)
     begin = _PREFIX + size + 16 * buckets
     stored = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 8], "little")
-    whole = len(data) >= begin and data.startswith(MAGIC)
-    if not whole or stored != _hash(memoryview(data)[_PREFIX - 8 : begin]):
+    there = len(data) >= begin and data.startswith(MAGIC)
+    if not there or stored != _hash(memoryview(data)[_PREFIX - 8 : begin]):
         raise _damaged(path)
     index = np.frombuffer(data, "<u8", 2 * buckets, _PREFIX + size).reshape(buckets, 2)
     ends = np.concatenate([[0], index[:, 0].astype(np.int64)])
+    if (np.diff(ends) < 0).any() or int(ends[-1]) > _MOST_ROWS:
+        raise _damaged(path)
     return _Head(dtype, key, shift, ends, index[:, 1].tolist(), begin)
 
 

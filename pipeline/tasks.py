@@ -200,7 +200,7 @@ class Runner:
         try:
             done: Report = json.loads(files.read_bytes(self._mark(one)))
             whole = all(there.get(name) == size for name, size in done["outputs"].items())
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         return done if whole else None
 

@@ -18,6 +18,7 @@ from elmwright.pipeline import files
 from elmwright.pipeline.block import BOS, BOS_ID, EOS, EOS_ID, UNK, UNK_ID, Block
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import sha256_bytes
+from elmwright.pipeline.untrusted import TEXT_BYTES, read_row, read_small, read_words
 
 VOCAB = "vocab.txt"
 COUNTS = "counts.npy"
@@ -58,12 +59,9 @@ def save_vocab(prefix: str, words: list[str], counts: Counts) -> tuple[str, str]
 def load_vocab(path: str | Path) -> list[str]:
     """Read a vocabulary file; a word's line number is its id."""
     try:
-        text = files.read_bytes(path).decode()
+        words = read_words(path)
     except FileNotFoundError:
         raise UserError(f"the vocabulary {path} does not exist; check the path") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 at byte {error.start}; convert it") from error
-    words = text.removesuffix("\n").split("\n")
     if tuple(words[:3]) != (BOS, EOS, UNK):
         raise UserError(
             f"{path} must begin with the lines {BOS}, {EOS}, {UNK}; it is no vocabulary"
@@ -84,7 +82,10 @@ def load_vocab(path: str | Path) -> list[str]:
 
 def load_counts(path: str | Path) -> Counts:
     """Read `counts.npy`."""
-    counts: Counts = np.load(io.BytesIO(files.read_bytes(path)), allow_pickle=False)
+    try:
+        counts: Counts = read_row(read_small(path, TEXT_BYTES)).astype(np.int64)
+    except ValueError as error:
+        raise UserError(f"{path} is {error}; build the corpus again") from error
     return counts
 
 

@@ -33,6 +33,7 @@ from sentencex import segment
 
 from elmwright.pipeline.block import BOS, EOS
 from elmwright.pipeline.config import Pieces
+from elmwright.pipeline.errors import UserError
 
 Tokenise = Callable[[str], str]
 """One sentence of clean text → its words, separated by single spaces."""
@@ -248,7 +249,10 @@ def sentencepiece(model: Path) -> Tokenise:
 def _load(model: str, _changed: int) -> Any:
     import sentencepiece as library
 
-    return library.SentencePieceProcessor(model_file=model)
+    try:
+        return library.SentencePieceProcessor(model_file=model)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise UserError(f"{model} is not a sentencepiece model; copy it again") from error
 
 
 def coverage(language: str) -> float:
