@@ -78,8 +78,10 @@ class Background:
         send(mark, signal.SIGTERM)
 
     def kill(self, job: Job) -> None:
-        """The time to checkpoint is over."""
-        send(mark_of(job), signal.SIGKILL)
+        """The time to checkpoint is over: for the driver, which is in the same group, too."""
+        mark = mark_of(job)
+        if is_alive(mark):
+            os.killpg(mark["pid"], signal.SIGKILL)
 
     @property
     def grace(self) -> float:

@@ -23,6 +23,7 @@ from pathlib import Path
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url
 from elmwright.pipeline.storage import TEMPORARY, atomic_file, sha256_bytes
+from elmwright.pipeline.untrusted import is_digest
 
 log = logging.getLogger("elmwright")
 
@@ -55,6 +56,8 @@ class BlockCache:
 
     def through(self, digest: str, read: Callable[[], bytes]) -> bytes:
         """The bytes of that sha256: from here, or from `read` (which checks them), then kept."""
+        if not is_digest(digest):  # it becomes a file's name
+            return read()
         data = self._get(digest)
         if data is None:
             data = read()
@@ -67,7 +70,7 @@ class BlockCache:
     def _get(self, digest: str) -> bytes | None:
         path = self.folder / digest
         try:
-            data = path.read_bytes()
+            data = path.read_bytes() if path.stat().st_size <= self.limit else b""
             if sha256_bytes(data) == digest:
                 with suppress(OSError):
                     os.utime(path)

@@ -24,9 +24,14 @@ from pathlib import Path
 
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import sha256_file, write_atomic
+from elmwright.pipeline.untrusted import JSON_BYTES, read_small
 
 SUMS = "SHA256SUMS"
 SIGNATURE = "model.sig"
+SUMS_BYTES = 1 << 16
+"""The largest SHA256SUMS."""
+SMALL = (".json", ".md", ".sig", ".svg")
+"""Files that describe a model; those that hold one are as large as it is."""
 FILES = (
     "README.md",
     "config.json",
@@ -52,10 +57,9 @@ def write_sums(folder: Path) -> None:
 
 def read_sums(folder: Path) -> dict[str, str]:
     """File name → sha256, as SHA256SUMS says."""
-    try:
-        data = (folder / SUMS).read_bytes()
-    except OSError as error:
-        raise UserError(f"{folder / SUMS} is missing or damaged ({error.strerror})") from error
+    if not (folder / SUMS).is_file():
+        raise UserError(f"{folder / SUMS} is missing or damaged (No such file or directory)")
+    data = read_small(folder / SUMS, SUMS_BYTES)
     return parse_sums(data, str(folder / SUMS))
 
 
@@ -107,6 +111,8 @@ def verify_bundle(folder: Path) -> None:
         path = folder / name
         if path.is_symlink() or not path.is_file():
             raise UserError(f"{path} is missing or not a plain file")
+        if path.suffix in SMALL and path.stat().st_size > JSON_BYTES:  # before it is hashed
+            raise UserError(f"{path} has {path.stat().st_size:,} bytes, too many for what it is")
         if sha256_file(path) != digest:
             raise UserError(f"{path} does not match its digest in {SUMS}")
     from elmwright.model.bilm_format import check_members, read_options

@@ -10,7 +10,7 @@ from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from elmwright.jobs.provenance import without_password
+from elmwright.jobs.hiding import secret_in, without_secret
 from elmwright.pipeline.errors import UserError
 
 ANSWER_SECONDS = 5.0
@@ -52,7 +52,7 @@ def check_server(uri: str) -> str | None:
         with urlopen(request, timeout=ANSWER_SECONDS):  # noqa: S310 - http or https, checked above
             return None
     except HTTPError as error:
-        shown = without_password(uri)
+        shown = without_secret(uri)
         if error.code in (401, 403):
             raise UserError(
                 f"MLflow at {shown} refuses us ({error.code} {error.reason}); set "
@@ -65,11 +65,13 @@ def check_server(uri: str) -> str | None:
     except OSError as error:
         reason = str(getattr(error, "reason", error))
     except (ValueError, HTTPException) as error:
+        # What the address was taken apart into may be a part of a password.
+        why = "" if secret_in(uri) else f" ({error})"
         raise UserError(
-            f"tracking.uri is not an address ({error}); write it as http://HOST:5000"
+            f"tracking.uri is not an address{why}; write it as http://HOST:5000"
         ) from None
     return (
-        f"MLflow at {without_password(uri)} does not answer ({reason}); what it misses is sent "
+        f"MLflow at {without_secret(uri)} does not answer ({reason}); what it misses is sent "
         "when it does"
     )
 

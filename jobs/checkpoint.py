@@ -33,7 +33,6 @@ from elmwright.pipeline.files import (
     join,
     list_folder,
     place,
-    read_bytes,
     read_json,
     sha256,
     stat,
@@ -41,6 +40,13 @@ from elmwright.pipeline.files import (
 )
 from elmwright.pipeline.manifest import canonical
 from elmwright.pipeline.storage import sha256_bytes
+from elmwright.pipeline.untrusted import (
+    is_digest,
+    parse_object,
+    read_object,
+    read_small,
+    whole,
+)
 
 log = logging.getLogger("elmwright")
 
@@ -116,25 +122,78 @@ def read_info(path: str | Path) -> CheckpointInfo:
 
 
 def _read_manifest(path: str | Path) -> dict[str, Any]:
-    """The manifest, if it is exactly what was written: it carries a digest of itself."""
     file = join(path, MANIFEST)
     try:
-        manifest = json.loads(read_bytes(file))
+        data = read_small(file)
+    except UserError as error:
+        raise UserError(f"{file} is missing or damaged ({error})") from error
+    return parse_manifest(data, file)
+
+
+def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
+    """The manifest, if it is exactly what was written: it carries a digest of itself."""
+    try:
+        manifest = json.loads(data)
         if manifest.pop("sha256") != sha256_bytes(canonical(manifest)):
             raise ValueError("it does not match its own digest")
-    except (OSError, UserError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} is missing or damaged ({error})") from error
-    if manifest["format"] != FORMAT:
-        raise UserError(f"{path} has checkpoint format {manifest['format']}, not {FORMAT}")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{where} is missing or damaged ({error})") from error
+    if manifest.get("format") != FORMAT:
+        raise UserError(f"{where} has format {manifest.get('format')!r:.50}, not {FORMAT}")
+    if problem := _problem(manifest):
+        raise UserError(f"{where} is damaged: {problem}")
     return dict(manifest)
+
+
+def _problem(manifest: dict[str, Any]) -> str:
+    """What is wrong with the values of a manifest; empty if nothing is."""
+    files = manifest.get("files")
+    if not isinstance(files, dict) or "model.safetensors" not in files:
+        return "it names no model.safetensors"
+    for name, entry in files.items():
+        if not re.fullmatch(r"[\w.-]{1,100}", name) or name in (".", ".."):
+            return f"it names a file outside its folder: {name!r:.100}"
+        known = isinstance(entry, dict) and whole(entry.get("bytes"))
+        if not known or not is_digest(entry.get("sha256")):
+            return f"it does not tell size and digest of {name}"
+    if not whole(manifest.get("step")) or not whole(manifest.get("tokens")):
+        return "its step or tokens are no whole numbers"
+    return "" if _are_numbers(manifest.get("perplexity")) else "its perplexity is no number"
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+def _are_scores(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _are_numbers(score) and {"perplexity", "tokens"} <= score.keys() for score in value.values()
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or whole(value)
+
+
+def read_state(path: str | Path) -> dict[str, Any]:
+    """What a checkpoint's state.json says beside its tensors."""
+    file = join(path, "state.json")
+    state = read_object(file)
+    good = all(whole(state.get(name)) for name in ("step", "best_step", "best_of", "stale"))
+    good &= isinstance(state.get("skipped"), list) and all(map(whole, state["skipped"]))
+    good &= "best" in state and (state["best"] is None or _is_number(state["best"]))
+    good &= _are_scores(state.get("evaluation")) and _are_scores(state.get("probe", {}))
+    if not good:
+        raise UserError(f"{file} does not say what a checkpoint's does; remove the checkpoint")
+    return state
 
 
 def read_checked(path: str | Path, name: str) -> dict[str, Any] | None:
     """A JSON file of a checkpoint, if it is exactly what was written."""
     try:
-        data = read_bytes(join(path, name))
+        data = read_small(join(path, name))
         if sha256_bytes(data) == _read_manifest(path)["files"][name]["sha256"]:
-            return dict(json.loads(data))
+            return parse_object(data, join(path, name))
     except (OSError, UserError, KeyError) as error:
         log.warning("%s of checkpoint %s cannot be read: %s", name, path, error)
     return None
@@ -143,8 +202,6 @@ def read_checked(path: str | Path, name: str) -> dict[str, Any] | None:
 def verify_checkpoint(path: str | Path) -> None:
     """Compare every file with the manifest; the error names the first that differs."""
     for name, entry in _read_manifest(path)["files"].items():
-        if Path(name).name != name:
-            raise UserError(f"{join(path, MANIFEST)} names a file outside its folder: {name!r}")
         file = join(path, name)
         found = stat(file)
         if found is None:
@@ -179,16 +236,15 @@ def fetch(path: str, scratch: Path) -> Path:
     shutil.rmtree(local, ignore_errors=True)
     local.mkdir(parents=True)
     for name in (*_read_manifest(path)["files"], MANIFEST):
-        if Path(name).name != name:
-            raise UserError(f"{join(path, MANIFEST)} names a file outside its folder: {name!r}")
         place(join(path, name), local / name)
     verify_checkpoint(local)
     return local
 
 
 def current_attempt(path: str | Path) -> int:
-    content = read_json(path)
-    return int(content["attempt"]) if content else 0
+    """The newest attempt, 0 where none is named: whoever begins one goes by the journal, too."""
+    attempt = (read_json(path) or {}).get("attempt")
+    return attempt if attempt is not None and whole(attempt) else 0
 
 
 def check_attempt(path: str | Path, attempt: int) -> None:

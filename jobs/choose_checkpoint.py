@@ -1,19 +1,39 @@
 """Which checkpoint `--step` means, and what the trainer measured of it."""
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from elmwright.jobs.checkpoint import CheckpointInfo
+from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints, read_state
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.models import local_folder
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import join, read_bytes, read_json
+from elmwright.pipeline.files import read_json
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.progress import Progress, silent
 
 Scores = dict[str, dict[str, Any]]
 """Held-out set → its score."""
+
+
+def list_scored(folder: RunFolder) -> list[CheckpointInfo]:
+    """The checkpoints of a run, oldest first, with the perplexity of each.
+
+    The checkpoint that training ended with is written before its evaluation, which is in
+    result.json.
+    """
+    result = read_json(folder.result) or {}
+    return [
+        info if info.perplexity else _with_result(info, result)
+        for info in list_checkpoints(folder.checkpoints)
+    ]
+
+
+def _with_result(info: CheckpointInfo, result: dict[str, Any]) -> CheckpointInfo:
+    scores: Scores = result.get("evaluation") or {}
+    if result.get("checkpoint_sha256") != info.sha256 or not scores:
+        return info
+    perplexity = {split: score["perplexity"] for split, score in scores.items()}
+    return replace(info, perplexity=perplexity, tokens=_tokens(scores))
 
 
 def choose(
@@ -95,8 +115,9 @@ class Recorded:
 def recorded(info: CheckpointInfo, folder: RunFolder, manifest: Manifest) -> Recorded | None:
     """The trainer's final evaluation of a checkpoint, if there was one.
 
-    It is in result.json if training ended with this checkpoint, and usually in the checkpoint
-    itself. An evaluation in passing does not count, unless it was of all held-out tokens.
+    It is in result.json if training ended with this checkpoint; earlier versions wrote it into
+    the checkpoint, too. An evaluation in passing does not count, unless it was of all held-out
+    tokens.
     """
     everything = sum(s.steps for name, s in manifest.splits.items() if name != "train")
     if not everything:
@@ -104,7 +125,7 @@ def recorded(info: CheckpointInfo, folder: RunFolder, manifest: Manifest) -> Rec
     result = read_json(folder.result) or {}
     if result.get("checkpoint_sha256") == info.sha256 and result.get("evaluation"):
         return Recorded(result["evaluation"], result.get("probe") or {})
-    state = json.loads(read_bytes(join(info.path, "state.json")))
+    state = read_state(info.path)
     probe = state.get("probe") or {}
     if probe or info.tokens == everything:
         return Recorded(dict(state["evaluation"]), probe)

@@ -179,7 +179,8 @@ def _logs_here(folder: "RunFolder", follow: bool) -> int:
 
 
 def _checkpoints(options: argparse.Namespace) -> None:
-    from elmwright.jobs.checkpoint import list_checkpoints, verify_checkpoint
+    from elmwright.jobs.checkpoint import verify_checkpoint
+    from elmwright.jobs.choose_checkpoint import list_scored
     from elmwright.jobs.find_run import find_run
     from elmwright.jobs.layout import RunFolder
     from elmwright.jobs.wording import nearby
@@ -187,7 +188,7 @@ def _checkpoints(options: argparse.Namespace) -> None:
 
     there = is_url(options.run) or Path(options.run).is_dir()
     folder = RunFolder.at(options.run) if there else find_run(options.run)
-    infos = list_checkpoints(folder.checkpoints)
+    infos = list_scored(folder)
     if not infos:
         raise UserError(f"{nearby(folder.root)} has no checkpoints")
     if options.verify:

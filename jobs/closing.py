@@ -12,8 +12,8 @@ from typing import Any
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash
+from elmwright.jobs.hiding import without_secret
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.provenance import without_password
 from elmwright.jobs.wording import nearby, typed
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
@@ -84,7 +84,7 @@ class Outcome:
         }
         if self.train is not None:
             data |= {"train": self.train, "checkpoint": self.checkpoint}
-            data["tracking_uri"] = without_password(self.tracking_uri)
+            data["tracking_uri"] = without_secret(self.tracking_uri)
         if self.bundle:
             data["bundle"] = self.bundle
         if self.published is not None:

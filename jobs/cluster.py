@@ -13,17 +13,23 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.machine_use import cores, starting_ray
+from elmwright.jobs.local_ray import start_local_ray
+from elmwright.jobs.machine_use import cores
 from elmwright.jobs.room import ask_for_room, give_room_back, pause, wait_for_room
-from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.errors import Failed, Interrupted, UserError
+from elmwright.pipeline.progress import plural
 
+log = logging.getLogger("elmwright")
+
+ANSWER_SECONDS = 60.0
+"""Seconds in which the machines of a cluster must answer a small question."""
 FITTING = "fit"
 """Name of the thread that waits for Ray Train's workers (launch.py)."""
 
@@ -40,11 +46,11 @@ def is_remote(config: RunConfig) -> bool:
 @contextmanager
 def ray_cluster(
     config: RunConfig,
-    folder: RunFolder,
     connected: Callable[[], object],
     stopped: Callable[[], bool],
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[None]:
-    """Ray for the length of a run.
+    """Ray for the length of a run: a local one is started, a cluster is connected to.
 
     `connected` is called as soon as Ray is there, for it takes SIGTERM for itself when it starts,
     and dies of it; `stopped` is asked while a cluster is waited for.
@@ -62,39 +68,22 @@ def ray_cluster(
     arguments = {"log_to_driver": False, "logging_level": logging.WARNING}
     try:
         if is_remote(config):
-            _check_answers(config.cluster.address)
             _connect(config, arguments, stopped)
         else:
-            with starting_ray():
-                ray.init(
-                    address="local",
-                    num_cpus=local_cpus(config),
-                    include_dashboard=False,
-                    object_store_memory=256 * 2**20,  # tasks pass names, not data
-                    **arguments,
-                )
+            start_local_ray(local_cpus(config), arguments, stopped, say)
     except (SystemExit, KeyboardInterrupt):
         # SystemExit: Ray's own SIGTERM handler, before we take the signal back. Processes that
         # Ray had started already end with this one.
         ray.shutdown()
         raise Interrupted("while Ray was starting; the same command resumes") from None
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        if is_remote(config):
-            raise UserError(_why_not(config.cluster.address, error)) from error
+    except (UserError, Failed, Interrupted):
         raise
-    asked = False
+    except Exception as error:  # Ray raises bare ones
+        raise UserError(_why_not(config.cluster.address, error)) from error
     try:
         connected()
-        if is_remote(config):
-            asked = ask_for_room(config)
-            if asked:
-                wait_for_room(config, stopped)
-            if not folder.remote:
-                _check_shared(Path(folder.root))
         yield
     finally:
-        if asked:
-            give_room_back()
         if stopped() and any(thread.name == FITTING for thread in threading.enumerate()):
             # That thread waits for workers that will not answer any more. When it speaks to a Ray
             # that was shut down, Ray ends the whole process, with an exit code of its own and
@@ -102,6 +91,71 @@ def ray_cluster(
             atexit.unregister(ray.shutdown)
         else:
             ray.shutdown()
+
+
+@contextmanager
+def machines_for(
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    gpu: bool,
+    stopped: Callable[[], bool],
+    say: Callable[[str], None],
+) -> Iterator[None]:
+    """The machines of a cluster for the length of a stage: waited for, checked, given back.
+
+    A Ray of our own has what the machine has, and nothing can be waited for.
+    """
+    asked = False
+    try:
+        if is_remote(config):
+            asked = ask_for_room(config, gpu=gpu)
+            if asked:
+                wait_for_room(config, stopped, say, gpu=gpu)
+            if not folder.remote:
+                _check_shared(Path(folder.root))
+        yield
+    finally:
+        if asked:
+            give_room_back()
+
+
+def ask_machines(
+    nodes: Sequence[Mapping[str, Any]], call: Callable[..., Any], *given: Any
+) -> list[tuple[Mapping[str, Any], Any]]:
+    """Call a function on each of these machines, without using a CPU of it; (machine, answer).
+
+    A machine that is lost meanwhile gives no answer: Ray counts it for up to a minute more. If
+    none answers, nothing was checked, and that is an error.
+    """
+    import ray
+    from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ask = ray.remote(num_cpus=0)(call)
+    asked = [
+        ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(*given)
+        for node in nodes
+    ]
+    end = time.monotonic() + ANSWER_SECONDS
+    answers = []
+    for node, reference in zip(nodes, asked, strict=True):
+        try:
+            answer = ray.get(reference, timeout=max(0.1, end - time.monotonic()))
+        except (RayTaskError, RuntimeEnvSetupError):  # the function failed, or can never run
+            raise
+        except RayError as error:
+            log.warning("machine %s does not answer: %s", node["NodeManagerAddress"], error)
+        else:
+            answers.append((node, answer))
+    if asked and not answers:
+        raise Interrupted(
+            f"because no machine of the cluster answered within {ANSWER_SECONDS:.0f} s; the same "
+            "command resumes"
+        )
+    return answers
 
 
 def _why_not(address: str, error: Exception) -> str:
@@ -130,16 +184,27 @@ def _why_not(address: str, error: Exception) -> str:
 
 
 def _connect(config: RunConfig, arguments: dict[str, Any], stopped: Callable[[], bool]) -> None:
-    """Connect, as often as cluster.wait_minutes allows: a cluster may just be coming up."""
+    """Connect, as often as cluster.wait_minutes allows: a cluster may just be coming up.
+
+    One that does not come in time is nobody's mistake: the run ends as resumable.
+    """
     import ray
 
-    end = time.monotonic() + 60 * config.cluster.wait_minutes
+    minutes, address = config.cluster.wait_minutes, config.cluster.address
+    end = time.monotonic() + 60 * minutes
     while True:
         try:
-            ray.init(address=config.cluster.address, **arguments)
-        except ConnectionError:
-            if time.monotonic() >= end:
+            _check_answers(address)
+            ray.init(address=address, **arguments)
+        except (ConnectionError, TimeoutError) as error:
+            if not minutes:
                 raise
+            if time.monotonic() >= end:
+                raise Interrupted(
+                    f"because {_why_not(address, error).partition(';')[0]} after "
+                    f"{plural(minutes, 'minute')} of waiting (cluster.wait_minutes); the same "
+                    "command resumes when it is there"
+                ) from error
             ray.shutdown()
             pause(3, stopped)
         else:
@@ -156,26 +221,15 @@ def _check_answers(address: str) -> None:
 def _check_shared(root: Path) -> None:
     """Every machine of the cluster must see run.dir; ask each of them for a probe file."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     probe = root / f".probe-{uuid.uuid4().hex}"
     probe.touch()
     try:
-        look = ray.remote(num_cpus=0)(os.path.exists)
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        answers = ray.get(
-            [
-                look.options(
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                ).remote(str(probe))
-                for node in nodes
-            ]
-        )
+        answers = ask_machines(nodes, os.path.exists, str(probe))
     finally:
         probe.unlink()
-    blind = [
-        node["NodeManagerAddress"] for node, sees in zip(nodes, answers, strict=True) if not sees
-    ]
+    blind = [node["NodeManagerAddress"] for node, sees in answers if not sees]
     if blind:
         raise UserError(
             f"run.dir {root} is not visible on {', '.join(sorted(blind))}; put it on storage that "

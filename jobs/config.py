@@ -68,7 +68,9 @@ class TrainSection:
     threads: int = 1
     """Threads of each process on CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto takes a GPU for each process if the cluster has them."""
+    """Where to train. "auto" decides when a run first trains, and keeps to it: a GPU for each
+    process if the cluster has them, else CPUs. "cuda" waits cluster.wait_minutes for GPUs. A run
+    that is sent to a target with gpus has "cuda" in the place of "auto"."""
     bf16: bool = False
     """Autocast the matrix products to bfloat16."""
     lanes: int = 128
@@ -144,7 +146,10 @@ class TrackingSection:
     """Where MLflow records the run."""
 
     uri: str = ""
-    """MLflow tracking URI; empty for a SQLite file inside run.dir."""
+    """MLflow tracking URI, without a password or token: those are refused here, and belong into
+    MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN, or, for a
+    database, the whole address into MLFLOW_TRACKING_URI. Empty: the server or database that
+    MLFLOW_TRACKING_URI names, else a SQLite file inside run.dir."""
     experiment: str = "elmwright"
     """Name of the MLflow experiment."""
     every_steps: int = 10
@@ -160,8 +165,9 @@ class ClusterSection:
     cpus: int = 0
     """CPUs of the local Ray; 0 takes what the machine has."""
     wait_minutes: int = 0
-    """Minutes to wait for a cluster that grows by itself to have what training needs, at the start
-    and after machines were lost; 0 waits for neither."""
+    """Minutes to wait until the cluster has the CPUs and GPUs that training needs, at the start and
+    after machines were lost; then the run ends with exit code 75 and can be resumed. 0 does not
+    wait."""
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elmwright.jobs.config import CONFIG_VERSION, RunConfig
-from elmwright.jobs.hiding import hide
+from elmwright.jobs.config_secrets import advise, refuse_secrets
+from elmwright.jobs.hiding import shown_word
 from elmwright.jobs.wording import did_you_mean
+from elmwright.model.config import MOST_CHARS
 from elmwright.pipeline.config import Source, as_settings
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url
+from elmwright.pipeline.manifest import MOST_STEPS
+from elmwright.pipeline.untrusted import read_small
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -46,27 +50,44 @@ def find_config(name: str) -> Path:
     )
 
 
+CONFIG_BYTES, NESTED = 1 << 20, 100
+"""The largest config file, and the longest dotted key, which the parser takes ever longer for."""
+_PART = rb"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
+_LONG_KEY = re.compile(rb"(?m)(?:^|[\[{,])[ \t]*+(?:%b\.[ \t]*+){%d}" % (_PART, NESTED))
+"""A longer one, at the beginning of a line or inside brackets. Dots in comments and texts are not
+counted."""
+
+
 def load_config(name: str, overrides: list[str] | None = None) -> RunConfig:
     """Read, override, check and resolve the config that `name` stands for."""
     path = find_config(name)
+    text = read_small(path, CONFIG_BYTES)
+    if _LONG_KEY.search(text):
+        raise UserError(f"{path} has a key of more than {NESTED} parts; it is no config")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        data = tomllib.loads(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise UserError(f"{path} is not valid TOML: {error}") from error
     for override in overrides or []:
         _override(data, override)
-    return config_from(data, f"{path} with {' '.join(overrides)}" if overrides else str(path))
+    said = f" with {' '.join(map(shown_word, overrides))}" if overrides else ""
+    return config_from(data, f"{path}{said}")
 
 
-def config_from(data: dict[str, Any], where: str) -> RunConfig:
-    """Build a resolved config from parsed TOML or from a config saved with an output."""
+def config_from(data: dict[str, Any], where: str, *, saved: bool = False) -> RunConfig:
+    """Build a resolved config from parsed TOML, or from one that was `saved` with a run: that may
+    hold a password, which nobody may write into a config today."""
     data = dict(data)
+    if saved:
+        advise(data, where)
+    else:
+        refuse_secrets(data, where)
     version = data.pop("version", CONFIG_VERSION)
     if version != CONFIG_VERSION:
         raise UserError(
-            f"{where}: version = {version!r}, but this elmwright reads config version "
+            f"{where}: version = {version!r:.50}, but this elmwright reads config version "
             f"{CONFIG_VERSION}; use the elmwright the file was written for, or run "
             "'elmwright init' and carry your settings over"
         )
@@ -102,7 +123,7 @@ def _override(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
-        raise UserError(f"--set {override!r}: write it as section.key=value")
+        raise UserError(f"--set {shown_word(override)!r}: write it as section.key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -132,6 +153,8 @@ def _build(cls: type, data: dict[str, Any], prefix: str) -> Any:
 
 def _convert(value: Any, hint: Any, key: str) -> Any:
     """Turn a TOML value into the field's type, or say what was expected."""
+    if type(value) is int and abs(value) >= 1 << 63:  # as TOML itself says
+        raise _BadKey(key, "expected a number of at most 18 digits")
     if hint is Source and isinstance(value, str):
         return Source(path=value)
     if dataclasses.is_dataclass(hint):
@@ -265,6 +288,8 @@ def _check(config: RunConfig) -> None:
         raise _BadKey("vocab.max_size", "must be at least 4: <S>, </S>, <UNK> and a word")
     if model.max_chars < 3:
         raise _BadKey("model.max_chars", "must be at least 3: two marks and a character")
+    if model.max_chars > MOST_CHARS:
+        raise _BadKey("model.max_chars", f"must be at most {MOST_CHARS}: no word is longer")
     if not model.filters:
         raise _BadKey("model.filters", "is empty; give [width, number] pairs")
     for width, number in model.filters:
@@ -287,6 +312,8 @@ def _check(config: RunConfig) -> None:
             f"{train.lanes} lanes cannot be shared evenly by {train.processes} processes; "
             f"take {train.lanes // train.processes * train.processes or train.processes}",
         )
+    if config.shards.block_steps > MOST_STEPS:
+        raise _BadKey("shards.block_steps", f"must be at most {MOST_STEPS:,}: blocks are in memory")
     if config.shards.block_steps % train.window:
         raise _BadKey(
             "shards.block_steps",
@@ -307,7 +334,7 @@ def _check(config: RunConfig) -> None:
     if uri and not re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri):
         raise _BadKey(
             "tracking.uri",
-            f"{hide(uri)!r} is not an MLflow server (http://…) or database (sqlite:///…)",
+            f"{uri!r} is not an MLflow server (http://…) or database (sqlite:///…)",
         )
     remote = config.cluster.address not in ("", "local")
     if remote and (not uri or uri.startswith("sqlite")):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from elmwright.jobs.bars import Bar, finished_line, live_lines, plain_line
+from elmwright.jobs.hiding import for_others
 from elmwright.jobs.unexpected import noting
 from elmwright.jobs.wording import WIDTH, from_here, terminal_width, wrap
 from elmwright.pipeline.progress import Advance
@@ -71,7 +72,7 @@ class Console:
         self._print(text)
 
     def _print(self, text: str) -> None:
-        text = wrap(from_here(text), self.width)
+        text = wrap(from_here(for_others(text)), self.width)
         if self._display is not None:
             self._display.console.print(
                 text, markup=False, highlight=False, emoji=False, soft_wrap=True
@@ -191,12 +192,17 @@ def console_for_run(
             stream.close()
 
 
+class _Discreet(logging.Formatter):
+    """Lines of a log without the secrets that libraries put into messages and tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return for_others(super().format(record))
+
+
 def log_to(log_file: Path) -> None:
     """Send Python logging of this process to the run's log file (appended, line by line)."""
     handler = logging.FileHandler(log_file, encoding="utf-8")
-    handler.setFormatter(
-        logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
-    )
+    handler.setFormatter(_Discreet("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

@@ -28,8 +28,8 @@ from elmwright.jobs.cluster import local_cpus
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from, load_config
 from elmwright.jobs.entry import check_names, missing_dependencies
-from elmwright.jobs.hiding import hide
 from elmwright.jobs.kubernetes import Kubernetes
+from elmwright.jobs.mlflow_store import with_login
 from elmwright.jobs.ray_jobs import RayCluster, Unreachable, check_nodes
 from elmwright.jobs.ray_token import find_token
 from elmwright.jobs.room import check_room
@@ -172,12 +172,11 @@ def _look_at_config(submission: Submission, config: RunConfig) -> list[Finding]:
         found.append((False, str(error)))
     if config.tracking.uri:
         try:
-            silent = check_server(config.tracking.uri)
+            silent = check_server(with_login(config.tracking.uri))
         except UserError as error:
             silent = str(error)
         server = config.tracking.uri.startswith("http")
-        shown = hide(config.tracking.uri)
-        good = f"MLflow at {shown} answers" if server else "MLflow's driver is there"
+        good = f"MLflow at {config.tracking.uri} answers" if server else "MLflow's driver is there"
         text = silent or good
         found.append((silent is None, f"{platform.node()}: {text}"))
     return found
@@ -332,7 +331,12 @@ def _kubernetes(target: Target, config: RunConfig | None, found: list[Finding]) 
     may = _answer(place, "auth", "can-i", "create", "rayjobs.ray.io") == "yes"
     rights = f"create RayJobs in namespace {target.namespace}"
     found.append((may, f"may {rights}" if may else f"may not {rights}; ask who runs the cluster"))
-    for kind, name in (("persistentvolumeclaim", target.volume), ("secret", target.secret)):
+    named = (
+        ("persistentvolumeclaim", target.volume),
+        ("secret", target.secret),
+        ("secret", target.pull_secret),
+    )
+    for kind, name in named:
         if not name:
             continue
         there = _answer(place, "get", kind, name, "--ignore-not-found", "-o", "name")

@@ -153,11 +153,10 @@ def _check_folder(folder: Path) -> None:
 
 def check_export(folder: "RunFolder", step: str, output: str, force: bool) -> None:
     """Refuse a checkpoint that is not there, and a bundle that is."""
-    from elmwright.jobs.checkpoint import list_checkpoints
-    from elmwright.jobs.choose_checkpoint import choose
+    from elmwright.jobs.choose_checkpoint import choose, list_scored
 
     if step != "best":  # that may have to be found out
-        choose(list_checkpoints(folder.checkpoints), step, folder)
+        choose(list_scored(folder), step, folder)
     if not output and step in ("result", "latest"):
         check_folder_output(str(folder.bundle), force)
 

@@ -36,6 +36,7 @@ from elmwright.jobs.signals import stop_signals
 from elmwright.jobs.unknown_words import warn_of_unknown
 from elmwright.jobs.work_folder import alone_in
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
+from elmwright.pipeline.files import read_json
 from elmwright.pipeline.progress import Advance, Progress, plural, silent
 from elmwright.pipeline.storage import atomic_file, explained, sync_to_disk, write_atomic
 
@@ -203,7 +204,7 @@ def _key(embedder: Embedder, text: Path) -> dict[str, Any]:
 def _keep_or_clear(work: Path, key: dict[str, Any] | None) -> None:
     """Parts of the same text, model and options stay; all others go."""
     note = work / "key.json"
-    if key is not None and note.is_file() and json.loads(note.read_bytes()) == key:
+    if key is not None and read_json(note) == key:
         return
     note.unlink(missing_ok=True)  # first: it must not vouch for what comes next
     for part in work.glob("part-*"):

@@ -1,8 +1,10 @@
 """What a job runs, wherever it runs: `python -m elmwright.jobs.entry SUBMISSION.json`.
 
-It goes to the folder the run was submitted from (where there is one), looks for what the job needs
+It makes attempts (attempts.py) until the run is done or not worth another one (retries.py). Each
+goes to the folder the run was submitted from (where there is one), looks for what the job needs
 and the cluster should have (dependencies, names in the environment), lays the submission down below
-`run.dir`, does what `elmwright run` does, and leaves the exit code beside the submission.
+`run.dir` and does what `elmwright run` does. In the end the exit code is left beside the
+submission.
 """
 
 import dataclasses
@@ -16,13 +18,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from elmwright.jobs import retries
+from elmwright.jobs.attempts import Attempts, command_for, stop_with_parent
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from
 from elmwright.jobs.runbook import lay_down, lay_down_outcome
 from elmwright.jobs.submission import Job, Submission, relative_paths
 from elmwright.jobs.unexpected import DEBUG
 from elmwright.jobs.wheel import requirements
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.files import list_folder
 
 STARTING_MINUTES = 10
@@ -38,8 +42,29 @@ S3_OTHER_WAYS = (
 """Names under which the credentials of an S3 store may come instead."""
 
 
-def main(path: str) -> int:
-    """Run a submission to its end; the exit code of its command."""
+def main(path: str, watcher: str = "") -> int:
+    """Run a submission to its end; the exit code of its command.
+
+    `watcher` is the process that started this one for a single attempt (attempts.py). On Slurm
+    there is none: the batch script starts attempts, each with machines of its own.
+    """
+    if watcher:
+        stop_with_parent(int(watcher))
+        return run_once(path)
+    submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
+    if submission.target.kind == "slurm":
+        code = run_once(path)
+    else:
+        code = Attempts(command_for(path), submission).run()
+    try:
+        lay_down_outcome(submission, code)
+    except (OSError, UserError) as error:
+        print(f"warning: the outcome could not be noted in {submission.dir} ({error})")
+    return code
+
+
+def run_once(path: str) -> int:
+    """Run a submission in this process; the exit code of its command."""
     from elmwright.jobs.cli import main as command
 
     submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
@@ -51,16 +76,11 @@ def main(path: str) -> int:
     # The output of a job is its log: what went wrong belongs there, not on that machine's disk.
     os.environ.setdefault(DEBUG, "1")
     try:
-        code = command(["job", path])
+        return command(["job", path])
     except Exception:
         # A defect: it must not look like a job that was interrupted.
         traceback.print_exc()
-        code = 1
-    try:
-        lay_down_outcome(submission, code)
-    except (OSError, UserError) as error:
-        print(f"warning: the outcome could not be noted in {submission.dir} ({error})")
-    return code
+        return 1
 
 
 def run_submission(path: str) -> int:
@@ -68,31 +88,39 @@ def run_submission(path: str) -> int:
     from elmwright.jobs.workflow import run
 
     submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
-    config = patient(config_from(submission.config, "the submitted config"), submission)
+    config = config_from(submission.config, "the submitted config")
     enter_folder(submission, config)
     check_dependencies()
     check_names(submission, config)
+    attempts = retries.begin(submission)
+    if attempts.used_up:
+        raise Interrupted(retries.given_up(attempts, submission.run))
     lay_down(Job(submission, own_handle(submission)))
+    config = patient(config, submission, again=attempts.starts > 1)
     run(config, until=submission.until, config_name=submission.run)
     return 0
 
 
-def patient(config: RunConfig, submission: Submission) -> RunConfig:
-    """A Ray that is started with the job has its workers only when the driver is already there."""
-    if submission.target.kind not in ("slurm", "k8s") or config.cluster.wait_minutes:
+def patient(config: RunConfig, submission: Submission, *, again: bool = False) -> RunConfig:
+    """A Ray that is started with the job has its workers only when the driver is already there.
+
+    So may one that has just lost machines: the next attempt waits for them to be replaced.
+    """
+    starting = again or submission.target.kind in ("slurm", "k8s")
+    if not starting or config.cluster.wait_minutes:
         return config
     cluster = dataclasses.replace(config.cluster, wait_minutes=STARTING_MINUTES)
     return dataclasses.replace(config, cluster=cluster)
 
 
 def own_handle(submission: Submission) -> dict[str, Any]:
-    """How the target knows this very process."""
+    """How the target knows this job."""
     if submission.target.kind == "slurm":
         return {"job": os.environ["SLURM_JOB_ID"]}
     if submission.target.kind == "local":
         from elmwright.jobs.background import process_mark
 
-        return process_mark(os.getpid())
+        return process_mark(os.getppid())  # which starts the next attempt (attempts.py)
     return {}
 
 
@@ -182,4 +210,4 @@ def _store_answers(url: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

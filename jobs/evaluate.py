@@ -11,7 +11,6 @@ scores the first 2,000 sentences of each set apart: the probe. Export compares a
 with the trainer on exactly those, which takes seconds where the whole set would take hours.
 """
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -28,9 +27,12 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, join
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.progress import Advance, Progress, silent
+from elmwright.pipeline.untrusted import read_object, whole
 
 PROBE_SENTENCES = 2000
 """First sentences of a held-out set that are also scored apart."""
+MOST_LANES = 1 << 16
+"""More than any run evaluates with; each lane's states are held in memory."""
 LARGE_VOCABULARY, LARGE_LIMIT = 100_000, 1_000_000
 """From so many words on the full softmax is slow, and so many tokens are enough."""
 
@@ -106,7 +108,7 @@ def evaluate(
     """
     blocks = Blocks(
         corpus, manifest, split, bilm.config.max_chars, word_ids,
-        keep=len(ranks.lanes(lanes)) + 1,
+        keep=len(ranks.lanes(lanes)) + 1, widest=bilm.encoder.widest,
     )  # fmt: skip
     one = Pass(bilm, softmax, blocks, ranks, lanes, window, probe, stopped, advance)
     one.run(block_limit(len(blocks), blocks.steps, max_tokens))
@@ -139,7 +141,7 @@ def evaluate_probe(
     """Score the first `sentences` of a held-out set and nothing else."""
     blocks = Blocks(
         corpus, manifest, split, bilm.config.max_chars, word_ids,
-        keep=len(ranks.lanes(lanes)) + 1,
+        keep=len(ranks.lanes(lanes)) + 1, widest=bilm.encoder.widest,
     )  # fmt: skip
     one = Pass(bilm, softmax, blocks, ranks, lanes, window, sentences, None, advance)
     one.run(len(blocks), only_probe=True)
@@ -267,10 +269,16 @@ def _load(folder: Path, name: str = "") -> tuple[BiLM, Softmax, dict[str, int], 
 
 def recorded_lanes(folder: Path) -> int:
     """The evaluation lanes a bundle or checkpoint was measured with, so that scores compare."""
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if "run_config" in content:
-        return int(content["run_config"]["eval"]["lanes"])
-    return int(content["eval_lanes"])
+    path = folder / "config.json"
+    content = read_object(path)
+    try:
+        trained = content.get("run_config")
+        lanes = trained["eval"]["lanes"] if trained else content["eval_lanes"]
+    except (KeyError, TypeError):
+        lanes = None
+    if not whole(lanes, 1, MOST_LANES):
+        raise UserError(f"{path} does not say with how many lanes the model was measured")
+    return int(lanes)
 
 
 def _eval_window(block_steps: int) -> int:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from elmwright.jobs.config import RunConfig
@@ -46,13 +47,16 @@ def evaluate_finally(
     ranks: Ranks,
     journal: Journal | None,
     note: StopNote,
+    drained: Callable[[int], bool] = lambda _step: False,
 ) -> dict[str, Score] | None:
-    """Score up to `eval.final_tokens` of every held-out set, and the probe; None if asked to stop
-    before that is done."""
+    """Score up to `eval.final_tokens` of every held-out set, and the probe; None if asked to stop,
+    or if a machine is being taken away, before that is done."""
     limit = final_limit(config.eval.final_tokens, manifest.vocab.size)
+    looks = count()  # every process asks at the same ones, as `drained` requires
 
     def stopped() -> bool:
-        return ranks.rank == 0 and note.found()
+        leaving = drained(next(looks))
+        return leaving or (ranks.rank == 0 and note.found())
 
     advance: Advance = _nothing
     if journal and (planned := planned_tokens(manifest, limit)):

@@ -26,10 +26,11 @@ from elmwright.jobs.checkpoint import (
     list_checkpoints,
     verify_checkpoint,
 )
-from elmwright.jobs.choose_checkpoint import Scores, choose, recorded
+from elmwright.jobs.choose_checkpoint import Scores, choose, list_scored, recorded
 from elmwright.jobs.compare_bundle import NEAR, SAME, compare_vectors, measure
 from elmwright.jobs.config import TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.config_file import config_from, load_config, to_dict
+from elmwright.jobs.hiding import store_all
 from elmwright.jobs.journal import read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.model_card import model_card
@@ -46,6 +47,7 @@ from elmwright.pipeline.files import exists, join, read_bytes, read_json
 from elmwright.pipeline.manifest import Manifest, canonical
 from elmwright.pipeline.progress import Progress, counting_bytes, silent
 from elmwright.pipeline.storage import explain, sha256_bytes
+from elmwright.pipeline.untrusted import read_object
 
 PIECES = "sentencepiece.model"
 
@@ -71,7 +73,7 @@ def export_run(
     """`elmwright export RUN --step …`: the bundle's folder, and a sentence about the checks."""
     config = _run_config(run, overrides)
     folder = RunFolder.of(config)
-    infos = list_checkpoints(folder.checkpoints)
+    infos = list_scored(folder)
     info = choose(infos, step, folder, _limit(config, folder) if infos else None, progress)
     verify_checkpoint(info.path)
     newest = step in ("result", "latest")
@@ -128,11 +130,11 @@ def _run_config(run: str, overrides: list[str]) -> RunConfig:
         return load_config(run, overrides)
     if overrides:
         raise UserError("--set goes with a config file; a run's folder has its settings")
-    data = json.loads(read_bytes(saved))
-    if "run" not in data:
+    data = read_object(saved)
+    if not isinstance(data.get("run"), dict):
         raise UserError(f"{run} is not a run's folder; give the folder that holds train/")
     data["run"]["dir"] = run
-    return config_from(data, saved)
+    return config_from(data, saved, saved=True)
 
 
 def export_checkpoint(
@@ -263,7 +265,8 @@ def _as_trained(config: RunConfig, checkpoint: Path) -> tuple[RunConfig, dict[st
     now = to_dict(config)
     then = {section: saved[section] for section in TRAINING_SECTIONS}
     now["run"]["seed"] = saved["run"]["seed"]
-    return config_from(now | then, str(where)), read_json(checkpoint / "state.json") or {}
+    trained = config_from(store_all(now | then), str(where))
+    return trained, read_json(checkpoint / "state.json") or {}
 
 
 def _about(config: RunConfig, manifest: Manifest, step: int, lanes: int) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def use_table(elmo: Elmo, path: Path) -> None:
                 raise UserError(f"{path} holds numbers that are not finite; make it again")
             words = bytes(tensors["words"].numpy()).decode("utf-8").split("\n")
             elmo.fill_cache(words, tensors["vectors"])
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"{path} cannot be read as a table ({error})") from error
 
 

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from elmwright.jobs.find_run import RUNS, is_run, runs_in
-from elmwright.jobs.layout import from_project
+from elmwright.jobs.layout import RunFolder, from_project
 from elmwright.jobs.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url, join, read_json
@@ -27,7 +27,9 @@ WHICH = (
 def registry_of(name: str, said: str | None = "", run: str = "", *, quiet: bool = False) -> str:
     """The registry to use for the model `name`: the one that was said, MLFLOW_TRACKING_URI, that
     of the `run` which it comes from, or that of the runs here which knows it."""
-    uri = said or os.environ.get("MLFLOW_TRACKING_URI", "")
+    from elmwright.jobs.mlflow_store import with_login
+
+    uri = with_login(said) if said else os.environ.get("MLFLOW_TRACKING_URI", "")
     if uri:
         return uri
     known = {} if run else registries_here()
@@ -66,16 +68,18 @@ def registries_here(folder: str | Path = RUNS) -> dict[str, set[str]]:
 
 def registry_of_run(run: str) -> str:
     """The registry that a run's config names, or its own; a relative file means the project's."""
+    from elmwright.jobs.mlflow_store import elsewhere, with_login
+
     root = run if is_url(run) else str(Path(run).resolve())
     settings = read_json(join(root, "config.json")) or {}
-    said = str(settings.get("tracking", {}).get("uri") or "")
+    said = str(settings.get("tracking", {}).get("uri") or "") or elsewhere(RunFolder.at(root))
     if not said:
         return f"sqlite:///{join(root, 'mlflow', 'mlflow.db')}"
     scheme, three, place = said.partition(":///")
     if scheme == "sqlite" and three:
         home = str(settings.get("run", {}).get("dir") or "")
         return f"sqlite:///{from_project(root, home, place)}"
-    return said
+    return with_login(said)
 
 
 def run_of_bundle(bundle: Path) -> str:
@@ -98,8 +102,8 @@ def models_in(uri: str) -> set[str] | None:
 
 def short(uri: str) -> str:
     """A registry as a user would type it here."""
-    from elmwright.jobs.provenance import without_password
+    from elmwright.jobs.hiding import without_secret
 
     if uri.startswith("sqlite:///"):
         return f"sqlite:///{nearby(uri.removeprefix('sqlite:///'))}"
-    return without_password(uri)
+    return without_secret(uri)

@@ -7,7 +7,6 @@ decide. A word outside a model's vocabulary costs its `<UNK>` and 8 bits a byte 
 small vocabulary is no advantage.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from elmwright.jobs.registry import Registry, Version
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.untrusted import read_object
 
 SLACK = 1e-9
 """Relative difference that is rounding, not a result."""
@@ -70,7 +70,7 @@ def bits_per_character(bundle: Path, path: Path) -> float:
     import torch
 
     from elmwright.model.bilm import States
-    from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE, char_ids
+    from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE
     from elmwright.model.folder import load_folder
     from elmwright.model.softmax import nll
     from elmwright.pipeline.block import BOS_ID, EOS_ID, UNK_ID
@@ -101,7 +101,7 @@ def bits_per_character(bundle: Path, path: Path) -> float:
                 wanted[way, row, : len(words) + 1] = torch.tensor([*targets, last])
             spelled += sum(len(word.encode()) + 1 for word in words if word not in ids)
         with torch.no_grad():
-            chars = torch.from_numpy(char_ids(types, loaded.config.max_chars))
+            chars = loaded.bilm.encoder.ids(types)
             states = States.zeros(loaded.config, len(sentences))
             output = loaded.bilm(chars, read[0], read[1], states, lengths=lengths)
             there = torch.arange(longest) < lengths.unsqueeze(1)
@@ -127,7 +127,7 @@ def _sentences(bundle: Path, text: str) -> list[list[str]]:
     """The text as this model's corpus would have split and tokenised it."""
     from elmwright.pipeline import words
 
-    config = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
+    config = read_object(bundle / "config.json")
     unsaid = [key for key in ("tokenizer", "sentences", "language") if key not in config]
     if unsaid:
         raise UserError(f"{bundle / 'config.json'} does not say its {unsaid[0]}; export again")

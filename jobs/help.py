@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from elmwright.jobs.hiding import for_others
 from elmwright.jobs.wording import did_you_mean
 
 WIDTH = 80
@@ -75,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         how = "" if message.endswith("?") else f"; '{self.prog} --help' shows how"
-        self.exit(2, f"error: {message}{how}\n")
+        self.exit(2, f"error: {for_others(message)}{how}\n")
 
     def format_help(self) -> str:
         text = super().format_help()

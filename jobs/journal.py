@@ -20,6 +20,9 @@ its steps 1, 5 and 10 were done: the time left is known from the tenth on, howev
 are written, and the slow first step does not spoil it. "scoring" says how far the last evaluation
 is: about "done" of "tokens". The path of a checkpoint is relative to the run's folder, so that a
 run can be moved.
+
+A damaged line stops nobody: `journal_lines.py` reads around it. Opening the journal notes it in
+`journal.jsonl.damaged` and writes one record of kind "warning", which the terminal shows.
 """
 
 import errno
@@ -28,24 +31,51 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elmwright.pipeline.files import is_url, join, list_folder, read_range, write_bytes
+from elmwright.jobs.journal_lines import (
+    LINE_BYTES,
+    Line,
+    Record,
+    damaged_lines,
+    is_whole,
+    journal_end,
+    known_damage,
+    note_of,
+    read_journal,
+    read_lines,
+    segments,
+    set_aside_path,
+)
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.files import exists, is_url, join, read_bytes, stat, write_bytes
+from elmwright.pipeline.progress import plural
+
+__all__ = [
+    "Journal", "Record", "damaged_lines", "journal_end", "read_journal", "set_aside_path",
+]  # fmt: skip
 
 log = logging.getLogger("elmwright")
 
-Record = dict[str, Any]
 FILE_SECONDS, SEGMENT_SECONDS = 0.2, 5.0
 """Seconds between writes to a file and to a store; a failed write is tried again after the latter.
 """
 SEGMENT_BYTES = 1 << 20
 """When a segment in a store is full."""
+LARGEST_HOLE = 16 << 20
+"""Bytes that may be missing between two segments: some that were lost, not a name that is wrong."""
+HOLE_SECONDS = 2.0
+"""Seconds after which a segment that is not listed is not there."""
 
 
 class Journal:
-    """The writing end. Opening it repairs a last line that a kill left half written."""
+    """The writing end.
+
+    Opening it removes a last line that a kill left half written, and notes damaged ones. A last
+    record that lacks only its newline gets it.
+    """
 
     def __init__(self, path: str | Path, guard: Callable[[], None] = lambda: None) -> None:
         """`guard` is called before every write, and raises if this process may not write."""
@@ -65,17 +95,38 @@ class Journal:
         if not is_url(path):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            os.ftruncate(self._descriptor, complete_end(Path(path)))
-        for record, position in read_journal(path, 0):
-            self._note(record)
-            self._begin = self._end = position
+            _end_last_line(self._descriptor)
+        else:
+            _fill_holes(self._path)
+        damaged: list[Line] = []
+        last = 0
+        for line in read_lines(path, 0):
+            self._begin = self._end = line.end
+            damaged += [line] if line.damaged else []
+            for record in line.records:
+                self._note(record)
+                last = max(last, record["step"])
+        if self._descriptor >= 0:
+            os.ftruncate(self._descriptor, self._end)
+        self.damage = _set_aside(self._path, damaged) if damaged else ""
+        """A sentence about damaged lines that nobody was told of before; empty if there are none.
+        """
+        if self.damage:
+            self.write("warning", last, text=self.damage)
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append a record, unless the journal already holds it: one of this kind and step, of a
         checkpoint one of the same bytes, of a beginning one of the same attempt, of scoring one
-        that has got as far. Raises what the guard said of an earlier one."""
+        that has got as far, of a warning one of the same text. Raises what the guard said of an
+        earlier one."""
         if self._refusal is not None:
             raise self._refusal
         record = {"kind": kind, "step": step, "time": int(time.time() * 1000), **values}
@@ -171,47 +222,63 @@ class Journal:
 
 
 def _key(record: Record) -> str:
-    return str(record.get("sha256") or record.get("attempt", record.get("done", "")))
+    own = (record.get(name) for name in ("sha256", "attempt", "done", "text"))
+    return next((str(value) for value in own if value is not None), "")
 
 
-def complete_end(path: Path) -> int:
-    """Byte position after the last complete line."""
-    with path.open("rb") as file:
-        data = file.read()
-    return data.rfind(b"\n") + 1
+def _end_last_line(descriptor: int) -> None:
+    """Write the newline of a last record that is whole otherwise."""
+    size = os.fstat(descriptor).st_size
+    end = os.pread(descriptor, LINE_BYTES, max(0, size - LINE_BYTES))
+    if is_whole(end.rpartition(b"\n")[2]):
+        try:
+            os.write(descriptor, b"\n")
+        except OSError as error:  # a full disk: without its newline the record does not count
+            log.warning("the last record of the journal is written again: %s", error)
 
 
-def read_journal(path: str | Path, start: int) -> Iterator[tuple[Record, int]]:
-    """Complete records from byte `start` on, each with the position behind it."""
-    if is_url(path):
-        yield from _read_segments(str(path), start)
-        return
-    if not Path(path).exists():
-        return
-    with open(path, "rb") as file:
-        file.seek(start)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            start += len(line)
-            yield json.loads(line), start
+def _set_aside(path: str, damaged: list[Line]) -> str:
+    """Note damaged lines beside the journal; a sentence about those that are new."""
+    try:
+        known = known_damage(path)
+        new = [line for line in damaged if line.mark not in known]
+        if not new:
+            return ""
+        beside = set_aside_path(path)
+        before = read_bytes(beside) if exists(beside) else b""
+        write_bytes(beside, before + b"".join(map(note_of, new)))
+    except (OSError, UserError) as error:
+        log.warning("damaged lines of the journal %s could not be noted: %s", path, error)
+        return ""
+    return (
+        f"the journal {path} has {plural(len(new), 'damaged line')}, the first at byte "
+        f"{new[0].begin}; what is readable is used, and the damaged bytes are noted in {beside}"
+    )
 
 
-def _read_segments(folder: str, start: int) -> Iterator[tuple[Record, int]]:
-    for segment in list_folder(folder):
-        begin = int(segment.path.rpartition("/")[2].removesuffix(".jsonl"))
-        if begin + segment.bytes <= start:
-            continue
-        if begin > start:  # a listing that is behind: what lies between comes with the next one
+def _fill_holes(folder: str) -> None:
+    """Put a blank segment where one was lost, so that readers get past it."""
+    for pause in (HOLE_SECONDS, 0.0):
+        holes, end = [], 0
+        for begin, segment in segments(folder):
+            if begin > end:
+                holes.append((end, begin))
+            end = max(end, begin + segment.bytes)
+        if not holes:
             return
-        data = read_range(segment.path, start - begin, segment.bytes)
-        for line in data.splitlines(keepends=True):
-            start += len(line)
-            yield json.loads(line), start
-
-
-def journal_end(path: str | Path) -> int:
-    """Bytes in the journal; 0 where there is none."""
-    if is_url(path):
-        return sum(segment.bytes for segment in list_folder(path))
-    return Path(path).stat().st_size if Path(path).is_file() else 0
+        time.sleep(pause)  # a listing may be behind
+    for begin, end in holes:
+        if end - begin > LARGEST_HOLE:
+            raise UserError(
+                f"the journal {folder} lacks its bytes {begin} to {end}; move what is behind them "
+                f"({end:012d}.jsonl) to another folder, or copy the missing segment back"
+            )
+        name = join(folder, f"{begin:012d}.jsonl")
+        found = stat(name)
+        if found is not None and found.bytes:  # an empty one is a hole itself
+            raise UserError(
+                f"the store does not list {name}, which exists; run the same command again when it "
+                "does"
+            )
+        write_bytes(name, b" " * (end - begin - 1) + b"\n")
+        log.warning("the journal %s lacks its bytes %d to %d", folder, begin, end)

@@ -5,10 +5,13 @@ unpacks it from there: no image has to be built for a changed line. Both fit the
 `infra/kubernetes`: a namespace that enforces restricted pods, `/runs` on every node, a token for
 Ray, credentials of the store as a mounted file.
 
-A driver that has ended is not retried (`backoffLimit: 0`): KubeRay would build a new cluster for a
-mistake in the config as well as for a lost machine. `elmwright resume` sends the run again. A head
-that is lost is no end of the driver to KubeRay (read, not run): in HTTPMode it finds the new head
-without the job and submits it there once more, whatever `backoffLimit` says.
+Attempts at the run are made inside the RayJob (attempts.py): an interrupted driver is started again
+on the same cluster, where KubeRay replaces lost pods, and counted by the policy of every other
+target. So KubeRay itself retries nothing (`backoffLimit: 0`): it cannot tell a lost machine from a
+mistake in the config, counts every failure, and would build a new cluster for each. A head that is
+lost is no failure to KubeRay 1.6 (read, not run): in HTTPMode it finds the new head without the job
+and submits it there once more, whatever `backoffLimit` says. A head that is evicted therefore lets
+its driver checkpoint, and does not let the job end (`_head`).
 """
 
 import base64
@@ -18,6 +21,7 @@ from importlib.metadata import version
 from typing import Any
 
 from elmwright.jobs import ports
+from elmwright.jobs.attempts import DRIVER_FILE
 from elmwright.jobs.ray_jobs import entrypoint, metadata_of, parcel, runtime_env
 from elmwright.jobs.slurm import job_size
 from elmwright.jobs.submission import GRACE_SECONDS, State, Submission, state_of_exit
@@ -30,6 +34,13 @@ CONFIG_MAP_BYTES = 1_000_000
 DEADLINE_SECONDS = 14 * 24 * 3600
 """After so long KubeRay gives an attempt up, whether it waits for machines or trains."""
 LABEL = "elmwright.run"
+DRIVER_PATH = "/tmp/elmwright-driver"  # noqa: S108 - inside the head's container, one job each
+"""The file by which the head's preStop hook finds the job (attempts.py)."""
+STAY = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+"""Keeps Kubernetes' autoscaler from moving a pod to empty a machine."""
+HEAD_MEMORY = "4Gi"
+UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def object_name(submission_id: str) -> str:
@@ -112,8 +123,12 @@ def _rayjob(
                 "authOptions": {"mode": "token"},
                 "headGroupSpec": {
                     # Without work of its own: what is lost with a worker can be computed again.
-                    "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104
-                    "template": _head(target, name, submission.id),
+                    "rayStartParams": {
+                        "num-cpus": "0",
+                        "dashboard-host": "0.0.0.0",  # noqa: S104
+                        "object-store-memory": str(object_store(HEAD_MEMORY)),
+                    },
+                    "template": _head(target, name),
                 },
                 "workerGroupSpecs": [
                     {
@@ -121,7 +136,10 @@ def _rayjob(
                         "replicas": workers,
                         "minReplicas": workers,
                         "maxReplicas": workers,
-                        "rayStartParams": {"num-cpus": str(cpus)},
+                        "rayStartParams": {
+                            "num-cpus": str(cpus),
+                            "object-store-memory": str(object_store(target.memory)),
+                        },
                         "template": _pod("ray-worker", target, name, _size(target, cpus)),
                     }
                 ],
@@ -130,16 +148,32 @@ def _rayjob(
     }
 
 
-def _head(target: Target, name: str, job: str) -> dict[str, Any]:
+def _head(target: Target, name: str) -> dict[str, Any]:
     """A head that must go, because its machine does, lets the driver write its checkpoint first.
 
-    `ray job stop` waits until the job has ended; one that has ended already is left alone.
+    The hook tells the job and waits until its driver has ended. `ray job stop` would end the job
+    for good, as `elmwright cancel` does.
     """
-    pod = _pod("ray-head", target, name, {"cpu": "1", "memory": "4Gi"})
-    dashboard = f"http://127.0.0.1:{ports.DASHBOARD_PORT}"
-    command = ["ray", "job", "stop", "--address", dashboard, job]
-    pod["spec"]["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": command}}}
+    pod = _pod("ray-head", target, name, {"cpu": "1", "memory": HEAD_MEMORY})
+    hook = (
+        f'job="$(cat {DRIVER_PATH})" && kill -USR1 "$job" && '
+        f"while [ -e {DRIVER_PATH} ]; do sleep 1; done; true"
+    )
+    (container,) = pod["spec"]["containers"]
+    container["lifecycle"] = {"preStop": {"exec": {"command": ["/bin/sh", "-c", hook]}}}
+    container["env"].append({"name": DRIVER_FILE, "value": DRIVER_PATH})
     return pod
+
+
+def shared_memory(memory: str) -> int:
+    """Bytes of /dev/shm in a pod with this much memory, of which they are a part."""
+    unit = memory.lstrip("0123456789")
+    return int(memory.removesuffix(unit)) * UNITS[unit] // 4
+
+
+def object_store(memory: str) -> int:
+    """Bytes of Ray's object store there: half of /dev/shm, the rest of which NCCL may use."""
+    return shared_memory(memory) // 2
 
 
 def _size(target: Target, cpus: int) -> dict[str, str]:
@@ -160,7 +194,10 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
             "name": "secrets",
             "secret": {"secretName": ports.SECRET_AWS, "optional": True, "defaultMode": 0o440},
         },
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
+        {
+            "name": "shm",
+            "emptyDir": {"medium": "Memory", "sizeLimit": str(shared_memory(size["memory"]))},
+        },
     ]
     if target.volume:
         mounts.append({"name": "runs", "mountPath": ports.RUNS_PATH})
@@ -184,6 +221,8 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
         "volumeMounts": mounts,
     }
     pod: dict[str, Any] = {
+        # One that is not there is ignored.
+        "imagePullSecrets": [{"name": target.pull_secret or ports.SECRET_REGISTRY}],
         "automountServiceAccountToken": False,
         # They would set MLFLOW_PORT, which MLflow reads as its own.
         "enableServiceLinks": False,
@@ -202,7 +241,7 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
         pod["tolerations"] = [
             {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
         ]
-    return {"spec": pod}
+    return {"metadata": {"annotations": STAY}, "spec": pod}
 
 
 def state_of_rayjob(status: dict[str, Any]) -> State:

@@ -22,9 +22,10 @@ from elmwright.jobs.cluster import FITTING, is_remote
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from, to_dict
 from elmwright.jobs.console import Console
+from elmwright.jobs.hiding import for_others
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.preflight import changed_settings
-from elmwright.jobs.room import NoRoom, Room, RoomLost, check_room, machines, room_for
+from elmwright.jobs.room import NoRoom, Room, RoomLost, check_room, machines
 from elmwright.jobs.stopping import ask_to_stop, take_back
 from elmwright.jobs.watching import Watcher
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
@@ -96,7 +97,8 @@ def launch(
 ) -> None:
     """Train to the end; raises Interrupted when asked to stop, UserError or the failure else.
 
-    `begun` is set while processes are training: only then is there something to save.
+    `config.train.device` is "cpu" or "cuda": `devices.settle_device` has decided. `begun` is set
+    while processes are training: only then is there something to save.
     """
     take_back(folder.stop_request)
     clear(folder.result)  # of a shorter training, or of a damaged checkpoint
@@ -156,7 +158,7 @@ def _attempt(
     """Run the workers once; what went wrong, or None."""
     outcome: list[Exception] = []
     asked, since = False, 0.0
-    room = Room(config, _begun(folder, attempt), on_gpus=_began_on_gpus(folder))
+    room = Room(config, _begun(folder, attempt))
 
     def fit() -> None:
         try:
@@ -200,21 +202,13 @@ def _fit(config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> Non
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    have, threads = machines(), config.train.threads
-    use_gpu = config.train.device == "cuda" or (
-        config.train.device == "auto"
-        and (
-            _began_on_gpus(folder)  # or a lost GPU would move the rest to CPUs without a word
-            or room_for(have, threads, gpu=True) >= config.train.processes
-        )
-    )
+    use_gpu = config.train.device == "cuda"
     # Machines that were lost may come back, if that may take time: Ray asks for them, and `Room`
     # looks at the clock.
     if not (again and config.cluster.wait_minutes):
-        advice = "lower train.processes or train.threads"
-        if not is_remote(config):
-            advice += ", or raise cluster.cpus"
-        check_room(config.train, have, gpu=use_gpu, advice=advice)
+        advice = "lower train.processes or train.threads, or "
+        advice += "set cluster.wait_minutes" if is_remote(config) else "raise cluster.cpus"
+        check_room(config.train, machines(), gpu=use_gpu, advice=advice)
     trainer = TorchTrainer(
         worker,
         train_loop_config={
@@ -242,12 +236,6 @@ def _fit(config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> Non
         ),
     )
     trainer.fit()
-
-
-def _began_on_gpus(folder: RunFolder) -> bool:
-    infos = list_checkpoints(folder.checkpoints)
-    state = read_checked(infos[-1].path, "state.json") if infos else None
-    return bool(state and state.get("device") == "cuda")
 
 
 def _storage(folder: RunFolder) -> dict[str, Any]:
@@ -305,10 +293,10 @@ def worker(job: dict[str, Any]) -> None:
 def _ending(error: BaseException, folder: RunFolder) -> dict[str, str]:
     """What is to be said of an error that trying again would not change; nothing of others."""
     if isinstance(error, OSError):
-        return {"user": explain(error, Path(error.filename or folder.root)) or ""}
+        return {"user": for_others(explain(error, Path(error.filename or folder.root)) or "")}
     if isinstance(error, Failed):
-        return {"failed": str(error)}
-    return {"user": str(error)} if isinstance(error, UserError) else {}
+        return {"failed": for_others(str(error))}
+    return {"user": for_others(str(error))} if isinstance(error, UserError) else {}
 
 
 def _mistake_file(folder: RunFolder, attempt: int) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from elmwright.jobs.hiding import hide
+from elmwright.jobs.hiding import shown_word
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json, stat, write_json
 
@@ -41,7 +41,7 @@ def about() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "command": " ".join(["elmwright", *map(hide, sys.argv[1:])]),
+        "command": " ".join(["elmwright", *map(shown_word, sys.argv[1:])]),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
 

@@ -9,21 +9,24 @@ at a time. On a server two may run at once: each creates its version last and th
 number wins, and the other version is removed. What a killed publish left behind is removed by the
 next.
 
-MLflow moves aliases and forgets where they were: the history is a tag of the registered model. A
-move starts from what is there: with a SQLite file under the lock; a server knows no lock, and two
-moves of one alias within the same moment may leave one of them out of the history.
+MLflow moves aliases and forgets where they were: the history is kept in tags of the registered
+model, one per move (alias_history.py). So two moves of one alias at the same instant are both in
+the history, also on a server, which knows no lock.
 """
 
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from elmwright.jobs import version_page
+from elmwright.jobs.alias_history import History, Move, tag_name
 from elmwright.jobs.bundle import digest, verify_bundle
+from elmwright.jobs.hiding import for_others, without_secret
 from elmwright.jobs.logged_models import (
     DATA,
     LoggedModels,
@@ -31,9 +34,8 @@ from elmwright.jobs.logged_models import (
     logged_model,
     twice,
 )
-from elmwright.jobs.mlflow_store import connect, sqlite_file
+from elmwright.jobs.mlflow_store import connect, default_uri, sqlite_file
 from elmwright.jobs.moving import at_home, database_lock
-from elmwright.jobs.provenance import without_password
 from elmwright.jobs.registry import Change, Version, about, check_about
 from elmwright.pipeline.errors import Failed, UserError
 
@@ -42,15 +44,15 @@ ABOUT = "mlflow.elmwright.about"
 that begin with its own name; what people read are tags of their own (version_page.py)."""
 OLD_ABOUT = "elmwright.about"
 """The same on versions that were published before 0.2."""
-HISTORY = "elmwright.history."
-"""Tag of a registered model, with an alias behind: the versions it has pointed to, as JSON."""
+READS = 10
+"""How often a history that changes while it is read is read again."""
 
 
 class MlflowRegistry:
     """The registered models of an MLflow server or database."""
 
     def __init__(self, uri: str) -> None:
-        self.uri = without_password(uri)
+        self.uri = without_secret(uri)
         self._uri = uri
         self._connected: Any = None
         self._at_home = False
@@ -112,29 +114,53 @@ class MlflowRegistry:
     def history(self, name: str, alias: str) -> list[int]:
         """As remembered, and corrected by where the alias points: others may have moved it."""
         with self._answering("read aliases"):
-            return self._history(name, alias)
+            return [entry.version for entry in self._history(name, alias).entries]
 
-    def _history(self, name: str, alias: str) -> list[int]:
+    def _history(self, name: str, alias: str) -> History:
+        """Read until two answers agree, if the first one has something to explain: MLflow reads
+        alias and tags one after the other, and a move may happen in between."""
+        found = self._read_history(name, alias)
+        for _ in range(READS):
+            if not found.unsaid():
+                break
+            before, found = found, self._read_history(name, alias)
+            if found == before:
+                break
+        return found
+
+    def _read_history(self, name: str, alias: str) -> History:
         model = self._client.get_registered_model(name)
         holder = {key: int(value) for key, value in model.aliases.items()}.get(alias)
-        saved = model.tags.get(f"{HISTORY}{alias}")
-        history = _numbers(saved) if saved else []
-        if holder is None:
-            return []
-        if holder not in history:
-            return [*history, holder]
-        return history[: len(history) - history[::-1].index(holder)]
+        return History.read(model.tags, alias, holder)
 
     def point(self, name: str, alias: str, change: Change) -> None:
-        """Remember first, then move: a kill in between only leaves an entry too many."""
+        """Note the move, make it, and note that it is done."""
 
-        def move() -> None:
-            self._client.set_registered_model_tag(name, f"{HISTORY}{alias}", json.dumps(history))
-            self._client.set_registered_model_alias(name, alias, str(history[-1]))
+        def note(move: Move) -> None:
+            tag = tag_name(alias, move.key)
+            twice(lambda: self._client.set_registered_model_tag(name, tag, move.value))
 
         with self._answering("move an alias"), self._alone():
-            history = change(self._history(name, alias))
-            twice(move)
+            history = self._history(name, alias)
+            before = [entry.version for entry in history.entries]
+            after = change(before)
+            if after == before:
+                return
+            for unsaid in history.unsaid():
+                note(unsaid)
+            move = history.noted().move(after)
+            note(move)
+            twice(lambda: self._client.set_registered_model_alias(name, alias, str(move.to)))
+            note(replace(move, done=True))
+            self._tidy(name, alias)
+
+    def _tidy(self, name: str, alias: str) -> None:
+        """Remove tags of moves that are long forgotten."""
+        from mlflow.exceptions import MlflowException
+
+        for key in self._read_history(name, alias).unneeded():
+            with suppress(MlflowException):  # another command removes it, or the next one will
+                self._client.delete_registered_model_tag(name, tag_name(alias, key))
 
     def fetch(self, name: str, version: int) -> Path:
         """Where it lies, if that is on this disk; else a copy."""
@@ -171,7 +197,7 @@ class MlflowRegistry:
 
     def _create_version(self, name: str, model: Any, facts: dict[str, Any], bundle: Path) -> None:
         tags = {ABOUT: json.dumps(facts), **version_page.facts(bundle, facts)}
-        with _default_uri(self._uri):
+        with default_uri(self._uri):
             self._client.create_model_version(
                 name,
                 f"models:/{model.model_id}",
@@ -236,7 +262,7 @@ class MlflowRegistry:
             yield
         # OSError: of the network (requests' errors are some), of a folder with artifacts.
         except (MlflowException, SQLAlchemyError, OSError, *_errors_of_s3()) as error:
-            reason = " ".join(str(error).split())[:300]
+            reason = for_others(" ".join(str(error).split()))[:300]
             raise UserError(
                 f"MLflow at {self.uri} did not let us {what} ({reason}); "
                 "run the same command again when it answers"
@@ -260,14 +286,6 @@ def _about(version: Any) -> dict[str, Any]:
     return facts
 
 
-def _numbers(saved: str) -> list[int]:
-    """The history in a tag, which anybody may have changed: it is a help, not a truth."""
-    try:
-        return [int(number) for number in json.loads(saved)]
-    except (ValueError, TypeError, RecursionError):
-        return []
-
-
 def _errors_of_s3() -> tuple[type[Exception], ...]:
     """Raised where MLflow speaks to an S3 store itself; boto3 need not be installed."""
     try:
@@ -276,20 +294,3 @@ def _errors_of_s3() -> tuple[type[Exception], ...]:
     except ImportError:
         return ()
     return Boto3Error, BotoCoreError, ClientError
-
-
-@contextmanager
-def _default_uri(uri: str) -> Iterator[None]:
-    """MLflow's own code looks up a logged model where the process's default says.
-
-    Changing that default also changes the environment, which is the user's.
-    """
-    from mlflow.tracking._tracking_service.utils import _use_tracking_uri
-
-    before = os.environ.get("MLFLOW_TRACKING_URI")
-    try:
-        with _use_tracking_uri(uri):
-            yield
-    finally:
-        if before is not None:
-            os.environ["MLFLOW_TRACKING_URI"] = before

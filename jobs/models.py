@@ -12,7 +12,6 @@ registry or a shelf must be the very model that was published there. What has to
 in ELMWRIGHT_CACHE (by default ~/.cache/elmwright), under the digest of its list of files.
 """
 
-import json
 import os
 import re
 import shutil
@@ -28,8 +27,9 @@ from elmwright.jobs.find_run import RUNS, find_here, find_run, is_name, is_run, 
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import exists, is_url, join, read_bytes, read_json, reading
+from elmwright.pipeline.files import exists, is_url, join, read_json, reading
 from elmwright.pipeline.storage import sha256_bytes
+from elmwright.pipeline.untrusted import read_small
 
 if TYPE_CHECKING:
     from elmwright.jobs.pretrained import Elmo
@@ -186,16 +186,16 @@ def local_folder(path: str) -> Path:
     """A bundle or checkpoint as a folder of this disk; out of a store it is copied, once."""
     if not is_url(path):
         return Path(path)
-    from elmwright.jobs.bundle import SUMS, parse_sums
-    from elmwright.jobs.checkpoint import MANIFEST
+    from elmwright.jobs.bundle import SUMS, SUMS_BYTES, parse_sums
+    from elmwright.jobs.checkpoint import MANIFEST, parse_manifest
 
     names: Iterable[str]
     if exists(join(path, SUMS)):
-        listed = read_bytes(join(path, SUMS))
+        listed = read_small(join(path, SUMS), SUMS_BYTES)
         names = (*parse_sums(listed, join(path, SUMS)), SUMS)
     elif exists(join(path, MANIFEST)):
-        listed = read_bytes(join(path, MANIFEST))
-        names = (*_checkpoint_files(listed, join(path, MANIFEST)), MANIFEST)
+        listed = read_small(join(path, MANIFEST))
+        names = (*parse_manifest(listed, join(path, MANIFEST))["files"], MANIFEST)
     else:
         raise UserError(f"{path} holds no bundle and no checkpoint")
 
@@ -205,17 +205,6 @@ def local_folder(path: str) -> Path:
                 shutil.copyfileobj(file, out, 1 << 22)
 
     return cached(sha256_bytes(listed), download)
-
-
-def _checkpoint_files(listed: bytes, where: str) -> list[str]:
-    try:
-        names = list(json.loads(listed)["files"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{where} is damaged ({error!r})") from error
-    for name in names:
-        if Path(name).name != name:
-            raise UserError(f"{where} names a file outside its folder: {name!r}")
-    return names
 
 
 def cached(key: str, download: Callable[[Path], None]) -> Path:
@@ -252,6 +241,6 @@ def _verify_cached(folder: Path, key: str) -> None:
     from elmwright.jobs.checkpoint import MANIFEST
 
     lists = [folder / name for name in (SUMS, MANIFEST) if (folder / name).is_file()]
-    if [sha256_bytes(path.read_bytes()) for path in lists] != [key]:
+    if [sha256_bytes(read_small(path)) for path in lists] != [key]:
         raise UserError(f"{folder} is not what was asked for; fetch it again")
     verify_folder(folder)

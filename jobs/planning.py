@@ -317,7 +317,7 @@ def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> dict
     """Whether MLflow and the object stores that are named answer; a Ray cluster that does not is a
     problem."""
     from elmwright.jobs.check_mlflow import check_server
-    from elmwright.jobs.provenance import without_password
+    from elmwright.jobs.hiding import without_secret
     from elmwright.jobs.tracking import tracking_uri
 
     found: dict[str, Any] = {}
@@ -330,7 +330,7 @@ def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> dict
     before = len(problems)
     silent = problems.of(check_server, uri)
     answers = silent is None and len(problems) == before
-    found["mlflow"] = {"uri": without_password(uri), "answers": answers, "note": silent or ""}
+    found["mlflow"] = {"uri": without_secret(uri), "answers": answers, "note": silent or ""}
     places = [folder.root, folder.corpus_dir, *(s.path for s in config.corpus.sources)]
     stores = {"/".join(place.split("/")[:3]) for place in places if files.is_url(place)}
     for store in sorted(stores):

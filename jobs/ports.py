@@ -21,7 +21,9 @@ STORE_PORT = 9000
 RUNS_PATH = "/runs"
 """Shared storage, mounted here on every node; `run.dir` lies below it."""
 CONFIGS_PATH = "/configs"
-"""Where a RayJob finds its run config (a mounted ConfigMap)."""
+"""Where the containers of compose find run configs."""
+TEXT_PATH = "/text"
+"""Where compose mounts the text to train on, read-only: `sources = ["/text/*.txt"]`."""
 SECRETS_PATH = "/secrets"
 """Where Kubernetes mounts credentials as files; they are never part of a submission."""
 HOME_PATH = "/home/elmwright"
@@ -50,12 +52,18 @@ VARIANTS = ("cpu", "cuda")
 IMAGE_TAGS = tuple(f"{__version__}-{variant}" for variant in VARIANTS)
 """Tags of the image: this version of the package, for each variant."""
 
-SECRET_AWS, SECRET_DATABASE = "elmwright-aws", "elmwright-database"
+SECRET_AWS, SECRET_DATABASE, SECRET_REGISTRY = (
+    "elmwright-aws",
+    "elmwright-database",
+    "elmwright-registry",
+)
 """Kubernetes secrets: the store's credentials (key `credentials`), MLflow's database password
-(key `password`)."""
+(key `password`), credentials of the image's registry where it is not public."""
 CONFIG_STORE = "elmwright-store"
 """Kubernetes ConfigMap with what is not secret about the store: AWS_ENDPOINT_URL and the like."""
 
-STOP_SECONDS = 120
-"""Time that a stopped job is given to write its checkpoint, by Slurm's warning and by Kubernetes.
-`docker compose stop` is no such stop: it asks Ray, which does not ask the driver."""
+STOP_SECONDS = 300
+"""Seconds that a stopped job has to write its checkpoint, by Slurm's warning and by Kubernetes: up
+to 60 for an MLflow that does not answer, 30 for Ray to drain its nodes, 120 for the checkpoint, the
+rest for the step before it and for going back into the queue. `docker compose stop` stops the
+workers first, and Ray tells training that they are leaving."""

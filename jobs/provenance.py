@@ -12,7 +12,7 @@ from typing import Any
 from elmwright import __version__
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
-from elmwright.jobs.hiding import hide, hide_all
+from elmwright.jobs.hiding import store_all, without_secret
 from elmwright.jobs.runbook import left_in
 from elmwright.jobs.wheel import content_version, package_files
 from elmwright.pipeline.errors import UserError
@@ -41,7 +41,7 @@ def provenance(
         **environment(),
         "git": git_state() or submitted_git(run),
         "exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config": hide_all(to_dict(config)),
+        "config": store_all(to_dict(config)),
         "config_sha256": config_hash(config),
         "seeds": {"run.seed": config.run.seed},
         "corpus_fingerprint": manifest.fingerprint,
@@ -50,7 +50,7 @@ def provenance(
         "checkpoint_step": step,
         "checkpoint_sha256": sha256,
         "mlflow_run_id": run_id,
-        "mlflow_tracking_uri": relative_uri(without_password(tracking_uri), run),
+        "mlflow_tracking_uri": relative_uri(without_secret(tracking_uri), run),
     }
 
 
@@ -80,11 +80,6 @@ def machine() -> str:
 
     gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     return ", ".join([f"{os.cpu_count()} × {name}", *gpus])
-
-
-def without_password(uri: str) -> str:
-    """A URI as it may be written down."""
-    return hide(uri)
 
 
 def relative_uri(uri: str, run: str) -> str:

@@ -150,12 +150,13 @@ def _forget(folder: RunFolder, steps: list[int]) -> None:
     from elmwright.jobs.tracking import Tracker, is_caught_up
     from elmwright.pipeline.manifest import Manifest
 
-    config = config_from(read_json(folder.config) or {}, folder.config)
+    config = config_from(read_json(folder.config) or {}, folder.config, saved=True)
     caught_up = is_caught_up(config, folder)
-    journal = Journal(folder.journal)
-    for step in steps:
-        journal.write("pruned", step)
-    journal.close()
+    with Journal(folder.journal) as journal:
+        for step in steps:
+            journal.write("pruned", step)
+    if journal.damage:
+        print(f"warning: {journal.damage}", file=sys.stderr)
     if not caught_up:  # the next command at the run sends it all
         return
     tracker = Tracker(config, folder, Manifest.load(folder.corpus))

@@ -9,10 +9,11 @@ from typing import Any
 
 from elmwright.jobs.bundle import bundle_bytes, digest
 from elmwright.jobs.config import RunConfig
+from elmwright.jobs.hiding import without_secret
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.mlflow_registry import MlflowRegistry
 from elmwright.jobs.mlflow_store import is_store
-from elmwright.jobs.provenance import relative_uri, without_password
+from elmwright.jobs.provenance import relative_uri
 from elmwright.jobs.registry import publish_bundle
 from elmwright.jobs.tracking import read_run_id, tracking_uri
 from elmwright.pipeline.errors import UserError
@@ -53,7 +54,7 @@ def publish(config: RunConfig, folder: RunFolder, progress: Progress = silent) -
         "version": version,
         "alias": alias,
         "digest": digest(folder.bundle),
-        "uri": relative_uri(without_password(uri), folder.root),
+        "uri": relative_uri(without_secret(uri), folder.root),
     }
     write_json(folder.published, saved)
     return saved

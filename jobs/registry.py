@@ -9,7 +9,6 @@ An alias moves on from where it points at that moment, so of two promotions at o
 lost, and none is decided by a comparison with a version that no longer holds the alias.
 """
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elmwright.jobs.bundle import SIGNATURE, digest_of, read_sums
+from elmwright.jobs.hiding import hide
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url
+from elmwright.pipeline.untrusted import read_object
 
 CANDIDATE = "candidate"
 """The alias of what was published last; the only one without a gate."""
@@ -76,8 +77,8 @@ def open_registry(uri: str) -> Registry:
         return MlflowRegistry(uri)
     if "://" in uri and not is_url(uri):
         raise UserError(
-            f"{uri!r} is no registry: give an MLflow server (http://…, sqlite:///…), a folder, or "
-            "an s3:// prefix"
+            f"{hide(uri)!r} is no registry: give an MLflow server (http://…, sqlite:///…), a "
+            "folder, or an s3:// prefix"
         )
     from elmwright.jobs.shelf import Shelf
 
@@ -88,8 +89,8 @@ def about(bundle: Path) -> dict[str, Any]:
     """What a verified bundle says about itself, for the registry and for the gate."""
     sums = read_sums(bundle)
     try:
-        config = json.loads((bundle / "config.json").read_bytes())
-        made_by = json.loads((bundle / "provenance.json").read_bytes())
+        config = read_object(bundle / "config.json")
+        made_by = read_object(bundle / "provenance.json")
         scores = config.get("evaluation") or {}
         facts = {
             "digest": digest_of(sums),

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from elmwright.jobs.config import RunConfig, TrainSection
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.files import exists
+from elmwright.pipeline.progress import plural
 
 log = logging.getLogger("elmwright")
 
+WAIT_SECONDS = 2.0
+"""Seconds between looks at a cluster that is growing."""
 LOOK_SECONDS = 2.0
 """Seconds between looks at whether processes that have not begun still find room."""
 LOST_SECONDS = 10.0
@@ -71,30 +74,50 @@ def check_room(
         )
 
 
-def _lacks_room(config: RunConfig) -> bool:
-    train = config.train
-    return room_for(machines(), train.threads, gpu=train.device == "cuda") < train.processes
+def missing(config: RunConfig, *, gpu: bool) -> NoRoom | None:
+    """What the cluster lacks now for the training processes, or None."""
+    try:
+        check_room(config.train, machines(), gpu=gpu)
+    except NoRoom as lacking:
+        return lacking
+    return None
 
 
-def ask_for_room(config: RunConfig) -> bool:
+def ask_for_room(config: RunConfig, *, gpu: bool) -> bool:
     """Ask a cluster that grows by itself for what training needs; whether there was need to."""
-    if not config.cluster.wait_minutes or not _lacks_room(config):
+    if not config.cluster.wait_minutes or missing(config, gpu=gpu) is None:
         return False  # launch.py says at once what is not there
     from ray.autoscaler.sdk import request_resources
 
     train = config.train
     bundle: dict[str, float] = {"CPU": train.threads}
-    if train.device == "cuda":
+    if gpu:
         bundle["GPU"] = 1
     request_resources(bundles=[bundle] * train.processes)
     return True
 
 
-def wait_for_room(config: RunConfig, stopped: Callable[[], bool]) -> None:
-    """Until the cluster has grown, for as long as allowed."""
+def wait_for_room(
+    config: RunConfig, stopped: Callable[[], bool], say: Callable[[str], None], *, gpu: bool
+) -> None:
+    """Wait until the cluster has what training needs, for as long as allowed; then Interrupted.
+
+    A machine that is late is nobody's mistake: the run exits with 75, and can be sent again.
+    """
+    minutes = plural(config.cluster.wait_minutes, "minute")
     end = time.monotonic() + 60 * config.cluster.wait_minutes
-    while _lacks_room(config) and time.monotonic() < end:
-        pause(2, stopped)
+    told = ""
+    while lacking := missing(config, gpu=gpu):
+        what = str(lacking).rpartition("; ")[0]  # without the advice
+        if what != told:
+            say(f"Waiting for up to {minutes}: {what}.")
+            told = what
+        if time.monotonic() >= end:
+            raise Interrupted(
+                f"because {what} after {minutes} of waiting (cluster.wait_minutes); the same "
+                "command resumes when the machines are there"
+            )
+        pause(WAIT_SECONDS, stopped)
 
 
 def give_room_back() -> None:
@@ -123,10 +146,9 @@ class Room:
     that can never get all of its processes; Ray Train waits for room without a limit.
     """
 
-    def __init__(self, config: RunConfig, sign: str, *, on_gpus: bool) -> None:
+    def __init__(self, config: RunConfig, sign: str) -> None:
         """`sign` is the file that the first process leaves when it has begun."""
         self._config, self._sign = config, sign
-        self._gpu = config.train.device == "cuda" or on_gpus
         self._patience = 60.0 * config.cluster.wait_minutes or LOST_SECONDS
         self._begun = False
         self._next = time.monotonic() + LOOK_SECONDS
@@ -147,9 +169,8 @@ class Room:
         from ray.exceptions import RayError
 
         try:
-            check_room(self._config.train, machines(), gpu=self._gpu)
-        except NoRoom as lacking:
-            return RoomLost(str(lacking))
+            lacking = missing(self._config, gpu=self._config.train.device == "cuda")
         except RayError as error:  # the processes' own end tells what is wrong
             log.warning("cannot ask Ray for its machines: %s", error)
-        return None
+            return None
+        return RoomLost(str(lacking)) if lacking else None

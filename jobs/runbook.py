@@ -13,8 +13,9 @@ from typing import Any
 
 from elmwright.jobs.submission import Job, Submission
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import exists, is_url, join, list_folder, read_bytes, read_json
+from elmwright.pipeline.files import exists, is_url, join, list_folder, read_json
 from elmwright.pipeline.storage import write_atomic
+from elmwright.pipeline.untrusted import read_small
 
 KEPT = 50
 """Attempts remembered of one run."""
@@ -135,21 +136,18 @@ def left_in(folder: str) -> list[Job]:
     found = []
     for file in list_folder(join(folder, "submissions")):
         if file.path.endswith("/job.json"):
+            data = read_small(file.path)
             try:
-                found.append(_from_data(json.loads(read_bytes(file.path))))
-            except (ValueError, KeyError, TypeError, AttributeError):
+                found.append(_from_data(json.loads(data)))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise UserError(f"{file.path} is damaged; delete it") from None
     return sorted(found, key=lambda job: (job.submission.time, job.submission.id))
 
 
 def handle_left(submission: Submission) -> dict[str, Any]:
     """How the target knows an attempt, as the attempt itself laid it down; empty if it has not."""
-    path = join(place_of(submission), "job.json")
-    try:
-        found = json.loads(read_bytes(path)) if exists(path) else {}
-    except (OSError, ValueError, UserError):
-        return {}
-    return dict(found.get("handle") or {})
+    handle = _read(join(place_of(submission), "job.json")).get("handle")
+    return handle if isinstance(handle, dict) else {}
 
 
 def lay_down(job: Job) -> None:
@@ -169,11 +167,16 @@ def lay_down_outcome(submission: Submission, code: int) -> None:
 
 def outcome_of(submission: Submission) -> int | None:
     """The exit code that a job left below run.dir, if it came that far and we can see it."""
-    path = join(place_of(submission), "outcome.json")
+    code = _read(join(place_of(submission), "outcome.json")).get("exit")
+    return code if type(code) is int else None
+
+
+def _read(path: str) -> dict[str, Any]:
+    """What a file says; empty where we cannot see it, or it is damaged."""
     try:
-        return int(json.loads(read_bytes(path))["exit"]) if exists(path) else None
-    except (OSError, ValueError, UserError):
-        return None
+        return read_json(path) or {}
+    except (OSError, UserError):
+        return {}
 
 
 def place_of(submission: Submission) -> str:

@@ -42,6 +42,7 @@ from elmwright.pipeline.files import (
     writing,
 )
 from elmwright.pipeline.storage import sha256_bytes
+from elmwright.pipeline.untrusted import read_object
 
 FORMAT = 1
 INDEX = "index.json"
@@ -195,7 +196,7 @@ class Shelf:
             self._check_not_lost(name)
             return _empty()
         try:
-            index = json.loads(read_bytes(path))
+            index = read_object(path)
             found = index["format"]
             for number, facts in index["versions"].items():
                 check_about(facts)

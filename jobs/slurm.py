@@ -6,7 +6,6 @@ leave the submitter's environment at home, because Slurm keeps what it is given 
 secrets come from the login environment on the cluster or from `env_file`.
 """
 
-import json
 import re
 import shlex
 import subprocess
@@ -21,7 +20,6 @@ from elmwright.jobs.config_file import config_from
 from elmwright.jobs.ray_jobs import Unreachable
 from elmwright.jobs.room import room_for
 from elmwright.jobs.runbook import handle_left, outcome_of, work_folder
-from elmwright.jobs.status import STAGES, read_progress
 from elmwright.jobs.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
 from elmwright.jobs.targets import Target
 from elmwright.pipeline.errors import Failed, UserError
@@ -30,8 +28,8 @@ TEMPLATE = Path(__file__).parent / "templates" / "elmwright.sbatch"
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED")
 SILENT = "unable to contact|timed out|connection refused|configuration source"
 """What Slurm's commands say when there is nobody to ask; the last where they do not know whom."""
-STANDSTILLS = 5
-"""How often a job goes back into the queue without having got any further."""
+GPU_CPUS = 4
+"""CPUs of a machine with GPUs, at least."""
 GOING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
 
 
@@ -164,11 +162,19 @@ def job_name(run: str) -> str:
 
 
 def job_size(submission: Submission) -> tuple[int, int]:
-    """How many machines, and how many CPUs of each: as the target says, else as few as will do."""
+    """How many machines, and how many CPUs of each: as the target says, else as few as will do.
+
+    A process on a GPU has its data loaded beside it, and the machine has an agent of Ray's: with
+    the CPUs of train.threads alone the GPU would wait for them.
+    """
     target = submission.target
     train = config_from(submission.config, "the config").train
     nodes = target.nodes or (ceil(train.processes / target.gpus) if target.gpus else 1)
-    return nodes, target.cpus or ceil(train.processes / nodes) * train.threads
+    processes = ceil(train.processes / nodes)
+    cpus = processes * train.threads
+    if target.gpus:
+        cpus = max(GPU_CPUS, cpus + processes)
+    return nodes, target.cpus or cpus
 
 
 def render(submission: Submission) -> str:
@@ -186,7 +192,11 @@ def render(submission: Submission) -> str:
     ]
     # sbatch reads its options only above the first command.
     directives += [line for line in target.lines if line.startswith("#SBATCH")]
-    lines = [f"export {name}={shlex.quote(text)}" for name, text in submission.settings.items()]
+    settings = submission.settings
+    if target.interface:
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        settings = {**settings, **dict.fromkeys(names, target.interface)}
+    lines = [f"export {name}={shlex.quote(text)}" for name, text in settings.items()]
     if target.env_file:
         lines += [
             "set -a",
@@ -201,6 +211,7 @@ def render(submission: Submission) -> str:
         "GPUS": target.gpus,
         "TIME": target.time,
         "WARNING": target.warning,
+        "INTERFACE": target.interface,
         # Slurm replaces what begins with a percent sign.
         "OUTPUT": _one_word(str(folder / "output.log").replace("%", "%%")),
         "DIRECTIVES": "\n".join(directives) or "# (no further options)",
@@ -277,27 +288,3 @@ def _silent(command: str, why: str) -> Exception:
             "whether it arrived, once Slurm answers again"
         )
     return Unreachable(f"Slurm does not answer ({command}: {why}); try again when it does")
-
-
-def may_requeue(path: Path) -> bool:
-    """Whether a job that stopped with 75 goes back into the queue; a count lies beside it.
-
-    It counts how often the job stopped where it had stopped before: a cluster that lacks a machine,
-    or a time limit too short for a single checkpoint, must not start it for ever.
-    """
-    submission = Submission.from_data(json.loads(path.read_text(encoding="utf-8")))
-    progress = read_progress(submission)
-    stages = (*STAGES, "done")
-    at = [stages.index(progress.stage), progress.checkpoint_step] if progress else [0, -1]
-    note = path.with_name("requeued.json")
-    before = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
-    times = before["times"] + 1 if before.get("at") == at else 1
-    if times > STANDSTILLS:
-        print(f"not requeued: stopped {times} times without getting any further; see the log above")
-        return False
-    note.write_text(json.dumps({"at": at, "times": times}), encoding="utf-8")
-    return True
-
-
-if __name__ == "__main__":
-    sys.exit(0 if may_requeue(Path(sys.argv[1])) else 1)

@@ -138,12 +138,19 @@ def state_by_files(submission: Submission, progress: Progress, why: str) -> Stat
     return State("finished" if progress.stage == "done" else "unknown", why)
 
 
+def corpus_folder(submission: Submission) -> str:
+    """Where a run's corpus is, or its URL."""
+    corpus = submission.config.get("corpus", {}).get("dir") or join(submission.dir, "corpus")
+    if is_url(corpus):
+        return str(corpus)
+    # Relative to where the run was submitted, not to where one asks.
+    return os.path.join(submission.cwd, os.path.expanduser(corpus))
+
+
 def _stage(submission: Submission, result: dict[str, Any]) -> str:
     """The first stage asked for that is not done."""
     root, config = submission.dir, submission.config
-    corpus = config.get("corpus", {}).get("dir") or join(root, "corpus")
-    if not is_url(corpus):  # relative to where the run was submitted, not to where one asks
-        corpus = os.path.join(submission.cwd, os.path.expanduser(corpus))
+    corpus = corpus_folder(submission)
     done: dict[str, Callable[[], bool]] = {
         "corpus": lambda: exists(join(corpus, "MANIFEST.json")),
         "train": lambda: (
@@ -179,7 +186,7 @@ def _json(path: str) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(read_bytes(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from elmwright.jobs.block_cache import BlockCache
 from elmwright.jobs.exchange import CPU
-from elmwright.model.chars import char_ids
+from elmwright.model.chars import PAD, char_ids
 from elmwright.pipeline.block import Block, remap, streams
 from elmwright.pipeline.files import is_url, join, with_patience
 from elmwright.pipeline.lanes import block_at
@@ -104,7 +104,11 @@ class Blocks:
         word_ids: Mapping[str, int] | None = None,
         keep: int = 64,
         cache: BlockCache | None = None,
+        widest: int | None = None,
     ) -> None:
+        """`widest`: the width of the model's widest filter; then character ids are no longer than
+        the words of a block need (`char_ids`)."""
+        self._widest = widest
         self._shards = manifest.splits[split].shards
         self._corpus, self._cache = corpus, cache
         self._open_limit = OPEN_INDEXES if is_url(corpus) else OPEN_SHARDS
@@ -175,7 +179,7 @@ class Blocks:
         s = streams(block)
         keys = [xxhash.xxh3_64_intdigest(word.encode("utf-8")) for word in block.types]
         return Row(
-            chars=char_ids(block.types, self._max_chars).astype(np.int16),
+            chars=char_ids(block.types, self._max_chars, self._widest).astype(np.int16),
             keys=np.array(keys, dtype=np.uint64),
             inputs=np.stack([s.forward_inputs, s.backward_inputs]),
             targets=block.ids[np.stack([s.forward_targets, s.backward_targets])],
@@ -190,8 +194,9 @@ def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
     present = [item for item in rows if item is not None]
     n, first = len(rows), present[0][0]
     keys = np.full((n, 2, window), first.keys[0], dtype=np.uint64)
-    chars = np.empty((n, 2, window, first.chars.shape[1]), dtype=np.int16)
-    chars[:] = first.chars[0]
+    length = max(row.chars.shape[1] for row, _ in present)
+    chars = np.full((n, 2, window, length), PAD, dtype=np.int16)
+    chars[..., : first.chars.shape[1]] = first.chars[0]
     targets = np.zeros((n, 2, window), dtype=np.int64)
     weights = np.zeros((n, window), dtype=np.float32)
     for lane, item in enumerate(rows):
@@ -201,7 +206,8 @@ def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
         part = slice(start, start + window)
         inputs = row.inputs[:, part]
         keys[lane] = row.keys[inputs]
-        chars[lane] = row.chars[inputs]
+        chars[lane, ..., : row.chars.shape[1]] = row.chars[inputs]
+        chars[lane, ..., row.chars.shape[1] :] = PAD
         targets[lane] = row.targets[:, part]
         weights[lane] = row.weights[part]
     _, where, inverse = np.unique(keys.reshape(-1), return_index=True, return_inverse=True)

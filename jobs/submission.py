@@ -19,11 +19,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import parse_qsl, urlsplit
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
-from elmwright.jobs.hiding import SECRET
+from elmwright.jobs.config_secrets import refuse_secrets
+from elmwright.jobs.hiding import SECRET, secret_in
+from elmwright.jobs.ports import STOP_SECONDS
 from elmwright.jobs.targets import Target
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
@@ -40,7 +41,7 @@ PASSED_ON = (
     "NCCL_SOCKET_IFNAME",
 )
 """Settings of the submitter's environment that go with the job. None of them is a secret."""
-GRACE_SECONDS = 120
+GRACE_SECONDS = STOP_SECONDS
 """How long a job that is asked to stop may take to write its checkpoint."""
 
 Word = Literal["pending", "running", "finished", "failed", "interrupted", "unknown"]
@@ -137,6 +138,7 @@ def new_submission(
     check_lines(target.lines)
     now = time.gmtime()
     data = to_dict(config)
+    refuse_secrets(data, "the config")
     return Submission(
         id=f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(2)}",
         run=config.run.name,
@@ -164,7 +166,7 @@ def passed_on(more: tuple[str, ...] = ()) -> dict[str, str]:
             )
     found = {name: os.environ[name] for name in (*PASSED_ON, *more) if os.environ.get(name)}
     for name, value in found.items():
-        if has_secret(value):
+        if secret_in(value):
             raise UserError(
                 f"{name} holds a password or a token, and is never sent; take it out of the URL"
             )
@@ -189,25 +191,11 @@ def check_lines(lines: tuple[str, ...]) -> None:
                     "script and the run's folder; put it into a file on the cluster and name that "
                     "as env_file"
                 )
-        if any(has_secret(word.strip("\"'")) for word in re.findall(r"\w+://\S+", line)):
+        if secret_in(line):
             raise UserError(
                 "lines = […] holds a URL with a password or a token; put it into a file on the "
                 "cluster and name that as env_file"
             )
-
-
-def has_secret(url: str) -> bool:
-    """Whether a URL carries a password or a token: before its host, or in its query."""
-    if "://" not in url:
-        return False
-    try:
-        parts = urlsplit(url)
-        keys = [key for key, value in parse_qsl(parts.query) if value]
-    except ValueError:
-        return "@" in url
-    # A database wants a user's name; a web server takes a token in its place.
-    user = parts.username if parts.scheme in ("http", "https") else ""
-    return bool(parts.password or user) or any(SECRET.search(key) for key in keys)
 
 
 def git_state(folder: Path) -> str:

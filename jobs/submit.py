@@ -14,14 +14,14 @@ from typing import Any, Protocol, TypeVar
 
 from elmwright.jobs import runbook
 from elmwright.jobs.config import RunConfig
-from elmwright.jobs.config_file import config_from, to_dict
+from elmwright.jobs.config_file import config_from
+from elmwright.jobs.devices import with_promised_gpus
 from elmwright.jobs.ray_jobs import NotLetIn, Unreachable
 from elmwright.jobs.status import has_checkpoint
 from elmwright.jobs.submission import (
     Job,
     State,
     Submission,
-    has_secret,
     new_submission,
     state_of_exit,
 )
@@ -93,31 +93,9 @@ def prepare(
     config: RunConfig, target: Target, until: str, settings: dict[str, str] | None = None
 ) -> Submission:
     """The submission of a config to a target."""
-    if has_secret(config.tracking.uri):
-        raise UserError(
-            "tracking.uri holds a password or a token, which would travel with the job; take it "
-            "out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-            "MLFLOW_TRACKING_TOKEN, where the job runs"
-        )
-    for key, text in _texts(to_dict(config)):
-        if has_secret(text):
-            raise UserError(
-                f"{key} holds a URL with a password or a token, which would travel with the job; "
-                "take it out and set it where the job runs"
-            )
     version = content_version(package_files())
+    config = with_promised_gpus(config, target)
     return new_submission(config, target, until=until, version=version, settings=settings)
-
-
-def _texts(value: Any, key: str = "") -> list[tuple[str, str]]:
-    """Every string of a config, with its key."""
-    if isinstance(value, str):
-        return [(key, value)]
-    if isinstance(value, dict):
-        pairs = [(f"{key}.{name}" if key else str(name), one) for name, one in value.items()]
-    else:
-        pairs = [(key, one) for one in value] if isinstance(value, list | tuple) else []
-    return [found for name, one in pairs for found in _texts(one, name)]
 
 
 def submit(submission: Submission) -> Job:

@@ -32,6 +32,9 @@ SHAPES = {
     "cpus": r"\d+",
     "gpus": r"\d+",
     "warning": r"\d{1,5}",
+    "interface": r"[\w.-]{0,15}",
+    # As Kubernetes writes it; fractions of a byte and the like are left out.
+    "memory": r"\d+([kMGT]|[KMGT]i)?",
     # Minutes, minutes:seconds, hours:minutes:seconds, days-hours, …
     "time": r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE",
     "partition": r"[\w.,+-]*",
@@ -72,12 +75,18 @@ class Target:
     """slurm: as sbatch takes it."""
     time: str = "24:00:00"
     """slurm: time limit of one attempt."""
-    warning: int = 120
-    """slurm: seconds before the time limit at which the job is told to checkpoint."""
+    warning: int = 300
+    """slurm: seconds before the time limit at which the job is told to checkpoint. They must be
+    enough for a step, the checkpoint, an MLflow that does not answer (60), the end of Ray (30) and
+    the queue."""
+    interface: str = ""
+    """slurm: network interface for Ray, gloo and NCCL, such as "ib0"; else the first address that
+    `hostname -I` prints."""
     nodes: int = 0
     """slurm: machines; 0 takes as few as train.processes needs. k8s: worker pods, likewise."""
     cpus: int = 0
-    """slurm: CPUs of each machine; 0 takes what the run needs. k8s: CPUs of a worker pod."""
+    """slurm: CPUs of each machine. k8s: CPUs of a worker pod. 0 takes what the run needs: with GPUs
+    one more for each process, which loads its data, and at least 4."""
     gpus: int = 0
     """slurm: GPUs of each machine. k8s: GPUs of a worker pod."""
     lines: tuple[str, ...] = ()
@@ -85,10 +94,13 @@ class Target:
     #SBATCH is an option of the job."""
     image: str = ""
     """k8s: image with Ray and the dependencies; else elmwright:VERSION-cpu or -cuda."""
+    pull_secret: str = ""
+    """k8s: Secret with the credentials of the image's registry; else elmwright-registry, where
+    there is one."""
     namespace: str = "default"
     """k8s: namespace."""
     memory: str = "8Gi"
-    """k8s: memory of a worker pod."""
+    """k8s: memory of a worker pod, a quarter of it shared memory."""
     volume: str = ""
     """k8s: claim of a volume that every pod mounts at /runs; not needed with an s3:// run.dir."""
     secret: str = ""
@@ -185,7 +197,7 @@ def named_targets() -> dict[str, Target]:
         return {}
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     return {name: _target(path, name, table) for name, table in tables.items()}
 

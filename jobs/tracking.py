@@ -19,16 +19,20 @@ from typing import Any
 
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, to_dict
-from elmwright.jobs.hiding import hide, hide_all
-from elmwright.jobs.journal import Record, journal_end, read_journal
+from elmwright.jobs.hiding import for_others, store_all, without_secret
+from elmwright.jobs.journal import Record, damaged_lines, journal_end, read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.mlflow_store import (
     OWN_STORE,
     artifact_folder,
     connect,
+    default_uri,
+    elsewhere,
+    from_environment,
     has_run,
     is_store,
     remove_logged_model,
+    with_login,
 )
 from elmwright.jobs.provenance import environment, relative_uri
 from elmwright.jobs.shown import NAMES, charted, heldout_metric, tagged
@@ -45,8 +49,12 @@ BATCH = 500
 
 
 def tracking_uri(config: RunConfig, folder: RunFolder) -> str:
-    """The user's URI, or a SQLite file inside the run's folder."""
-    return config.tracking.uri or f"sqlite:///{folder.mlflow / 'mlflow.db'}"
+    """The config's URI, or where the run began, with the login that MLFLOW_TRACKING_URI has for it.
+    A new run: that variable's server or database, else a SQLite file in the run's folder."""
+    if uri := config.tracking.uri or elsewhere(folder):
+        return with_login(uri)
+    own = folder.mlflow / "mlflow.db"
+    return ("" if own.exists() else from_environment()) or f"sqlite:///{own}"
 
 
 class Tracker:
@@ -56,13 +64,15 @@ class Tracker:
         self._config, self._folder, self._manifest = config, folder, manifest
         self._uri = tracking_uri(config, folder)
         self._state_file = folder.tracking
-        name = hide(relative_uri(self._uri, folder.root))
+        name = without_secret(relative_uri(self._uri, folder.root))
         self._state: dict[str, Any] = {"uri": name, "run_id": "", "cursor": 0}
         saved = read_json(self._state_file)
         if saved and is_store(saved["uri"], self._uri, folder) and self._is_there(saved["run_id"]):
             self._state = saved | {"uri": name}
         self._evaluated: dict[int, int] = {}
         """Step → time of its evaluation, as far as the journal was read."""
+        self._known: dict[tuple[str, int], int] = {}
+        """With a damaged journal: the time of each (metric, step) that MLflow has."""
         self._tags: dict[str, str] = {}
         self._client: Any = None
         self._closing = threading.Event()
@@ -87,14 +97,16 @@ class Tracker:
         self._thread.join(seconds)
         if self._thread.is_alive() or self._error is not None:
             reason = self._error or f"no answer within {seconds:.0f} s"
-            return hide(
-                f"MLflow at {self._uri} has not taken everything ({reason}); the journal has it, "
-                "and the next run of the same command sends the rest"
+            return for_others(
+                f"MLflow at {without_secret(self._uri)} has not taken everything ({reason}); the "
+                "journal has it, and the next run of the same command sends the rest"
             )
         try:
             self._client.set_terminated(self.run_id, status)
         except Exception as error:
-            return hide(f"MLflow at {self._uri} could not close the run ({error})")
+            return for_others(
+                f"MLflow at {without_secret(self._uri)} could not close the run ({error})"
+            )
         self._state["status"] = status
         self._save()
         return None
@@ -116,7 +128,7 @@ class Tracker:
                 if self._error is None:  # once an outage, however long it is
                     log.warning(
                         "tracking: %s; training goes on, and MLflow is sent everything when it "
-                        "answers", hide(str(error)),
+                        "answers", for_others(str(error)),
                     )  # fmt: skip
                 self._error = error
             if closing:
@@ -131,6 +143,9 @@ class Tracker:
             self._state["status"] = "RUNNING"
             client.update_run(self.run_id, status="RUNNING")
             self._describe(client)
+            if damaged_lines(self._folder.journal):
+                # Positions may have moved: say it all again, and nothing at another time.
+                self._state["cursor"], self._known = 0, self._history(client)
             return client
         name = self._config.tracking.experiment
         experiment = client.get_experiment_by_name(name)
@@ -164,6 +179,14 @@ class Tracker:
         self._describe(client)
         return client
 
+    def _history(self, client: Any) -> dict[tuple[str, int], int]:
+        """What MLflow has of this run."""
+        return {
+            (key, point.step): point.timestamp
+            for key in client.get_run(self.run_id).data.metrics
+            for point in client.get_metric_history(self.run_id, key)
+        }
+
     def _look_for_twin(self, client: Any) -> None:
         """A copy of a run gets an MLflow run of its own on a server that knows the other one."""
         was = client.get_run(self.run_id).data.tags.get("elmwright.run_dir", "")
@@ -186,7 +209,7 @@ class Tracker:
         if self._state.get("described"):
             return
         settings = []
-        config = hide_all(to_dict(self._config))
+        config = store_all(to_dict(self._config))
         for section, values in config.items():
             if isinstance(values, dict):
                 for key, value in values.items():
@@ -233,8 +256,17 @@ class Tracker:
         position = self._state["cursor"]
         for record, behind in read_journal(self._folder.journal, position):
             if "values" in record:
-                pending += _metrics(record, self._state.get("names", 1))
+                pending += [
+                    metric
+                    for metric in _metrics(record, self._state.get("names", 1))
+                    if self._known.get((metric.key, metric.step), metric.timestamp)
+                    == metric.timestamp  # else its first record is lost, and MLflow has that
+                ]
                 self._tag(record)
+                if record["kind"] == "final":
+                    self._flush(pending, position)
+                    pending = []
+                    self._score_final(record)
             elif record["kind"] in ("checkpoint", "pruned"):
                 self._flush(pending, position)
                 pending = []
@@ -266,11 +298,7 @@ class Tracker:
         """Create (or, after pruning, delete) the logged model of a checkpoint."""
         import mlflow
 
-        name = f"{self._config.run.name}-step-{record['step']}"
-        known = self._client.search_logged_models(
-            [self._state["experiment_id"]], filter_string=f"name = '{name}'"
-        )
-        known = [model for model in known if model.source_run_id == self.run_id]
+        name, known = self._logged(record["step"])
         if record["kind"] == "pruned":
             for model in known:
                 remove_logged_model(self._client, self._uri, model)
@@ -282,28 +310,51 @@ class Tracker:
         if current:
             model = current[0]
         else:
-            mlflow.set_tracking_uri(self._uri)
-            model = mlflow.create_external_model(
-                name=name,
-                source_run_id=self.run_id,
-                experiment_id=self._state["experiment_id"],
-                model_type="checkpoint",
-                params={
-                    "step": str(record["step"]),
-                    "uri": join(self._folder.checkpoints, record["path"].rpartition("/")[2]),
-                    "sha256": record["sha256"],
-                },
-                tags={"step": str(record["step"]), "sha256": record["sha256"]},
-            )
-        for split, value in record["perplexity"].items():
-            # The very point that the evaluation gave, so that no second chart is drawn of it.
-            names = self._state.get("names", 1)
+            with default_uri(self._uri):
+                model = mlflow.create_external_model(
+                    name=name,
+                    source_run_id=self.run_id,
+                    experiment_id=self._state["experiment_id"],
+                    model_type="checkpoint",
+                    params={
+                        "step": str(record["step"]),
+                        "uri": join(self._folder.checkpoints, record["path"].rpartition("/")[2]),
+                        "sha256": record["sha256"],
+                    },
+                    tags={"step": str(record["step"]), "sha256": record["sha256"]},
+                )
+        self._score(model, record, record["perplexity"])
+
+    def _logged(self, step: int) -> tuple[str, list[Any]]:
+        """The name of a checkpoint's logged model, and those of this run that have it."""
+        name = f"{self._config.run.name}-step-{step}"
+        known = self._client.search_logged_models(
+            [self._state["experiment_id"]], filter_string=f"name = '{name}'"
+        )
+        return name, [model for model in known if model.source_run_id == self.run_id]
+
+    def _score_final(self, record: Record) -> None:
+        """Give the last checkpoint its perplexity: it was written before the last evaluation."""
+        ends = "/perplexity"
+        scores = {
+            key.removeprefix("final/").removesuffix(ends): value
+            for key, value in record["values"].items()
+            if key.endswith(ends)
+        }
+        for model in self._logged(record["step"])[1]:
+            if not model.metrics:  # else it is the best of the run, and was scored in passing
+                self._score(model, record, scores)
+
+    def _score(self, model: Any, record: Record, perplexity: dict[str, float]) -> None:
+        """Attach the very point that the evaluation gave, so that no second chart is drawn."""
+        names = self._state.get("names", 1)
+        for split, value in perplexity.items():
             name = heldout_metric(split) if names >= NAMES else f"{split}/perplexity"
             self._client.log_metric(
                 self.run_id,
                 name,
                 value,
-                timestamp=self._time_of(record),
+                timestamp=self._known.get((name, record["step"])) or self._time_of(record),
                 step=record["step"],
                 model_id=model.model_id,
             )
@@ -343,5 +394,6 @@ def is_caught_up(config: RunConfig, folder: RunFolder) -> bool:
         state
         and is_store(state["uri"], tracking_uri(config, folder), folder)
         and state.get("status") == "FINISHED"
-        and 0 < state["cursor"] == journal_end(folder.journal)
+        and 0 < state["cursor"] <= journal_end(folder.journal)
+        and not any(read_journal(folder.journal, state["cursor"]))
     )

@@ -108,8 +108,7 @@ def train(
     prefetch = reading(trainer.step)
     machine = Machine(ranks) if journal else None
     trouble = Trouble(section.max_bad_steps)
-    stopping = saved = False
-    scores: dict[str, Score] = {}
+    stopping = False
     try:
         while not (stopping or _finished(config, trainer)):
             beats.at(trainer.step)
@@ -129,14 +128,12 @@ def train(
                 prefetch = reading(trainer.step)
                 continue
 
-            scores, best = {}, False
+            scores: dict[str, Score] = {}
+            best = False
+            # The last step is evaluated at the end, when its checkpoint is on disk.
             last = trainer.step == section.max_steps
             every = config.eval.every_steps
-            if last:
-                final = evaluate_finally(config, trainer, folder, manifest, ranks, journal, note)
-                scores, stopping = final or {}, stopping or final is None
-                clock.lap("evaluate")
-            elif every and trainer.step % every == 0:
+            if not last and every and trainer.step % every == 0:
                 scores = evaluate_in_passing(config, trainer, folder, manifest, ranks, journal)
                 best = result.finite and trainer.judge(scores)
                 clock.lap("evaluate")
@@ -162,7 +159,7 @@ def train(
         if writer:
             writer.wait()
         if not stopping:
-            _finish(this, folder, manifest, scores, journal, note)
+            _finish(this, folder, manifest, journal, note, drained)
     except RuntimeError as error:
         lost = beats.blame(error)
         if lost is None:
@@ -356,13 +353,14 @@ def _finish(
     this: _Process,
     folder: RunFolder,
     manifest: Manifest,
-    scores: dict[str, Score],
     journal: Journal | None,
     note: StopNote,
+    drained: Callable[[int], bool],
 ) -> None:
-    """Say which checkpoint is the result and what it was measured at: training is done.
+    """Evaluate the checkpoint that is the result, on all processes, and write result.json.
 
-    Unless it is asked to stop while that is measured: then there is no result yet.
+    The checkpoint is on disk already, so a kill here costs no step. When asked to stop, it returns
+    without a result, and the next attempt evaluates again.
     """
     config, trainer, ranks = this.config, this.trainer, this.ranks
     early = trainer.step < config.train.max_steps
@@ -375,11 +373,9 @@ def _finish(
     checkpoint = join(folder.checkpoints, folder_name(chosen))
     if chosen != trainer.step:
         restore(trainer, checkpoint, config, folder, ranks)
-    if early or not scores:  # or the checkpoint was final already: an attempt ended right there
-        final = evaluate_finally(config, trainer, folder, manifest, ranks, journal, note)
-        if final is None:
-            return
-        scores = final
+    scores = evaluate_finally(config, trainer, folder, manifest, ranks, journal, note, drained)
+    if scores is None:
+        return
     if journal:
         result = {
             "step": chosen,

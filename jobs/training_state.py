@@ -5,27 +5,32 @@ then overwritten by the newest valid checkpoint if there is one. Restoring happe
 DDP holds on to the parameters.
 """
 
-import json
 import logging
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from elmwright.jobs.checkpoint import fetch, folder_name, newest_valid
+from elmwright.jobs.checkpoint import fetch, folder_name, newest_valid, read_state
 from elmwright.jobs.checkpoint_writer import Snapshot
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import to_dict
 from elmwright.jobs.evaluate import Score
 from elmwright.jobs.exchange import Ranks
-from elmwright.jobs.hiding import hide
+from elmwright.jobs.hiding import store_all
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.preflight import shape_problem
 from elmwright.jobs.provenance import machine
 from elmwright.model.bilm import BiLM, States
-from elmwright.model.folder import LoadedModel, load_tensors, model_tensors
+from elmwright.model.folder import (
+    LoadedModel,
+    check_shapes,
+    load_tensors,
+    model_tensors,
+    read_tensors,
+)
 from elmwright.model.optim import Optimizer, OptimSettings
 from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
@@ -131,23 +136,38 @@ def restore(
 ) -> None:
     """Overwrite everything with a checkpoint, whatever the number of processes that wrote it."""
     path = fetch(checkpoint, folder.scratch / f"rank-{ranks.rank}")
-    load_tensors(trainer.bilm, load_file(path / "model.safetensors"))
-    trainer.softmax.load(load_file(path / "softmax.safetensors"))
-    trainer.optimizer.load_state_dict(load_file(path / "optimizer.safetensors"))
-    everybody = load_file(path / "lanes.safetensors")
+    model = path / "model.safetensors"
+    load_tensors(trainer.bilm, read_tensors(model), source=str(model))
+    trainer.softmax.load(_fitting(path / "softmax.safetensors", trainer.softmax.state()))
+    own = trainer.optimizer.state_dict()
+    trainer.optimizer.load_state_dict(_fitting(path / "optimizer.safetensors", own))
+    whole = States.zeros(config.model, config.train.lanes, "meta")
+    everybody = _fitting(path / "lanes.safetensors", {"c": whole.c, "m": whole.m})
     lanes = ranks.lanes(config.train.lanes)
     states = States(everybody["c"], everybody["m"]).rows(slice(lanes.start, lanes.stop))
     trainer.states = States(
         states.c.contiguous().to(ranks.device), states.m.contiguous().to(ranks.device)
     )
-    state = json.loads((path / "state.json").read_text())
-    trainer.step, trainer.skipped = int(state["step"]), set(state["skipped"])
-    trainer.best, trainer.best_step = state["best"], int(state["best_step"])
-    trainer.best_of, trainer.stale = int(state["best_of"]), int(state["stale"])
+    state = read_state(path)
+    trainer.step, trainer.skipped = state["step"], set(state["skipped"])
+    trainer.best, trainer.best_step = state["best"], state["best_step"]
+    trainer.best_of, trainer.stale = state["best_of"], state["stale"]
     if is_url(checkpoint):
         import shutil
 
         shutil.rmtree(path)
+
+
+def _fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file, if they have the names and shapes of `own`, and its kind."""
+    tensors = read_tensors(path)
+    shapes = ((name, tuple(tensor.shape)) for name, tensor in own.items())
+    check_shapes(shapes, tensors, str(path))
+    for name, tensor in own.items():
+        if tensors[name].is_floating_point() != tensor.is_floating_point():
+            found = tensors[name].dtype
+            raise UserError(f"{path}: tensor {name} holds {found}, not {tensor.dtype}")
+    return tensors
 
 
 def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder) -> None:
@@ -198,8 +218,7 @@ def probes(scores: dict[str, Score]) -> dict[str, Any]:
 def _saved(config: RunConfig) -> dict[str, Any]:
     """The config as checkpoints hold it: without a setting that an earlier version would refuse,
     where that has its default, and without a password."""
-    saved = to_dict(config)
-    saved["tracking"]["uri"] = hide(config.tracking.uri)
+    saved: dict[str, Any] = store_all(to_dict(config))
     if not config.eval.final_tokens:
         del saved["eval"]["final_tokens"]
     return saved

@@ -24,7 +24,9 @@ from types import FrameType
 from typing import IO, Any
 from urllib.parse import quote
 
+from elmwright.jobs.config_secrets import advise
 from elmwright.jobs.find_run import RUNS, find_run
+from elmwright.jobs.hiding import for_others, without_secret
 from elmwright.jobs.layout import RunFolder, from_project
 from elmwright.jobs.wording import nearby
 from elmwright.pipeline.errors import Failed, UserError
@@ -108,6 +110,7 @@ def show(folder: RunFolder, port: int, opened: Callable[[str], object]) -> None:
     saved = read_json(folder.config)
     if saved is None or "tracking" not in saved:
         raise UserError(f"{folder.root} is not a run's folder (it has no config.json of a run)")
+    advise(saved, nearby(folder.config))
     state = read_json(folder.tracking) or {}
     if not (state.get("run_id") and state.get("experiment_id")):
         raise UserError(
@@ -116,9 +119,7 @@ def show(folder: RunFolder, port: int, opened: Callable[[str], object]) -> None:
         )
     uri = _store(folder, str(saved["tracking"].get("uri") or ""))
     if uri.startswith(("http://", "https://")):
-        from elmwright.jobs.provenance import without_password
-
-        links = _links(folder, state, without_password(uri).rstrip("/"))
+        links = _links(folder, state, without_secret(uri).rstrip("/"))
         _print("Open one of these in a browser:", links)
         opened(links["charts"])
         return
@@ -138,12 +139,12 @@ def show(folder: RunFolder, port: int, opened: Callable[[str], object]) -> None:
 
 def _store(folder: RunFolder, uri: str) -> str:
     """The MLflow of a run, as a URI that holds in every folder; a moved file is put right."""
-    from elmwright.jobs.mlflow_store import sqlite_file
+    from elmwright.jobs.mlflow_store import elsewhere, sqlite_file, with_login
     from elmwright.jobs.moving import at_home
 
     scheme = "sqlite:///"
     if not uri:
-        uri = f"{scheme}{folder.mlflow / 'mlflow.db'}"
+        uri = elsewhere(folder) or f"{scheme}{folder.mlflow / 'mlflow.db'}"
     elif uri.startswith(scheme):
         home = (read_json(folder.config) or {}).get("run", {}).get("dir", "")
         place = from_project(folder.root, str(home), uri.removeprefix(scheme))
@@ -153,7 +154,7 @@ def _store(folder: RunFolder, uri: str) -> str:
         if not database.is_file():
             raise UserError(f"there is no MLflow database {database}; train first")
         at_home(database)
-    return uri
+    return with_login(uri)
 
 
 def _links(folder: RunFolder, state: dict[str, Any], address: str) -> dict[str, str]:
@@ -236,7 +237,8 @@ def _wait_ready(process: subprocess.Popen[bytes], address: str, stop: Flag, log:
     while not stop.is_set() and not _answers(f"{address}/health"):
         if process.poll() is not None or time.monotonic() > end:
             text = log.read_text(errors="replace").strip().splitlines()
-            reason = " ".join(text[-1].split())[:300] if text else f"exit {process.returncode}"
+            said = for_others(" ".join(text[-1].split()))[:300] if text else ""
+            reason = said or f"exit {process.returncode}"
             raise Failed(f"MLflow did not start ({reason}); 'mlflow doctor' may know why")
         stop.wait(0.2)
 

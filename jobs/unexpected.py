@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from elmwright.jobs.hiding import hide
+from elmwright.jobs.hiding import for_others, shown_word
 from elmwright.jobs.wording import tell
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 
@@ -51,7 +51,7 @@ def report_unexpected(error: BaseException) -> None:
     """Say in a sentence on stderr what happened, and where the traceback is."""
     log_file = vars(error).get(_NOTED) or write_error_file(error)
     if os.environ.get(DEBUG, "") not in ("", "0"):
-        traceback.print_exception(error)
+        sys.stderr.write(for_others("".join(traceback.format_exception(error))))
     where = f"the details are in {log_file}" if log_file else f"set {DEBUG}=1 to see the details"
     tell(f"failed: an unexpected error ({in_words(error)}); {where}", sys.stderr)
 
@@ -61,7 +61,7 @@ def in_words(error: BaseException) -> str:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException) and cause is not error:
         return in_words(cause)
-    lines = [line.strip() for line in hide(str(error)).splitlines() if line.strip()]
+    lines = [line.strip() for line in for_others(str(error)).splitlines() if line.strip()]
     name = type(error).__name__
     if not lines:
         return name
@@ -89,10 +89,10 @@ def write_error_file(error: BaseException) -> Path | None:
     """A file with the traceback and what was typed; None where nothing can be written."""
     from elmwright import __version__
 
-    text = hide(
+    text = for_others(
         f"elmwright {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
         # Each word by itself: quotes of the shell may stand inside a password.
-        f"command: {shlex.join(map(hide, sys.argv))}\n"
+        f"command: {shlex.join(map(shown_word, sys.argv))}\n"
         f"folder: {_folder()}\n\n" + "".join(traceback.format_exception(error))
     )
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from elmwright.jobs.bundle import SUMS, bundle_bytes, verify_bundle
 from elmwright.jobs.checkpoint import MANIFEST, checkpoint_folders, read_info, verify_checkpoint
+from elmwright.jobs.journal_lines import journal_end, known_damage, read_lines
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.shelf import fetch_reference
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join, stat
 from elmwright.pipeline.manifest import Manifest, Shard
-from elmwright.pipeline.progress import Progress, counting_bytes, silent
+from elmwright.pipeline.progress import Progress, counting_bytes, plural, silent
 
 
 def verify_path(name: str, key: str = "", progress: Progress = silent) -> list[str]:
@@ -125,4 +126,23 @@ def _run(path: str, progress: Progress) -> list[str]:
         if has_bundle:
             verify_bundle(folder.bundle)
             checked.append(f"bundle {folder.bundle}")
+    if journal_end(folder.journal):
+        checked.append(_journal(folder.journal))
     return checked
+
+
+def _journal(path: str) -> str:
+    """Damage that training has noted and told of is no error any more."""
+    records, damaged = 0, []
+    for line in read_lines(path, 0):
+        records += len(line.records)
+        damaged += [line] if line.damaged else []
+    known = known_damage(path) if damaged else set()
+    new = [line for line in damaged if line.mark not in known]
+    if new:
+        raise UserError(
+            f"{path} has {plural(len(new), 'damaged line')}, the first at byte {new[0].begin}; "
+            "resume the run: it uses every other line and sets the damaged ones aside"
+        )
+    aside = f", {plural(len(damaged), 'damaged line')} set aside" if damaged else ""
+    return f"journal {path} ({plural(records, 'record')}{aside})"

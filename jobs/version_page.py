@@ -5,12 +5,12 @@ show and search them. All of it comes from the bundle; what an older bundle does
 out. The program's own record of a version is another tag (mlflow_registry.py).
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.shown import said
+from elmwright.pipeline.untrusted import read_object
 
 LONGEST = 5000
 """Characters of a description that MLflow's database takes."""
@@ -19,8 +19,8 @@ REST = "\n\nThe whole card is `data/README.md` among the files of this model."
 
 def facts(bundle: Path, about: dict[str, Any]) -> dict[str, str]:
     """Tags: perplexity, step, tokens, vocabulary, words of the corpus, licence."""
-    config = json.loads((bundle / "config.json").read_bytes())
-    made_by = json.loads((bundle / "provenance.json").read_bytes())
+    config = read_object(bundle / "config.json")
+    made_by = read_object(bundle / "provenance.json")
     settings = made_by.get("config") or {}
     train = settings.get("train") or {}
     tags = {f"{split}_perplexity": said(value) for split, value in about["perplexity"].items()}

@@ -105,7 +105,8 @@ class Watcher:
             self._evaluated, self._scoring = True, ""
             self._step = max(self._step, step)
             scores = [v for k, v in values.items() if k.endswith("/perplexity")]
-            self._held_out = f"held-out perplexity {scores[0]:,.1f}"
+            if scores:
+                self._held_out = f"held-out perplexity {scores[0]:,.1f}"
         elif kind == "checkpoint":
             self._saved = f"saved at step {step:,}"
         self._known = max(self._known, step)

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from elmwright.jobs.hiding import for_others
+
 WIDTH = 80
 """Columns of a terminal that does not tell its width."""
 SCALED = ("tokens", "words", "characters")
@@ -65,7 +67,7 @@ def _wrap_line(line: str, width: int) -> list[str]:
 def tell(text: str, stream: TextIO | None = None) -> None:
     """Print a sentence, its paths seen from here, broken to fit the terminal."""
     stream = stream or sys.stdout
-    print(wrap(from_here(text), terminal_width(stream)), file=stream, flush=True)
+    print(wrap(from_here(for_others(text)), terminal_width(stream)), file=stream, flush=True)
 
 
 def nearby(path: str | Path) -> str:

@@ -17,6 +17,7 @@ from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints, verify_c
 from elmwright.jobs.closing import closing_lines, find_outcome
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import to_dict
+from elmwright.jobs.config_secrets import take_out_secrets
 from elmwright.jobs.console import Console, console_for_run
 from elmwright.jobs.layout import RunFolder, locked, open_run_folder
 from elmwright.jobs.listing import corpus_lines
@@ -50,6 +51,11 @@ def run(
     wanted = STAGES[: STAGES.index(until) + 1]
     with locked(folder), console_for_run(folder.log, to_stderr=quiet, quiet=brief) as console:
         started = time.monotonic()
+        for file in take_out_secrets([folder.config, folder.tracking, folder.published]):
+            console.warn(
+                f"{file} held a password or token, and was written again without it; give the "
+                "server another one if others could read it"
+            )
         pending = _pending(wanted, config, folder, console)
         if "train" in wanted and "corpus" not in pending:
             # Also of a finished run: it is not "up to date" with settings it was not trained with.
@@ -157,7 +163,7 @@ def _do(
     pending: tuple[str, ...], config: RunConfig, folder: RunFolder, console: Console, stop: Stop
 ) -> None:
     if "corpus" in pending or "train" in pending:
-        from elmwright.jobs.cluster import is_remote, ray_cluster
+        from elmwright.jobs.cluster import is_remote, machines_for, ray_cluster
 
         again = "the same command resumes from what is on disk"
         with resumable(f"at once; {again}"), ExitStack() as stack:
@@ -166,10 +172,13 @@ def _do(
                 stop.saving(f"stopping when Ray is up {AGAIN}", console.say),
                 console.progress(name, 1, ""),
             ):
-                stack.enter_context(ray_cluster(config, folder, stop.take, stop.is_set))
+                stack.enter_context(ray_cluster(config, stop.take, stop.is_set, console.say))
             _stop_here(stop, before=pending)
             if "corpus" in pending:
-                with stop.saving(f"stopping: tasks at work may finish {AGAIN}", console.say):
+                with (
+                    stop.saving(f"stopping: tasks at work may finish {AGAIN}", console.say),
+                    machines_for(config, folder, gpu=False, stopped=stop.is_set, say=console.say),
+                ):
                     _corpus(config, folder, console, stop)
             later = tuple(stage for stage in pending if stage != "corpus")
             _stop_here(stop, before=later)
@@ -272,6 +281,8 @@ def _train(
     config: RunConfig, folder: RunFolder, console: Console, stop: Stop, begun: threading.Event
 ) -> None:
     from elmwright.jobs.check_mlflow import check_server
+    from elmwright.jobs.cluster import machines_for
+    from elmwright.jobs.devices import bound_device, settle_device
     from elmwright.jobs.launch import launch
     from elmwright.jobs.tracking import Tracker, tracking_uri
 
@@ -279,22 +290,26 @@ def _train(
     silent = check_server(tracking_uri(config, folder))
     if silent:
         console.warn(silent)
-    tracker = Tracker(config, folder, Manifest.load(folder.corpus))
-    tracker.start()
-    status = "FAILED"
-    try:
-        launch(config, folder, console, stop.is_set, begun)
-        status = "FINISHED"
-    except Interrupted:
-        status = "KILLED"
-        raise
-    finally:
-        if stop.is_set() and status != "FINISHED":
+    gpu = bound_device(config, folder) == "cuda"
+    with machines_for(config, folder, gpu=gpu, stopped=stop.is_set, say=console.say):
+        settled = settle_device(config, folder, console.say, console.warn)
+        tracker = Tracker(config, folder, Manifest.load(folder.corpus))
+        tracker.start()
+        status = "FAILED"
+        try:
+            launch(settled, folder, console, stop.is_set, begun)
+            status = "FINISHED"
+        except Interrupted:
             status = "KILLED"
-        if not stop.raised:  # else nobody may be kept waiting, and the next command sends the rest
-            problem = tracker.finish(status, CLOSING if stop.is_set() else 60.0)
-            if problem and status != "KILLED":
-                console.warn(problem)
+            raise
+        finally:
+            if stop.is_set() and status != "FINISHED":
+                status = "KILLED"
+            # Pressed twice, nobody may be kept waiting: the next command sends the rest.
+            if not stop.raised:
+                problem = tracker.finish(status, CLOSING if stop.is_set() else 60.0)
+                if problem and status != "KILLED":
+                    console.warn(problem)
 
 
 def _catch_up(config: RunConfig, folder: RunFolder) -> None:
