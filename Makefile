@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench chaos publish-test ui-test infra-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
+.PHONY: help setup run test check bench chaos publish-test ui-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +49,7 @@ chaos: $(READY)  ## kill runs at random moments and compare what comes out
 	$(BIN)/python -m pytest -m heavy tests/jobs/test_chaos.py tests/jobs/test_faults.py tests/jobs/test_tracking_faults.py --timeout=3600
 
 publish-test: $(READY)  ## publish to PostgreSQL and S3, and be killed while doing it
-	ELMWRIGHT_SERVERS=required $(BIN)/python -m pytest -m heavy tests/jobs/test_publish_servers.py tests/jobs/test_registry.py
+	ELMWRIGHT_SERVERS=required $(BIN)/python -m pytest -m heavy tests/jobs/test_publish_servers.py tests/jobs/test_registry.py tests/jobs/test_secrets_run.py
 
 ui-test: $(READY)  ## look at MLflow's pages in a real browser, where chromium is installed
 	$(BIN)/python -m pytest -m heavy tests/jobs/test_ui.py
@@ -64,6 +64,9 @@ $(VALIDATORS)/.ready: constraints.txt
 infra-test: $(READY) $(VALIDATORS)/.ready  ## validate infra/, and walk through its local cluster
 	ELMWRIGHT_VALIDATORS=required $(BIN)/python -m pytest tests/infra -m 'heavy or not heavy' --timeout=900
 
+compose-test: $(READY)  ## bring the compose file up, stop it in training, resume (needs Docker and the image)
+	ELMWRIGHT_COMPOSE=required $(BIN)/python -m pytest -s -m heavy tests/infra/test_compose_walk.py --timeout=2400
+
 cluster-up: $(READY)  ## a Ray cluster, S3 and MLflow on this machine, as plain processes
 	@$(BIN)/python infra/local/cluster.py up
 
@@ -71,7 +74,7 @@ cluster-down: $(READY)  ## end exactly those processes
 	@$(BIN)/python infra/local/cluster.py down
 
 cluster-test: $(READY)  ## runs on a real Ray cluster: cancelled, killed, resumed, side by side
-	$(BIN)/python -m pytest -m heavy tests/jobs/test_ray_cluster.py tests/jobs/test_cluster.py tests/jobs/test_nodes.py tests/jobs/test_embed_files.py --timeout=3600
+	$(BIN)/python -m pytest -m heavy tests/jobs/test_ray_cluster.py tests/jobs/test_cluster.py tests/jobs/test_nodes.py tests/jobs/test_promised_gpus.py tests/jobs/test_embed_files.py --timeout=3600
 
 slurm-test: $(READY)  ## the same on a real Slurm, where its daemons are installed
 	$(BIN)/python -m pytest -m heavy tests/jobs/test_slurm_cluster.py --timeout=3600

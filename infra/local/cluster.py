@@ -243,14 +243,29 @@ class Cluster:
         )
 
     def _start_mlflow(self, port: int, environment: dict[str, str]) -> None:
-        command = [
-            str(BIN / "mlflow"), "server", "--host", HOST, "--port", str(port), "--workers", "1",
-            "--backend-store-uri", f"sqlite:///{self.path('mlflow.db')}",
-            "--artifacts-destination", str(self.path("artifacts")),
-        ]  # fmt: skip
+        database = self.path("mlflow.db")
         # The server must not take itself for a client of a server.
         own = {k: v for k, v in environment.items() if not k.startswith("MLFLOW_TRACKING")}
+        own["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # 1.2 GB for what is not used here
+        if database.exists():
+            self._upgrade(database, own)
+        command = [
+            str(BIN / "mlflow"), "server", "--host", HOST, "--port", str(port), "--workers", "1",
+            "--backend-store-uri", f"sqlite:///{database}",
+            "--artifacts-destination", str(self.path("artifacts")),
+        ]  # fmt: skip
         self.start("mlflow", command, own)
+
+    def _upgrade(self, database: Path, environment: dict[str, str]) -> None:
+        """Give a database that an older MLflow has left the tables of the installed one."""
+        log = self.path("mlflow.log")
+        with log.open("ab") as output:
+            done = subprocess.run(
+                [BIN / "mlflow", "db", "upgrade", f"sqlite:///{database}"], env=environment,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False,
+            )  # fmt: skip
+        if done.returncode != 0:
+            raise Trouble(f"{database} could not be upgraded; {log} says why")
 
     def _start_ray(
         self, ports: dict[str, int], names: list[str], environment: dict[str, str]

@@ -1,12 +1,15 @@
 """The image has what the files that use it count on."""
 
 import re
+import sysconfig
 import tomllib
 from importlib.metadata import packages_distributions
+from pathlib import Path
 
 import pytest
 import sqlalchemy
 
+from elmwright.jobs import ports
 from tests.infra.texts import TEXT, source
 from tests.infra.validators import INFRA, ROOT, documents
 
@@ -71,10 +74,100 @@ def test_health_checks_call_what_their_image_has() -> None:
     (compose,) = documents(INFRA / "compose" / "compose.yaml")
     for service in compose["services"].values():
         _, program, *_ = service["healthcheck"]["test"]
-        assert service["image"].startswith(f"{here[program]}:")
+        assert service["image"].removeprefix("${ELMWRIGHT_IMAGE:-").startswith(f"{here[program]}:")
     for file in ("mlflow", "postgres"):
         text = TEXT[f"kubernetes/base/{file}.yaml"]
-        (program,) = re.findall(r"exec:\s+command: \[(\w+),", text)
-        (image,) = re.findall(r"image: ([\w/]+):", text)
+        (program,) = re.findall(r"exec:\s+(?:#.*\s+)?command: \[(\w+),", text)
+        (image,) = set(re.findall(r"image: ([\w/]+):", text))
         assert here[program] == image
     assert "wget" in packages()
+
+
+def test_the_mlflow_server_of_kubernetes_starts_no_job_runner() -> None:
+    """It held more than a GiB, and had the server killed at its limit."""
+    objects = documents(INFRA / "kubernetes" / "base" / "mlflow.yaml")
+    (deployment,) = [o for o in objects if o["kind"] == "Deployment"]
+    (server,) = deployment["spec"]["template"]["spec"]["containers"]
+    settings = {one["name"]: one.get("value") for one in server["env"]}
+    assert settings["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
+    assert "MLFLOW_SERVER_ENABLE_JOB_EXECUTION" in source("mlflow", "environment_variables.py")
+
+
+def test_the_databases_password_is_on_no_command_line_of_kubernetes() -> None:
+    """Kubernetes puts $(NAME) into the arguments, and everybody on the machine can read those."""
+    objects = documents(INFRA / "kubernetes" / "base" / "mlflow.yaml")
+    (deployment,) = [o for o in objects if o["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    containers = [*pod["initContainers"], *pod["containers"]]
+    assert len(containers) == 2
+    for container in containers:
+        words = [*container.get("command", []), *container.get("args", [])]
+        assert words
+        assert not [word for word in words if "$" in word]
+
+
+def test_the_database_counts_as_ready_only_when_others_can_reach_it() -> None:
+    """While PostgreSQL's image makes the database, its server answers on its socket alone."""
+    (probe,) = re.findall(r"command: \[pg_isready, (.*)\]", TEXT["kubernetes/base/postgres.yaml"])
+    assert "--host=127.0.0.1" in probe.split(", ")
+
+
+def stages() -> dict[str, str]:
+    """The Dockerfile's stages by name, with what each of them says; the last one is ''."""
+    _, *parts = re.split(r"^FROM ", TEXT["docker/Dockerfile"], flags=re.M)
+    found = {}
+    for part in parts:
+        first, _, rest = part.partition("\n")
+        base, _, name = first.partition(" AS ")
+        found[name] = f"{found.get(base, '')}{rest}"  # an image inherits what its base has
+    return found
+
+
+def test_bytecode_is_compiled_into_the_image_and_stays_there() -> None:
+    """Its user cannot write it. Without it Ray's head took 19 s of CPU time to start, not 9, and
+    the demo failed on a busy machine."""
+    build = stages()["build"]
+    compiled = [m.start() for m in re.finditer(r"python -m compileall ", build)]
+    assert re.search(r'compileall .*\\\s+"\$\{packages\}"\n', build), "the dependencies"
+    assert re.search(r'compileall .*"\$\{packages\}/elmwright"\n', build), "the package"
+    assert compiled[-1] > build.rindex("pip install")
+    assert '"stdlib"' in stages()["base"], "Python's own modules, of which it is published without"
+    assert "__pycache__" not in TEXT["docker/Dockerfile"], "nothing removes it again"
+    # A builder may change every file's time, which would make each of these files worthless.
+    count = TEXT["docker/Dockerfile"].count("-m compileall ")
+    assert TEXT["docker/Dockerfile"].count("--invalidation-mode unchecked-hash") == count
+
+
+def test_what_the_image_leaves_out_is_named_right() -> None:
+    """Each of them is in the installed packages, so a slip of the pen does not go unnoticed."""
+    (removed,) = re.findall(r"rm -rf (\"\$.*?) &&", stages()["build"].replace("\\\n", ""))
+    patterns = [re.sub(r'"|\$\{packages\}/', "", word) for word in removed.split()]
+    assert {"torch/include", "torch/test", "ray/jars"} <= set(patterns)
+    packages = Path(sysconfig.get_path("purelib"))
+    for pattern in patterns:
+        found = list(packages.glob(pattern))
+        assert found, pattern
+        assert not [path for path in found if path.name == "torch_shm_manager"], "torch starts it"
+
+
+def test_no_instruction_needs_buildkit() -> None:
+    """Debian's Docker, `podman build` and older servers build it as well."""
+    instructions = [line for line in TEXT["docker/Dockerfile"].splitlines() if line[:1] != "#"]
+    for line in instructions:
+        assert not re.search(r"--(?:chmod|mount|link|exclude|parents|network|security)\b", line)
+        assert "<<" not in line
+    assert "# syntax=" not in TEXT["docker/Dockerfile"]
+
+
+def test_the_image_for_gpus_asks_for_them_and_the_other_one_does_not() -> None:
+    """NVIDIA's toolkit gives a container no GPU unless its environment asks: so it was on AWS."""
+    found = stages()
+    assert re.findall(r"^FROM (\S+)$", TEXT["docker/Dockerfile"], re.M) == ["${VARIANT}"]
+    assert set(ports.VARIANTS) < set(found)
+    assert re.findall(r"NVIDIA_\w+=\S+", found["cuda"]) == [
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+    ]
+    assert "NVIDIA_" not in found["cpu"]
+    assert "COPY --from=build" in found["cpu"], "both are the whole image"
+    assert "COPY --from=build" in found["cuda"]

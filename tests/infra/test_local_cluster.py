@@ -6,12 +6,16 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from types import ModuleType
 
 import pytest
+import sqlalchemy
+from mlflow.store.tracking.dbmodels.initial_models import Base as InitialBase
 
 from tests.checkout import clone
 from tests.infra.validators import INFRA
@@ -87,6 +91,33 @@ def test_taking_down_what_was_never_up_says_so(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0
     assert done.stdout == "no cluster was started here\n"
+
+
+def test_mlflow_starts_without_its_job_runner_on_a_database_that_was_upgraded(cluster, tmp_path):
+    """As left behind by an older MLflow: its tables, and none of those that came later."""
+    started = []
+
+    class Recorded(cluster.Cluster):
+        def start(self, name, command, environment):
+            started.append((name, command, environment))
+
+    database = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    InitialBase.metadata.create_all(sqlalchemy.create_engine(database))
+    Recorded(tmp_path)._start_mlflow(5999, dict(os.environ))
+    ((name, command, environment),) = started
+    assert name == "mlflow"
+    assert database in command
+    assert environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as opened:
+        names = opened.execute("SELECT name FROM sqlite_master").fetchall()
+    assert {("logged_models",), ("alembic_version",)} <= set(names)
+
+
+def test_a_database_that_mlflow_cannot_upgrade_is_named(cluster, tmp_path):
+    (tmp_path / "mlflow.db").write_text("this is no database, although it has the name of one\n")
+    with pytest.raises(cluster.Trouble, match=r"mlflow\.db could not be upgraded.*mlflow\.log"):
+        cluster.Cluster(tmp_path)._start_mlflow(5999, dict(os.environ))
+    assert list(tmp_path.glob("*.pid")) == []
 
 
 @pytest.mark.heavy

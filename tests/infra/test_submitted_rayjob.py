@@ -7,12 +7,15 @@ import pytest
 import yaml
 
 from elmwright.jobs import ports
+from elmwright.jobs.attempts import DRIVER_FILE
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.kubernetes_objects import DEADLINE_SECONDS, render
 from elmwright.jobs.submit import prepare
 from elmwright.jobs.targets import Target
 from tests.infra import validators
 from tests.infra.validators import INFRA, documents, pod_templates
+
+CLUSTER = INFRA / "kubernetes" / "cluster" / "raycluster.yaml"
 
 PLAIN = Target("k8s")
 FULL = Target.from_data(
@@ -50,6 +53,7 @@ def test_the_config_map_and_the_pods_are_what_kubernetes_takes(
     target: Target, tmp_path: Path
 ) -> None:
     assert validators.built_in_kinds(written(tmp_path, rendered(target))) == []
+    assert validators.memory(tmp_path) == []
 
 
 def test_a_mistake_in_what_is_rendered_is_noticed(tmp_path: Path) -> None:
@@ -62,17 +66,17 @@ def test_a_mistake_in_what_is_rendered_is_noticed(tmp_path: Path) -> None:
 
 
 def test_its_pods_are_allowed_in_the_namespace_of_infra() -> None:
-    """Pod Security "restricted", which base/namespace.yaml enforces."""
-    (namespace,) = documents(INFRA / "kubernetes" / "base" / "namespace.yaml")
+    """Pod Security "restricted", which storage/namespace.yaml enforces."""
+    (namespace,) = documents(INFRA / "kubernetes" / "storage" / "namespace.yaml")
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    (reference,) = documents(INFRA / "kubernetes" / "job" / "rayjob.yaml")
+    (reference, _) = documents(CLUSTER)
     for one, other in zip(pod_templates(rayjob(FULL)), pod_templates(reference), strict=True):
         ours, theirs = one["spec"], other["spec"]
         assert ours["securityContext"] == theirs["securityContext"]
         assert ours["securityContext"]["runAsNonRoot"] is True
         assert ours["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for key in ("enableServiceLinks", "terminationGracePeriodSeconds"):
-            assert ours[key] == theirs[key], key
+        assert one["metadata"] == other["metadata"], "the autoscaler leaves them alone"
+        assert ours["enableServiceLinks"] == theirs["enableServiceLinks"]
         (container,), (model,) = ours["containers"], theirs["containers"]
         assert container["securityContext"] == model["securityContext"]
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
@@ -82,18 +86,20 @@ def test_its_pods_are_allowed_in_the_namespace_of_infra() -> None:
 
 
 def test_it_finds_what_the_files_of_infra_offer() -> None:
-    (reference,) = documents(INFRA / "kubernetes" / "job" / "rayjob.yaml")
-    ours, theirs = rayjob(FULL)["spec"], reference["spec"]
-    assert ours["submissionMode"] == theirs["submissionMode"] == "HTTPMode", "no submitter pod"
-    assert ours["activeDeadlineSeconds"] == theirs["activeDeadlineSeconds"] == DEADLINE_SECONDS
+    (reference, _) = documents(CLUSTER)
+    spec, theirs = rayjob(FULL)["spec"], reference["spec"]
+    assert spec["submissionMode"] == "HTTPMode", "what the README says of lost heads"
+    assert spec["activeDeadlineSeconds"] == DEADLINE_SECONDS
     for key in ("rayVersion", "authOptions"):
-        assert ours["rayClusterSpec"][key] == theirs["rayClusterSpec"][key]
+        assert spec["rayClusterSpec"][key] == theirs[key]
     for one, other in zip(pod_templates(rayjob(FULL)), pod_templates(reference), strict=True):
         mounts, known = mounted(one["spec"]), mounted(other["spec"])
         for path in (ports.RUNS_PATH, ports.SECRETS_PATH):
             assert mounts[path] == known[path]
+        assert one["spec"]["imagePullSecrets"] == other["spec"]["imagePullSecrets"]
         (container,), (model,) = one["spec"]["containers"], other["spec"]["containers"]
-        assert all(entry in model["env"] for entry in container["env"])
+        env = [entry for entry in container["env"] if entry["name"] != DRIVER_FILE]
+        assert all(entry in model["env"] for entry in env)
         assert all(entry in container["envFrom"] for entry in model["envFrom"])
 
 

@@ -7,6 +7,7 @@ their tests are skipped, unless ELMWRIGHT_VALIDATORS=required.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,36 @@ def ray_objects(infra: Path) -> list[str]:
     ]
 
 
+def memory(infra: Path) -> list[str]:
+    """Ray's object store fits into /dev/shm, and that into half of the pod's memory.
+
+    By default Ray takes 30 % of the memory it sees, and where /dev/shm is smaller, a disk.
+    """
+    problems = []
+    for path, document in manifests(infra):
+        if not document["apiVersion"].startswith("ray.io/"):
+            continue
+        spec = document["spec"].get("rayClusterSpec", document["spec"])
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            pod = group["template"]["spec"]
+            (container,) = pod["containers"]
+            (shared,) = [v["emptyDir"] for v in pod["volumes"] if "emptyDir" in v]
+            store = int(group["rayStartParams"].get("object-store-memory", 0))
+            shm = in_bytes(shared["sizeLimit"])
+            limit = in_bytes(container["resources"]["limits"]["memory"])
+            if not 75_000_000 < store <= 0.9 * shm or shm > limit / 2:
+                problems.append(f"{path.name}: {store:,} in {shm:,} in {limit:,} bytes")
+    return problems
+
+
+def in_bytes(quantity: str) -> int:
+    """A quantity of Kubernetes', as a number."""
+    for unit, factor in (("Mi", 2**20), ("Gi", 2**30), ("", 1)):
+        if quantity.endswith(unit):
+            return int(quantity.removesuffix(unit)) * factor
+    raise AssertionError(quantity)
+
+
 def aws(infra: Path) -> list[str]:
     """The autoscaler file against the schema that Ray itself uses."""
     schema = json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
@@ -126,23 +157,23 @@ def aws(infra: Path) -> list[str]:
 
 
 def kustomizations(infra: Path) -> list[str]:
-    """What kustomize would stumble over: missing resources and files, patches without a target."""
+    """What kustomize would stumble over: missing resources, images and targets of patches."""
     problems = []
     for path in sorted((infra / "kubernetes").rglob("kustomization.yaml")):
         where = path.parent.relative_to(infra)
         (settings,) = documents(path)
-        for generator in settings.get("configMapGenerator", []):
-            for name in generator["files"]:
-                if not (path.parent / name).is_file():
-                    problems.append(f"{where}: {name} is missing")
         named = {(path.parent / name).resolve() for name in settings["resources"]}
         problems += [f"{where}: {gone} is missing" for gone in named if not gone.exists()]
         beside = {p.resolve() for p in path.parent.glob("*.yaml")} - {path.resolve()}
         problems += [f"{where}: {extra.name} is not listed" for extra in beside - named]
+        for image in settings.get("images", []):
+            wanted = re.compile(rf"image: {re.escape(image['name'])}[:@]")
+            if not any(wanted.search(yaml.safe_dump(o)) for o in objects(path.parent)):
+                problems.append(f"{where}: nothing uses the image {image['name']}")
         for patch in settings.get("patches", []):
             target = (patch["target"]["kind"], patch["target"]["name"])
             found = [
-                o for o in _objects(path.parent) if (o["kind"], o["metadata"]["name"]) == target
+                o for o in objects(path.parent) if (o["kind"], o["metadata"]["name"]) == target
             ]
             if not found:
                 problems.append(f"{where}: no {target[0]} called {target[1]} to patch")
@@ -152,12 +183,12 @@ def kustomizations(infra: Path) -> list[str]:
     return problems
 
 
-def _objects(folder: Path) -> Iterator[dict[str, Any]]:
+def objects(folder: Path) -> Iterator[dict[str, Any]]:
     """All objects that a kustomization gathers, unpatched."""
     for name in documents(folder / "kustomization.yaml")[0]["resources"]:
         place = (folder / name).resolve()
         if place.is_dir():
-            yield from _objects(place)
+            yield from objects(place)
         elif place.is_file():
             yield from documents(place)
 
