@@ -1,5 +1,7 @@
-"""For all tests: an S3 server for a module that asks for it, and patience for hypothesis."""
+"""For all tests: an environment of their own, an S3 server for a module that asks for it, and
+patience for hypothesis."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,20 @@ from tests.s3_server import environment, rclone, s3_server
 # Does not take a slow moment of the machine for a failure.
 settings.register_profile("elmwright", deadline=None)
 settings.load_profile("elmwright")
+
+
+LEFT_BEHIND = ("ELMWRIGHT_DEBUG", "MLFLOW_TRACKING_URI")
+"""Variables that our own code or MLflow sets for the rest of a process."""
+for name in LEFT_BEHIND:
+    os.environ.pop(name, None)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No test sees what another one has put into the environment."""
+    yield
+    for name in LEFT_BEHIND:
+        os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="module")

@@ -152,7 +152,7 @@ def test_a_corpus_folder_is_measured_and_its_unigram_figure_computed_again(
     def save(unigram: float) -> None:
         Manifest(
             created_by="test", key="", block_steps=64, splits=splits, funnel=(), inputs=(),
-            vocab=Vocab("vocab.txt", "", SIZE, "counts.npy", ""), long_words=0.0,
+            vocab=Vocab("vocab.txt", "0" * 64, SIZE, "counts.npy", "0" * 64), long_words=0.0,
             unigram_perplexity={"valid": unigram}, config={},
         ).save(tmp_path)  # fmt: skip
 

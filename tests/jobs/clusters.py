@@ -4,6 +4,7 @@ Nothing here is machine-wide: processes are found by the folder in their command
 ours have, and killed by number.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -33,6 +34,20 @@ class RayHead:
     """HOME of its processes."""
     folder: Path
     """Its sessions and logs."""
+    gcs: str = ""
+    """Where drivers and further nodes connect."""
+
+    def alive(self) -> int:
+        """Nodes that Ray counts."""
+        with urllib.request.urlopen(f"{self.address}/nodes?view=summary", timeout=30) as answer:  # noqa: S310
+            nodes = json.load(answer)["data"]["summary"]
+        return sum(node.get("raylet", {}).get("state") == "ALIVE" for node in nodes)
+
+    def wait_for_nodes(self, count: int, seconds: float = 300) -> None:
+        end = time.monotonic() + seconds
+        while self.alive() != count:
+            assert time.monotonic() < end, f"{self.alive()} nodes, not {count}"
+            time.sleep(0.5)
 
 
 def clean_environment(home: Path, **more: str) -> dict[str, str]:
@@ -52,12 +67,12 @@ def ray_head(home: Path, *, cpus: int = 2, **environment: str) -> Iterator[RayHe
     process = None
     try:
         for _ in range(4):
-            process, address = start_head(home, folder, cpus, environment)
+            process, address, gcs = start_head(home, folder, cpus, environment)
             if process.poll() is None:
                 break
         else:
             raise AssertionError((home / "ray.log").read_text()[-3000:])
-        yield RayHead(address, home, folder)
+        yield RayHead(address, home, folder, gcs)
     finally:
         if process is not None:
             process.kill()
@@ -68,9 +83,9 @@ def ray_head(home: Path, *, cpus: int = 2, **environment: str) -> Iterator[RayHe
 
 def start_head(
     home: Path, folder: Path, cpus: int, environment: dict[str, str]
-) -> tuple["subprocess.Popen[bytes]", str]:
-    """Start a head and wait for it. On a busy machine Ray gives up on itself after half a minute;
-    the process has ended then."""
+) -> tuple["subprocess.Popen[bytes]", str, str]:
+    """Start a head and wait for it; the addresses are those of its dashboard and of its GCS. On a
+    busy machine Ray gives up on itself after half a minute; the process has ended then."""
     ports = free_port(), free_port()
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
@@ -89,7 +104,35 @@ def start_head(
         kill_with(str(folder))
     else:
         wait_for_http(f"http://127.0.0.1:{ports[1]}/api/version", process, home / "ray.log")
-    return process, f"http://127.0.0.1:{ports[1]}"
+    return process, f"http://127.0.0.1:{ports[1]}", f"127.0.0.1:{ports[0]}"
+
+
+@contextmanager
+def ray_worker(
+    head: RayHead, *, cpus: int = 0, gpus: int = 0, **environment: str
+) -> Iterator[None]:
+    """One more node of a head's cluster. Its GPUs are pretended: Ray counts what it is told."""
+    folder, before = Path(tempfile.mkdtemp(prefix="elmray-", dir="/tmp")), head.alive()
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={head.gcs}",
+        f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--temp-dir={folder}",
+        f"--dashboard-agent-listen-port={free_port()}", "--object-store-memory=150000000",
+        "--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats",
+    ]  # fmt: skip
+    with open(head.home / "worker.log", "wb") as log:
+        process = subprocess.Popen(
+            command, cwd=head.home, env=clean_environment(head.home, **environment), stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        head.wait_for_nodes(before + 1)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        kill_with(str(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+    head.wait_for_nodes(before)
 
 
 def wait_for_http(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:

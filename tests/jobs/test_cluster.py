@@ -133,18 +133,63 @@ def test_cancelled_and_resumed_ends_identical(cluster: Cluster, undisturbed: Pat
     assert digests(folder) == digests(undisturbed)
 
 
-def test_a_killed_driver_is_interrupted_and_resumes_identical(
+def test_a_killed_driver_is_started_again_and_ends_identical(
     cluster: Cluster, undisturbed: Path
 ) -> None:
     folder = cluster.submit("killed")
     cluster.wait_for_step(folder, 45)
     os.kill(json.loads((folder / "run.lock").read_text())["pid"], signal.SIGKILL)
-    found = cluster.wait("killed", "interrupted", "failed", "finished", seconds=120)
+    found = cluster.wait("killed", "interrupted", "failed", "finished")
+    assert found["state"] == "finished"
+    assert "attempt 1 was interrupted; the next one starts in 10 s (the last one got further)" in (
+        cluster.run("logs", "killed")
+    )
+    assert digests(folder) == digests(undisturbed)
+
+
+def test_a_job_that_is_killed_with_its_driver_resumes_identical(
+    cluster: Cluster, undisturbed: Path
+) -> None:
+    """Nobody is left to start it again but the user, who finds it by its folder alone."""
+    folder = cluster.submit("gone")
+    cluster.wait_for_step(folder, 45)
+    driver = json.loads((folder / "run.lock").read_text())["pid"]
+    os.killpg(os.getpgid(driver), signal.SIGKILL)
+    found = cluster.wait("gone", "interrupted", "failed", "finished", seconds=120)
     assert found["state"] == "interrupted"
     assert "signal 9" in found["why"]
-    # From its folder alone, as another machine would ask.
     assert cluster.status(str(folder))["id"] == found["id"]
     cluster.run("resume", str(folder), "--follow")
+    assert digests(folder) == digests(undisturbed)
+
+
+def test_a_cancel_between_two_attempts_is_the_last_word(cluster: Cluster) -> None:
+    folder = cluster.submit("twice")
+    cluster.wait_for_step(folder, 25)
+    os.kill(json.loads((folder / "run.lock").read_text())["pid"], signal.SIGKILL)
+    until(lambda: "the next one starts in" in cluster.run("logs", "twice"), 60, str)
+    assert cluster.status("twice")["state"] == "running"
+    assert "twice is interrupted, with a checkpoint at step" in cluster.run("cancel", "twice")
+    time.sleep(12)  # longer than the pause
+    assert cluster.status("twice")["state"] == "interrupted"
+    assert json.loads((folder / "train" / "attempt.json").read_text())["attempt"] == 1
+
+
+def test_a_job_whose_machine_goes_away_checkpoints_and_is_not_over(
+    cluster: Cluster, undisturbed: Path
+) -> None:
+    """What the hook of an evicted head does: KubeRay sends a job again that was lost."""
+    folder = cluster.submit("evicted")
+    cluster.wait_for_step(folder, 25)
+    driver = json.loads((folder / "run.lock").read_text())["pid"]
+    os.kill(os.getpgid(driver), signal.SIGUSR1)  # the job leads the group
+    until(lambda: "this machine goes away" in cluster.run("logs", "evicted"), 120,
+          lambda: cluster.run("logs", "evicted"))  # fmt: skip
+    found = cluster.status("evicted")
+    assert found["state"] == "running"
+    assert found["progress"]["checkpoint_step"] > 20
+    cluster.run("cancel", "evicted")
+    cluster.run("resume", "evicted", "--follow")
     assert digests(folder) == digests(undisturbed)
 
 

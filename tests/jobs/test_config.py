@@ -59,6 +59,7 @@ def test_the_published_models_have_the_published_number_of_parameters() -> None:
             "shards.block_steps=1281",
             r"shards\.block_steps: 1281 is not a multiple of train\.window",
         ),
+        ("model.max_chars=1001", r"model\.max_chars: must be at most 1000"),
         ("train.lanes=33", r"train\.lanes: 33 lanes cannot be shared evenly by 2 processes"),
         ("train.processes=65", r"train\.processes: is 65, more than train\.lanes = 64"),
         ("corpus.sources=[]", r"corpus\.sources: is empty"),

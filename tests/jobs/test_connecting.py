@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.cluster import FITTING, _connect, _why_not, ray_cluster
+from elmwright.jobs.cluster import FITTING, _connect, _why_not, machines_for, ray_cluster
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.room import ask_for_room, wait_for_room
@@ -66,11 +66,14 @@ def test_a_cluster_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("elmwright.jobs.room.pause", lambda *_: None)
     config = load_config("demo", ["cluster.wait_minutes=1", "train.processes=2",
                                   'train.device="cuda"', "train.threads=2"])  # fmt: skip
-    assert ask_for_room(config)
-    wait_for_room(config, never)
+    said: list[str] = []
+    assert ask_for_room(config, gpu=True)
+    wait_for_room(config, never, said.append, gpu=True)
     assert asked == [[{"CPU": 2, "GPU": 1}] * 2]
     assert len(have) == 1
-    assert not ask_for_room(load_config("demo")), "nothing may be waited for"
+    (sentence,) = said
+    assert "Waiting for up to 1 minute: 2 processes with 2 CPUs and a GPU each" in sentence
+    assert not ask_for_room(load_config("demo"), gpu=False), "nothing may be waited for"
 
 
 def test_a_cluster_that_is_coming_up_is_tried_again_if_it_may_take_time(
@@ -121,12 +124,29 @@ def test_a_wish_to_stop_ends_the_waiting_for_a_cluster(
         stop_signals() as stop,
         stop.saving("stopping", lambda _: None),
         pytest.raises(Interrupted, match="while the cluster was waited for"),
-        ray_cluster(config, folder, stop.take, stop.is_set),
+        ray_cluster(config, stop.take, stop.is_set),
+        machines_for(config, folder, gpu=False, stopped=stop.is_set, say=lambda _: None),
     ):
         pytest.fail("there is no room")
     assert time.monotonic() - begun < 5
     assert shut == [True]
     assert asked == [[{"CPU": 1}] * config.train.processes, []], "asked for, and given back"
+
+
+def test_machines_that_do_not_come_in_time_end_the_run_as_resumable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not as a mistake: Slurm and Kubernetes would not try again."""
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}]
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(nodes=lambda: nodes))
+    config = load_config("demo", ["cluster.wait_minutes=1", "train.processes=2"])
+    now = iter((0.0, 30.0, 61.0))
+    monkeypatch.setattr("elmwright.jobs.room.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("elmwright.jobs.room.pause", lambda *_: None)
+    said: list[str] = []
+    with pytest.raises(Interrupted, match=r"needs 2 GPUs, but .* after 1 minute of waiting"):
+        wait_for_room(config, never, said.append, gpu=True)
+    assert len(said) == 1, "the same is not said again"
 
 
 @pytest.mark.parametrize("stopping", [False, True])
@@ -143,11 +163,11 @@ def test_ray_is_not_shut_down_under_a_thread_that_still_speaks_to_it(
     done = threading.Event()
     thread = threading.Thread(target=done.wait, name=FITTING, daemon=True)
     thread.start()
-    with ray_cluster(config, RunFolder.of(config), lambda: None, lambda: stopping):
+    with ray_cluster(config, lambda: None, lambda: stopping):
         pass
     assert down == ([] if stopping else ["shut down"])
     done.set()
     thread.join()
-    with ray_cluster(config, RunFolder.of(config), lambda: None, lambda: stopping):
+    with ray_cluster(config, lambda: None, lambda: stopping):
         pass
     assert down[-1:] == ["shut down"]

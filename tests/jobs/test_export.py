@@ -25,9 +25,9 @@ from elmwright.jobs.choose_checkpoint import Recorded, recorded
 from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import load_config
 from elmwright.jobs.export import export_run
+from elmwright.jobs.hiding import without_secret
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.models import load, resolve
-from elmwright.jobs.provenance import without_password
 from elmwright.jobs.runbook import lay_down
 from elmwright.jobs.submission import Job, new_submission
 from elmwright.jobs.targets import Target
@@ -248,8 +248,8 @@ def test_provenance_tells_what_made_it_and_no_secret(trained: Path, bundle: Path
             ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         )
         assert found["git"]["commit"] == said.stdout.strip()
-    assert without_password("http://me:secret@host:5000/x") == "http://me@host:5000/x"
-    assert without_password("sqlite:////tmp/mlflow.db") == "sqlite:////tmp/mlflow.db"
+    assert without_secret("http://me:secret@host:5000/x") == "http://host:5000/x"
+    assert without_secret("sqlite:////tmp/mlflow.db") == "sqlite:////tmp/mlflow.db"
 
 
 def test_provenance_names_the_mlflow_run_and_what_a_submission_came_from(

@@ -16,6 +16,7 @@ from elmwright.jobs import export as export_module
 from elmwright.jobs import train as loop
 from elmwright.jobs.bundle import digest
 from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints
+from elmwright.jobs.choose_checkpoint import choose, list_scored
 from elmwright.jobs.evaluate import evaluate, evaluate_probe, final_limit
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.export import export_run
@@ -204,6 +205,61 @@ def test_asked_to_stop_in_the_last_evaluation_it_saves_and_evaluates_when_resume
     train(config, run, begin_attempt(run.attempt), Ranks())
     for key in ("checkpoint_sha256", "evaluation", "probe"):
         assert (read_json(run.result) or {})[key] == (read_json(whole.result) or {})[key]
+
+
+def test_the_last_checkpoint_is_on_disk_before_the_last_evaluation_begins(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill in the evaluation, which may take an hour, costs no step."""
+    config, run = prepare(tmp_path, corpus, train_max_steps=6, checkpoint_every_steps=4)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_arguments: Any, **_named: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as now:
+        now.setattr(loop, "evaluate_finally", kill)
+        with pytest.raises(Killed):
+            train(config, run, begin_attempt(run.attempt), Ranks())
+    assert list_checkpoints(run.checkpoints)[-1].step == 6
+    assert read_json(run.result) is None
+    monkeypatch.setattr(loop, "_step", pytest.fail)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    assert (read_json(run.result) or {})["step"] == 6
+
+
+def test_a_machine_that_is_taken_away_ends_the_last_evaluation(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """Its checkpoint is there, and the next attempt evaluates on other machines."""
+    config, run = prepare(tmp_path, corpus, train_max_steps=6)
+    done: list[int] = []
+
+    def drained(step: int) -> bool:
+        """Asked at every step of training first."""
+        done.append(step)
+        return len(done) > 6
+
+    train(config, run, begin_attempt(run.attempt), Ranks(), drained)
+    assert len(done) == 7
+    assert read_json(run.result) is None
+    assert list_checkpoints(run.checkpoints)[-1].step == 6
+
+
+def test_the_last_checkpoint_is_listed_with_the_perplexity_of_the_last_evaluation(
+    corpus: Path, tmp_path: Path
+) -> None:
+    config, run = prepare(tmp_path, corpus, train_max_steps=6, eval_every_steps=3)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    score = (read_json(run.result) or {})["evaluation"]["heldout"]
+    passing, last = list_scored(run)
+    assert last.perplexity == {"heldout": score["perplexity"]}
+    assert last.tokens == score["tokens"] > passing.tokens > 0
+    assert choose(list_scored(run), "best", run, max_tokens=None) in (passing, last)
+    Path(run.result).unlink()  # what `train.max_steps` raised later does first
+    assert list_scored(run)[-1].perplexity == {}
 
 
 def test_the_journal_says_now_and_then_how_far_the_last_evaluation_is(

@@ -30,7 +30,7 @@ def test_a_step_computed_again_keeps_its_first_record(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     first = Journal(path)
     first.write("metrics", 1, values={"loss": 3.0})
-    first.write("checkpoint", 1, sha256="a")
+    first.write("checkpoint", 1, path="x", sha256="a", perplexity={})
     first.close()
     before = records(path)
     second = Journal(path)
@@ -70,7 +70,7 @@ def test_a_full_disk_leaves_no_half_line_and_a_closed_journal_takes_nothing(
     with pytest.raises(OSError, match="No space left"):
         journal.flush()  # but no checkpoint may be committed ahead of the journal
     monkeypatch.undo()
-    journal.write("metrics", 3, values={"now": "there is room"})
+    journal.write("metrics", 3, values={"now": 3})
     journal.close()
     journal.write("metrics", 4, values={})
     assert [record["step"] for record in records(path)] == [1, 2, 3]
@@ -114,13 +114,13 @@ def test_a_checkpoint_of_other_bytes_or_after_pruning_is_told_again(tmp_path: Pa
     path = tmp_path / "journal.jsonl"
     for _ in range(2):  # also after it was opened anew
         journal = Journal(path)
-        journal.write("checkpoint", 5, sha256="a")
+        journal.write("checkpoint", 5, path="x", sha256="a", perplexity={})
         journal.close()
     journal = Journal(path)
-    journal.write("checkpoint", 5, sha256="b")
+    journal.write("checkpoint", 5, path="x", sha256="b", perplexity={})
     journal.write("pruned", 5)
     journal.write("pruned", 5)
-    journal.write("checkpoint", 5, sha256="b")
+    journal.write("checkpoint", 5, path="x", sha256="b", perplexity={})
     journal.close()
     told = [(record["kind"], record.get("sha256")) for record in records(path)]
     assert told == [("checkpoint", "a"), ("checkpoint", "b"), ("pruned", None), ("checkpoint", "b")]

@@ -187,9 +187,12 @@ def test_machines_that_are_not_there_are_told_of_at_once(
     sent = submission(kubectl, Target("k8s", gpus=1, volume="runs"))
     Kubernetes(sent.target).check(sent)
     said = capsys.readouterr().err
-    assert "wants 2 pods with 1 CPUs and 1 GPUs each" in said
+    assert "wants 2 pods with 4 CPUs and 1 GPUs each" in said
     assert "3.92 CPUs and 0 GPUs" in said
-    nodes(kubectl, 1, {"cpu": "3920m", "nvidia.com/gpu": "2"})
+    nodes(kubectl, 1, {"cpu": "7920m", "nvidia.com/gpu": "2"})
+    Kubernetes(sent.target).check(sent)
+    assert "2 pods with 4 CPUs" in capsys.readouterr().err
+    nodes(kubectl, 1, {"cpu": "8", "nvidia.com/gpu": "2"})
     Kubernetes(sent.target).check(sent)
     (kubectl / "fail-get").write_text("Forbidden: cannot list resource nodes")
     Kubernetes(sent.target).check(sent)

@@ -72,20 +72,16 @@ from elmwright.jobs.machine_use import share_machine
 share_machine()
 from elmwright.jobs.cluster import ray_cluster
 from elmwright.jobs.config_file import load_config
-from elmwright.jobs.layout import RunFolder
-import pathlib, tempfile
 config = load_config("demo", ["cluster.cpus=2"])
-with tempfile.TemporaryDirectory() as folder:
-    run = RunFolder(folder, pathlib.Path(folder))
-    with ray_cluster(config, run, lambda: None, lambda: False):
-        import ray
-        def look():
-            blocked = open("/proc/self/status").read().split("SigBlk:")[1].split()[0]
-            return {"nice": os.nice(0), "policy": os.environ.get("GOMP_SPINCOUNT"),
-                    "threads": os.environ.get("OMP_NUM_THREADS"),
-                    "sigint": bool(int(blocked, 16) & 2), "group": os.getpgrp()}
-        found = ray.get(ray.remote(look).remote())
-        print(json.dumps({**found, "own": os.getpgrp(), "own_nice": os.nice(0)}))
+with ray_cluster(config, lambda: None, lambda: False):
+    import ray
+    def look():
+        blocked = open("/proc/self/status").read().split("SigBlk:")[1].split()[0]
+        return {"nice": os.nice(0), "policy": os.environ.get("GOMP_SPINCOUNT"),
+                "threads": os.environ.get("OMP_NUM_THREADS"),
+                "sigint": bool(int(blocked, 16) & 2), "group": os.getpgrp()}
+    found = ray.get(ray.remote(look).remote())
+    print(json.dumps({**found, "own": os.getpgrp(), "own_nice": os.nice(0)}))
 """
 
 

@@ -22,8 +22,10 @@ from mlflow import MlflowClient
 
 from elmwright.jobs.bundle import FILES, SUMS
 from elmwright.jobs.checkpoint import list_checkpoints
+from elmwright.jobs.choose_checkpoint import list_scored
 from elmwright.jobs.embed import embed_file
 from elmwright.jobs.journal import read_journal
+from elmwright.jobs.layout import RunFolder
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.storage import sha256_file
@@ -162,7 +164,7 @@ def test_mlflow_lists_the_run_its_curves_checkpoints_and_version(finished: Run) 
 
     models = client.search_logged_models([experiment.experiment_id])
     found = {int(m.params["step"]): m for m in models if m.model_type == "checkpoint"}
-    kept = {info.step: info for info in list_checkpoints(finished.folder / "train" / "checkpoints")}
+    kept = {info.step: info for info in list_scored(RunFolder.at(finished.folder))}
     assert set(found) == set(kept)
     for step, info in kept.items():
         assert found[step].params["sha256"] == info.sha256

@@ -21,9 +21,11 @@ __all__ = ["project"]  # a fixture
 
 def trained_to(root: Path, step: int, perplexity: float = 0.0) -> None:
     write(root / "corpus" / "MANIFEST.json", {})
-    records = [{"kind": "metrics", "step": step, "values": {"train/tokens_per_s": 10.0}}]
+    records = [{"kind": "metrics", "step": step, "time": 1, "values": {"train/tokens_per_s": 10.0}}]
     if perplexity:
-        records.append({"kind": "eval", "step": step, "values": {"h/perplexity": perplexity}})
+        records.append(
+            {"kind": "eval", "step": step, "time": 1, "values": {"h/perplexity": perplexity}}
+        )
     lines = "".join(json.dumps(record) + "\n" for record in records)
     write(root / "train" / "journal.jsonl", lines)
 

@@ -11,6 +11,7 @@ import pytest
 
 from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import load_config
+from elmwright.jobs.interface import address_of
 from elmwright.jobs.ray_jobs import Unreachable
 from elmwright.jobs.runbook import attempts_of, remember
 from elmwright.jobs.slurm import Slurm, gpus_in, render, state_of_slurm
@@ -55,7 +56,7 @@ def test_the_script_asks_for_what_the_run_needs(
     script = render(submission(tmp_path, target, train_processes=4, train_threads=3))
     lines = script.splitlines()
     for line in (
-        "#SBATCH --nodes=2", "#SBATCH --cpus-per-task=6", "#SBATCH --gpus-per-node=1",
+        "#SBATCH --nodes=2", "#SBATCH --cpus-per-task=8", "#SBATCH --gpus-per-node=1",
         "#SBATCH --partition=gpu", "#SBATCH --time=02:00:00", "#SBATCH --signal=B:USR1@300",
         "module load cuda", "python=~/'my env/bin/python'", ". /etc/secrets.env",
         "export AWS_ENDPOINT_URL='http://store:9000/$(touch x)'",
@@ -66,7 +67,7 @@ def test_the_script_asks_for_what_the_run_needs(
     (start,) = re.findall(
         r"srun [^\n]*--cpus-per-task=(\d+)[^\n]*ray.scripts.scripts start", script
     )
-    assert start == re.findall(r"--num-cpus=(\d+)", script)[0] == "6"
+    assert start == re.findall(r"--num-cpus=(\d+)", script)[0] == "8"
     assert "symmetric-run" not in "".join(line for line in lines if not line.startswith("#"))
 
 
@@ -171,7 +172,7 @@ def play(fake: Path, name: str, lines: str) -> None:
 def test_gpus_that_slurm_does_not_have_are_refused(fake: Path) -> None:
     target = Target("slurm", nodes=2, gpus=64)
     with pytest.raises(
-        UserError, match=r"2 machines with 1 CPUs and 64 GPUs each, but the cluster has 1 with 2 an"
+        UserError, match=r"2 machines with 4 CPUs and 64 GPUs each, but the cluster has 1 with 2 an"
     ):
         Slurm(target).check(submission(fake, target))
     found = [gpus_in(row.split("|")[2]) for row in SINFO.splitlines()]
@@ -233,3 +234,19 @@ def test_a_job_that_sbatch_refused_is_not_in_the_run_book(fake: Path) -> None:
     with pytest.raises(UserError, match=r"Slurm does not take the job"):
         submit(submission(fake, Target("slurm")))
     assert attempts_of("tiny") == []
+
+
+def test_a_targets_interface_is_the_one_of_ray_gloo_and_nccl(tmp_path: Path) -> None:
+    lines = render(submission(tmp_path, Target("slurm", interface="ib0"))).splitlines()
+    assert 'interface="ib0"' in lines
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        assert f"export {name}=ib0" in lines
+    plain = render(submission(tmp_path, Target("slurm")))
+    assert 'interface=""' in plain.splitlines()
+    assert "SOCKET_IFNAME" not in plain
+
+
+def test_the_address_of_an_interface_is_found_or_said_to_be_missing() -> None:
+    assert address_of("lo") == "127.0.0.1"
+    with pytest.raises(UserError, match=r"'ib7' has no IPv4 address on .* there are .*lo"):
+        address_of("ib7")

@@ -7,17 +7,21 @@ ports of their own; both nodes are this machine. Slurm's daemons want to be root
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elmwright.jobs.interface import address_of
 from elmwright.jobs.journal import read_journal
+from elmwright.pipeline.errors import UserError
 from tests.jobs.clusters import clean_environment, kill_with
 from tests.jobs.servers import free_port, mlflow_server
 from tests.jobs.test_cluster import digests, until
@@ -71,6 +75,7 @@ class Slurm:
         (home / "config" / "elmwright" / "targets.toml").write_text(
             f'[night]\nkind = "slurm"\nnodes = 2\ncpus = 1\ntime = "01:00:00"\n'
             f'env_file = "{home}/secrets.env"\nsecrets = ["SLURM_TEST_SECRET"]\n'
+            f'interface = "{outward()}"\n'
         )
         # A job that does not find it ends at once: that runs go through shows that it was read.
         (home / "secrets.env").write_text(f"SLURM_TEST_SECRET={IN_FILE}\n")
@@ -193,6 +198,16 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def outward() -> str:
+    """The interface of this machine's first address; none where it has no name."""
+    first = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout
+    for _, name in socket.if_nameindex():
+        with suppress(UserError):
+            if address_of(name) == first.split()[0]:
+                return name
+    return ""
+
+
 def start(
     command: list[str], environment: dict[str, str], folder: Path
 ) -> "subprocess.Popen[bytes]":
@@ -258,6 +273,22 @@ def test_warned_checkpointed_requeued_ends_identical(slurm: Slurm, undisturbed: 
     assert "back into the queue" in said
     assert f"job {number}, start 1:" in said
     assert digests(folder) == digests(undisturbed)
+
+
+def test_a_killed_driver_goes_back_into_the_queue_and_a_cancel_there_is_the_last_word(
+    slurm: Slurm,
+) -> None:
+    folder = slurm.submit("killed")
+    number = slurm.number("killed")
+    slurm.wait_for_step("killed", folder, 25)
+    os.kill(json.loads((folder / "run.lock").read_text())["pid"], signal.SIGKILL)
+    slurm.wait("killed", "pending", seconds=120)
+    assert "interrupted (exit 137); back into the queue" in slurm.run("logs", "killed")
+    slurm.run("cancel", "killed")
+    assert slurm.status("killed")["state"] == "interrupted"
+    assert slurm.slurm("squeue", "-h", "--jobs", number, "--states=all", "-o", "%T").split() in (
+        [], ["CANCELLED"],
+    )  # fmt: skip
 
 
 def test_what_the_cluster_can_never_give_is_refused_at_once(slurm: Slurm) -> None:

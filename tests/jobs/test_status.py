@@ -50,7 +50,7 @@ def test_a_training_run_tells_how_far_it_is(sent: Submission) -> None:
     half_a_line = '{"kind": "metrics", "st'
     write(
         root / "train" / "journal.jsonl",
-        "".join(json.dumps(r) + "\n" for r in records) + half_a_line,
+        "".join(json.dumps({**r, "time": 1}) + "\n" for r in records) + half_a_line,
     )
     for step in (3, 6):
         write(root / "train" / "checkpoints" / f"step-{step:08d}" / "MANIFEST.json", {})

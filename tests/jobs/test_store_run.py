@@ -27,7 +27,15 @@ from elmwright.jobs.lease import leased
 from elmwright.jobs.stopping import StopNote, ask_to_stop, take_back
 from elmwright.jobs.train import train
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import exists, list_folder, read_json, remove, write_json
+from elmwright.pipeline.files import (
+    exists,
+    list_folder,
+    read_bytes,
+    read_json,
+    remove,
+    write_bytes,
+    write_json,
+)
 from tests.jobs.test_train import STEPS, losses, prepare, weights
 from tests.jobs.tiny import write_config
 from tests.s3_server import SECRET
@@ -132,6 +140,82 @@ def test_a_full_segment_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch)
     journal.close()
     assert 3 < len(list_folder(place)) < 19
     assert [record["step"] for record, _ in read_journal(place, 0)] == list(range(1, 20))
+
+
+def test_a_damaged_line_in_a_segment_is_read_around_and_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("elmwright.jobs.journal.SEGMENT_BYTES", 200)
+    place = "s3://bucket/journal-damaged"
+    with Journal(place) as journal:
+        for step in range(1, 10):
+            journal.write("metrics", step, values={"x": step})
+            journal.flush()
+    positions = [position for _, position in read_journal(place, 0)]
+    second = list_folder(place)[1].path
+    lines = read_bytes(second).splitlines(keepends=True)
+    lost = int(second.rpartition("/")[2].removesuffix(".jsonl"))
+    lines[0] = bytes(20) + b"\r" + lines[0][21:]
+    write_bytes(second, b"".join(lines))
+    with Journal(place) as journal:
+        journal.write("metrics", 10, values={"x": 10})
+        assert f"1 damaged line, the first at byte {lost};" in journal.damage
+    gone = positions.index(lost) + 2
+    records = [r for r, _ in read_journal(place, 0) if r["kind"] == "metrics"]
+    assert [r["step"] for r in records] == [step for step in range(1, 11) if step != gone]
+    assert [r["step"] for r, _ in read_journal(place, positions[5])][:3] == [7, 8, 9]
+    assert exists(f"{place}.damaged")
+
+
+def test_a_segment_that_is_cut_short_leaves_the_others_readable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("elmwright.jobs.journal.SEGMENT_BYTES", 200)
+    monkeypatch.setattr("elmwright.jobs.journal.HOLE_SECONDS", 0.0)
+    place = "s3://bucket/journal-hole"
+    with Journal(place) as journal:
+        for step in range(1, 10):
+            journal.write("metrics", step, values={"x": step})
+            journal.flush()
+    everything = list(read_journal(place, 0))
+    middle = list_folder(place)[1]
+    begin = int(middle.path.rpartition("/")[2].removesuffix(".jsonl"))
+    cut = begin + middle.bytes - 120
+    left = [r["step"] for r, p in everything if not cut < p <= begin + middle.bytes]
+    assert 4 < len(left) < 9
+    write_bytes(middle.path, read_bytes(middle.path)[:-120])
+    with Journal(place) as journal:
+        journal.write("metrics", 10, values={"x": 10})
+    records = [r for r, _ in read_journal(place, 0)]
+    assert [r["step"] for r in records if r["kind"] == "metrics"] == [*left, 10]
+    assert [r["kind"] for r in records].count("warning") == 1
+    write_bytes(f"{place}/999999999999.jsonl", b"{}\n")
+    with pytest.raises(UserError, match=r"lacks its bytes \d+ to 999999999999; move"):
+        Journal(place)
+
+
+def test_a_segment_that_is_there_but_not_listed_is_not_written_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("elmwright.jobs.journal.SEGMENT_BYTES", 200)
+    monkeypatch.setattr("elmwright.jobs.journal.HOLE_SECONDS", 0.0)
+    place = "s3://bucket/journal-unlisted"
+    with Journal(place) as journal:
+        for step in range(1, 10):
+            journal.write("metrics", step, values={"x": step})
+            journal.flush()
+    before = [(file.path, read_bytes(file.path)) for file in list_folder(place)]
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "elmwright.jobs.journal_lines.list_folder",
+            lambda folder: [file for file in list_folder(folder) if file.path != before[1][0]],
+        )
+        with pytest.raises(UserError, match=rf"does not list {before[1][0]}, which exists; run"):
+            Journal(place)
+    assert [(file.path, read_bytes(file.path)) for file in list_folder(place)] == before
+    with Journal(place) as journal:
+        journal.write("metrics", 10, values={"x": 10})
+    assert [r["step"] for r, _ in read_journal(place, 0)] == list(range(1, 11))
 
 
 def test_a_lease_that_is_not_renewed_any_more_is_not_in_use(

@@ -217,10 +217,23 @@ def test_a_damaged_page_of_the_run_book_hides_no_other_run(
 def test_a_damaged_note_in_a_runs_folder_is_named(tmp_path: Path) -> None:
     note = tmp_path / "run" / "submissions" / "one" / "job.json"
     note.parent.mkdir(parents=True)
-    for content in ("half a no", "{}", "[]"):
+    for content in ("half a no", "{}", "[]", "[" * 100_000, '{"submission": ' + "[" * 100_000):
         note.write_text(content)
         with pytest.raises(UserError, match=r"one/job.json is damaged; delete it"):
             runbook.find_run(str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "content", ["half", "{}", "[]", "3", "[" * 100_000, '{"exit": []}', '{"exit": "x"}', "null"]
+)
+def test_a_damaged_outcome_or_handle_counts_as_none(content: str, tmp_path: Path) -> None:
+    sent = submission(tmp_path)
+    place = Path(runbook.place_of(sent))
+    place.mkdir(parents=True)
+    (place / "outcome.json").write_text(content)
+    (place / "job.json").write_text(content.replace("exit", "handle"))
+    assert runbook.outcome_of(sent) is None
+    assert runbook.handle_left(sent) == {}
 
 
 def test_a_defect_of_the_driver_is_a_failure_and_not_an_interruption(
@@ -234,10 +247,14 @@ def test_a_defect_of_the_driver_is_a_failure_and_not_an_interruption(
         raise ZeroDivisionError("a defect")
 
     monkeypatch.setattr("elmwright.jobs.cli.main", defect)
-    assert entry.main(str(note)) == 1
+    assert entry.run_once(str(note)) == 1
     assert "ZeroDivisionError: a defect" in capsys.readouterr().err
-    nobody = Job(sent, {"pid": 1, "started": 1, "host": "elsewhere"})
-    assert (state_of(nobody).word, state_of(nobody).exit_code) == ("failed", 1)
+
+
+def test_a_job_leaves_its_exit_code_beside_the_submission(tmp_path: Path) -> None:
+    job = submit(submission(tmp_path, Target("local")))  # whose text is missing
+    assert wait_until(lambda: runbook.outcome_of(job.submission) is not None, 60)
+    assert (state_of(job).word, state_of(job).exit_code) == ("failed", 2)
 
 
 STOPS_SLOWLY = """

@@ -88,6 +88,59 @@ def test_everything_arrives_once_also_when_it_is_sent_again(
     assert models == ["tiny-step-25"]
 
 
+def test_a_run_stays_with_the_database_it_began_with(
+    run: tuple[RunConfig, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that is set later must not move its record, or publish it elsewhere."""
+    config, folder = run
+    own = f"sqlite:///{folder.mlflow / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
+    assert tracking.tracking_uri(config, folder) == own
+    new = RunFolder(str(tmp_path / "new"), tmp_path / "new")
+    assert tracking.tracking_uri(config, new) == "http://mlflow:5000"
+
+
+@pytest.mark.parametrize("began", ["http://mlflow:5000", "postgresql://me@db/x"])
+def test_a_run_stays_with_the_server_it_began_with(
+    run: tuple[RunConfig, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: str
+) -> None:
+    """Resumed in another shell, it must not get a new SQLite file, or another server."""
+    config, _ = run
+    folder = RunFolder(str(tmp_path / "new"), tmp_path / "new")
+    Path(folder.root).mkdir()
+    Path(folder.tracking).write_text(json.dumps({"uri": began, "run_id": "1", "cursor": 0}))
+    for said in ("", "http://other:5000", f"sqlite:///{tmp_path}/x.db"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", said)
+        assert tracking.tracking_uri(config, folder) == began
+    with_password = began.replace("me@", "").replace("://", "://me:pw@")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", with_password)
+    assert tracking.tracking_uri(config, folder) == with_password
+
+
+def test_the_last_checkpoint_gets_its_perplexity_when_the_last_evaluation_is_done(
+    run: tuple[RunConfig, RunFolder],
+) -> None:
+    """It is written first, so that a kill in the evaluation costs no step."""
+    _, folder = run
+    score = {"heldout/perplexity": 42.5, "heldout/forward_perplexity": 44.0}
+    journal = Journal(folder.journal)
+    journal.write("checkpoint", 9, path="train/checkpoints/9", sha256="a" * 64, perplexity={})
+    journal.write("eval", 9, values=score)
+    journal.write("final", 9, values={f"final/{name}": value for name, value in score.items()})
+    journal.close()
+    assert feed(run) is None
+    uri = f"sqlite:///{folder.mlflow / 'mlflow.db'}"
+    client = MlflowClient(uri, uri)
+    experiment = client.get_experiment_by_name("elmwright")
+    assert experiment is not None
+    (model,) = client.search_logged_models([experiment.experiment_id])
+    assert [(one.key, one.value, one.step) for one in model.metrics or []] == [
+        ("heldout/perplexity", 42.5, 9)
+    ]
+    history = client.get_metric_history(model.source_run_id or "", "heldout/perplexity")
+    assert len(history) == 1, "no second point of the same evaluation"
+
+
 def test_a_failing_server_loses_nothing_and_the_next_attempt_sends_the_rest(
     run: tuple[RunConfig, RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,10 +232,10 @@ def test_a_password_is_not_sent_to_mlflow_nor_written_nor_said(
         tracker.start()
         assert tracker.finish("FINISHED") is None
     client = MlflowClient(own)
-    assert "me@127.0.0.1" in client.get_run(tracker.run_id).data.params["tracking.uri"]
+    assert "//127.0.0.1" in client.get_run(tracker.run_id).data.params["tracking.uri"]
     assert "planted" not in str(client.get_run(tracker.run_id).to_dictionary())
     copy = client.download_artifacts(tracker.run_id, "config.json")
-    assert "me@127.0.0.1" in Path(copy).read_text()
+    assert "//127.0.0.1" in Path(copy).read_text()
     assert "planted" not in Path(copy).read_text()
 
     monkeypatch.setattr(tracking, "connect", broken)
@@ -191,9 +244,9 @@ def test_a_password_is_not_sent_to_mlflow_nor_written_nor_said(
     tracker.start()
     problem = tracker.finish("FINISHED")
     assert problem is not None
-    assert "MLflow at http://me@127.0.0.1:9/ has not taken everything" in problem
+    assert "MLflow at http://127.0.0.1:9/ has not taken everything" in problem
     assert "planted" not in problem + Path(folder.tracking).read_text()
-    assert Tracker(config, folder, manifest())._state["uri"] == "http://me@127.0.0.1:9/"
+    assert Tracker(config, folder, manifest())._state["uri"] == "http://127.0.0.1:9/"
 
 
 def broken(uri: str) -> None:

@@ -127,8 +127,8 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(
 def test_a_server_that_is_there_is_linked_to_and_none_is_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, folder = write_run(tmp_path, tracking_uri="http://me:secret@mlflow.lab:5000/")
-    assert config.tracking.uri.startswith("http")
+    _, folder = write_run(tmp_path, tracking_uri="http://mlflow.lab:5000/")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@mlflow.lab:5000")
     write_json(folder.tracking, {"uri": "x", "run_id": "abc", "experiment_id": "7", "cursor": 0})
     write_json(folder.published, {"name": "my model", "version": 3})
     opened: list[str] = []
@@ -137,7 +137,7 @@ def test_a_server_that_is_there_is_linked_to_and_none_is_started(
     monkeypatch.chdir(tmp_path)
     assert main(["ui", "run", "--open"]) == 0
     out = capsys.readouterr().out
-    charts = "me@mlflow.lab:5000/#/experiments/7/runs/abc/model-metrics"
+    charts = "mlflow.lab:5000/#/experiments/7/runs/abc/model-metrics"
     assert f"charts   http://{charts}?workflowType=machine_learning\n" in out
     assert "mlflow.lab:5000/#/models/my%20model/versions/3\n" in out
     assert "report   run/corpus/report.html\n" in out

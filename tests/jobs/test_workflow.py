@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from elmwright.jobs import cli, cluster, launch, tracking, workflow
+from elmwright.jobs import cli, cluster, devices, launch, tracking, workflow
 from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints, verify_checkpoint
 from elmwright.jobs.cli import main
 from elmwright.jobs.config import RunConfig
@@ -46,6 +46,7 @@ class Flow:
         monkeypatch.setattr(launch, "_fit", self.fit)
         monkeypatch.setattr(launch, "POLL_SECONDS", 0.05)
         monkeypatch.setattr(cluster, "ray_cluster", self.no_ray)
+        monkeypatch.setattr(devices, "settle_device", lambda config, *_: config)
         monkeypatch.setattr(workflow, "console_for_run", self.quiet)
 
     def fit(self, config: RunConfig, folder: RunFolder, attempt: int, _again: bool) -> None:

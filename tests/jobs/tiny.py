@@ -62,17 +62,18 @@ def write_config(folder: Path, text: Path, **changes: Any) -> Path:
     lines = ["version = 1"]
     for section, values in settings.items():
         lines.append(f"[{section}]")
-        lines += [f"{name} = {_toml(value)}" for name, value in values.items()]
+        lines += [f"{name} = {as_toml(value)}" for name, value in values.items()]
     path = folder / "tiny.toml"
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
 
 
-def _toml(value: Any) -> str:
+def as_toml(value: Any) -> str:
+    """A value as a config file has it."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key} = {as_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(as_toml, value)) + "]"
     return json.dumps(value)
 
 

@@ -115,7 +115,7 @@ class Training:
             values = {"train/loss": 6.0 - step / 500, "train/tokens_per_s": 3758.2}
             self.write("metrics", step, values=values)
             if step % 100 == 0:
-                self.write("checkpoint", step, path="", sha256=str(step))
+                self.write("checkpoint", step, path="", sha256=str(step), perplexity={})
 
 
 def write_checkpoint(folder: Path, step: int) -> None:
@@ -131,7 +131,7 @@ def write_checkpoint(folder: Path, step: int) -> None:
         "step": step,
         "files": {"model.safetensors": {"sha256": "0" * 64, "bytes": 1}},
         "perplexity": {},
-        "tokens": {},
+        "tokens": 0,
     }
     write_json(place / MANIFEST, {**data, "sha256": sha256_bytes(canonical(data))})
 
