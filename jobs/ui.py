@@ -254,17 +254,26 @@ def _answers(address: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server and the processes that it has started."""
+    """End the server and the processes that it has started, and wait until they are gone.
+
+    The server's own process may end before those that hold the port.
+    """
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, signal_number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
+        end = time.monotonic() + STOP_SECONDS
+        while _signal_group(process.pid, signal_number) and time.monotonic() < end:
+            signal_number = 0  # noqa: PLW2901
+            process.poll()
+            time.sleep(FLAG_SECONDS)
     process.wait()
+
+
+def _signal_group(group: int, signal_number: int) -> bool:
+    """Send a signal to all processes of a group; whether there are any."""
+    try:
+        os.killpg(group, signal_number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _free_port(asked: int) -> int:

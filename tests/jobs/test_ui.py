@@ -24,6 +24,7 @@ from elmwright.jobs.registry import publish_bundle
 from elmwright.jobs.tracking import Tracker
 from elmwright.pipeline.files import write_json
 from tests.browser import Browser, chromium
+from tests.jobs.servers import free_port
 from tests.jobs.shown_run import write_journal, write_run
 from tests.jobs.tiny import command, manifest
 
@@ -91,7 +92,8 @@ def test_it_serves_the_run_while_training_writes_and_ends_with_ctrl_c(
     config, folder = shown
     run_id = json.loads(Path(folder.tracking).read_text())["run_id"]
     here = Path(folder.root).parents[1]
-    with serving("runs/tiny", cwd=here) as links:
+    # A port of its own: other tests run beside it, and type `elmwright ui` as users do.
+    with serving("runs/tiny", "--port", str(free_port()), cwd=here) as links:
         address, _, page = links["charts"].partition("/#/")
         assert page == f"experiments/1/runs/{run_id}/model-metrics?workflowType=machine_learning"
         assert links["report"] == "runs/tiny/corpus/report.html"
@@ -193,7 +195,8 @@ def test_a_browser_shows_charts_in_order_and_a_clean_console(
     registry = MlflowRegistry(f"sqlite:///{folder.mlflow / 'mlflow.db'}")
     version = publish_bundle(registry, bundle, "tiny", "candidate")
     write_json(folder.published, {"name": "tiny", "version": version})
-    with serving("runs/tiny", cwd=Path(folder.root).parents[1]) as links, Browser() as browser:
+    here, port = Path(folder.root).parents[1], str(free_port())
+    with serving("runs/tiny", "--port", port, cwd=here) as links, Browser() as browser:
         browser.open(links["charts"])
         browser.wait("document.querySelectorAll('.js-plotly-plot').length >= 4", 120)
         text = browser.text()
