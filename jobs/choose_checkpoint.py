@@ -5,7 +5,7 @@ from typing import Any
 
 from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints, read_state
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.models import local_folder
+from elmwright.jobs.model_folder import local_folder
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json
 from elmwright.pipeline.manifest import Manifest
@@ -80,7 +80,7 @@ def _best(
     candidates = [info for _, info in best.values()]
     if len(candidates) == 1:
         return candidates[0]
-    from elmwright.jobs.evaluate import evaluate_folder
+    from elmwright.jobs.evaluate_model import evaluate_folder
 
     def measure(info: CheckpointInfo) -> Scores:
         place = local_folder(info.path)

@@ -8,30 +8,21 @@ so that `elmwright --help` answers at once. Exit codes: 0 done, 1 failed, 2 the 
 import argparse
 import json
 import os
-import re
-import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from elmwright import __version__
 from elmwright.jobs import cli_publish, cli_runs, cli_use
 from elmwright.jobs.cli_cluster import add_cluster_commands
 from elmwright.jobs.completion import completes, configs, offer, recipes, runs
 from elmwright.jobs.early import Command, after, look_eval, look_verify
+from elmwright.jobs.exit_codes import DONE, exit_code
 from elmwright.jobs.help import EPILOG, EXAMPLES, CommandParser, TopParser, print_help
-from elmwright.jobs.machine_use import share_machine
 from elmwright.jobs.signals import stoppable
-from elmwright.jobs.unexpected import quiet_threads, report_unexpected
 from elmwright.jobs.wording import tell
-from elmwright.pipeline.errors import Failed, Interrupted, UserError
-from elmwright.pipeline.storage import explain
-
-DONE, FAILED, MISTAKE, RESUMABLE = 0, 1, 2, 75
-STORE_WORDS = re.compile(r"(?i)\b(s3|gs|gcs|aws|bucket|botocore|google::cloud|curlcode)\b")
-"""What pyarrow says of object stores, whose errors have no number."""
+from elmwright.pipeline.errors import UserError
 
 MODEL_HELP = (
     "a run (its folder or name), a bundle or checkpoint (a folder or s3://…), a registered model "
@@ -46,70 +37,14 @@ STAGES = ("corpus", "train", "export", "publish")
 @stoppable
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; program.py is the console script's entry point."""
-    share_machine()
-    quiet_threads()
-    try:
-        options = _parser().parse_args(arguments)
-        command: Callable[[argparse.Namespace], int | None] = options.command
-        with _required_signature(getattr(options, "require_signature", None)):
-            return command(options) or DONE
-    except BrokenPipeError as error:
-        if not _has_no_reader(sys.stdout):
-            report_unexpected(error)  # another pipe, or a connection
-            return FAILED
-        # The reader of a pipe (elmwright … | head) has seen enough. SIGPIPE itself stays ignored:
-        # it would also end a run whose tracking server closes a connection.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
-    except KeyboardInterrupt:
-        _tell_stopped("stopped: interrupted; nothing is lost")
-        return RESUMABLE
-    except Interrupted as stop:
-        _tell_stopped(f"stopped: {stop}")
-        return RESUMABLE
-    except Exception as error:
-        code, sentence = _ending(error)
-        if sentence:
-            tell(sentence, sys.stderr)
-        else:
-            report_unexpected(error)
-        return code
+    return exit_code(lambda: _one_command(arguments))
 
 
-def _has_no_reader(stream: TextIO) -> bool:
-    """Whether what is written there goes nowhere, because whoever read it has gone."""
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), 0)  # errors and hang-ups are always told
-        return bool(poll.poll(0))
-    except (OSError, ValueError):  # no descriptor: no pipe
-        return False
-
-
-def _tell_stopped(sentence: str) -> None:
-    """Say it at the left edge: a terminal has just written ^C there."""
-    if sys.stderr.isatty():
-        sys.stderr.write("\r")
-    tell(sentence, sys.stderr)
-
-
-def _ending(error: Exception) -> tuple[int, str]:
-    """The exit code, and what to say; nothing is known to be said of an unexpected error."""
-    if isinstance(error, UserError):
-        return MISTAKE, f"error: {error}"
-    if isinstance(error, Failed):
-        return FAILED, f"failed: {error}"
-    if isinstance(error, OSError):
-        sentence = explain(error, Path(error.filename or "here"))
-        if sentence is not None:
-            return MISTAKE, f"error: {sentence}"
-        if error.errno is None and STORE_WORDS.search(str(error)):
-            reason = " ".join(str(error).split())[:300]
-            return FAILED, (
-                f"failed: the object store does not answer as it should ({reason}); check "
-                "AWS_ENDPOINT_URL and the network, then run the same command again"
-            )
-    return FAILED, ""
+def _one_command(arguments: list[str] | None) -> int | None:
+    options = _parser().parse_args(arguments)
+    command: Command = options.command
+    with _required_signature(getattr(options, "require_signature", None)):
+        return command(options)
 
 
 @contextmanager
@@ -240,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     with_json(sub)
 
     cli_runs.add_commands(add, with_json)
-    add_cluster_commands(commands, add, with_config, with_overrides, with_json)
+    add_cluster_commands(add, with_config, with_overrides, with_json)
     if "_ARGCOMPLETE" in os.environ:
         offer(parser)
     return parser
@@ -283,7 +218,7 @@ def _corpus(options: argparse.Namespace) -> int:
 
 def _eval(options: argparse.Namespace) -> None:
     from elmwright.jobs.console import Console
-    from elmwright.jobs.evaluate import evaluate_model
+    from elmwright.jobs.evaluate_model import evaluate_model
 
     results = evaluate_model(
         options.model, options.corpus, options.split, Console(sys.stderr).progress

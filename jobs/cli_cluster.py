@@ -18,7 +18,6 @@ TARGET_HELP = (
 
 
 def add_cluster_commands(
-    commands: Any,
     add: Callable[..., argparse.ArgumentParser],
     with_config: Callable[[argparse.ArgumentParser], None],
     with_overrides: Callable[[argparse.ArgumentParser], None],
@@ -54,11 +53,6 @@ def add_cluster_commands(
     completes(given, configs)
     with_overrides(sub)
     with_json(sub)
-
-    # What a job runs (entry.py); no help text, so it is not listed.
-    hidden = commands.add_parser("job")
-    hidden.add_argument("submission")
-    hidden.set_defaults(command=_job)
 
 
 def _with_follow(sub: argparse.ArgumentParser) -> None:
@@ -250,9 +244,3 @@ def _doctor(options: argparse.Namespace) -> int:
         for good, text in findings:
             print(f"{'ok' if good else 'missing'}: {text}")
     return 0 if all(good for good, _ in findings) else 2
-
-
-def _job(options: argparse.Namespace) -> int:
-    from elmwright.jobs.entry import run_submission
-
-    return run_submission(options.submission)

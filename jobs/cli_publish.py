@@ -175,7 +175,9 @@ def _publish(options: argparse.Namespace) -> int | None:
         raise UserError("a bundle needs a name to be published under: --name NAME")
     from elmwright.jobs.bundle import bundle_bytes
     from elmwright.jobs.console import Console
-    from elmwright.jobs.registry import CANDIDATE, check_name, open_registry, publish_bundle
+    from elmwright.jobs.open_registry import open_registry
+    from elmwright.jobs.promotion import publish_bundle
+    from elmwright.jobs.registry import CANDIDATE, check_name
     from elmwright.pipeline.progress import counting_bytes
 
     check_name(name)
@@ -208,7 +210,7 @@ def _bundle_of(run: "RunFolder") -> tuple[Path, dict[str, str]]:
 def _open(name: str, to: str | None) -> "Registry":
     """The registry to look in for a model, if it is there."""
     from elmwright.jobs.find_registry import registry_of
-    from elmwright.jobs.registry import open_registry
+    from elmwright.jobs.open_registry import open_registry
 
     uri = registry_of(name, to)
     if uri.startswith("sqlite:///"):
@@ -217,7 +219,8 @@ def _open(name: str, to: str | None) -> "Registry":
 
 
 def _promote(options: argparse.Namespace) -> None:
-    from elmwright.jobs.registry import check_alias, promote
+    from elmwright.jobs.promotion import promote
+    from elmwright.jobs.registry import check_alias
 
     if not options.version.isdecimal():
         raise UserError(f"{options.version!r} is not the number of a version")
@@ -238,7 +241,8 @@ def _promote(options: argparse.Namespace) -> None:
 
 
 def _rollback(options: argparse.Namespace) -> None:
-    from elmwright.jobs.registry import check_alias, rollback
+    from elmwright.jobs.promotion import rollback
+    from elmwright.jobs.registry import check_alias
 
     check_alias(options.alias)
     tell(rollback(_open(options.name, options.to), options.name, options.alias))

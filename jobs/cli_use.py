@@ -9,15 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from elmwright.jobs.early import (
-    check_file,
-    check_model,
-    check_output,
-    check_query,
-    check_text,
-    run_of,
-    text_or_corpus,
-)
+from elmwright.jobs.early import check_file, check_model, check_text, run_of, text_or_corpus
+from elmwright.jobs.use_checks import check_output, check_query
 from elmwright.jobs.wording import tell
 from elmwright.pipeline.errors import UserError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from elmwright.jobs.choose_checkpoint import Recorded, Scores
-from elmwright.jobs.evaluate import evaluate_folder, probe_folder
+from elmwright.jobs.evaluate_model import evaluate_folder, probe_folder
 from elmwright.jobs.layout import RunFolder
 from elmwright.model.elmo import Elmo
 from elmwright.model.reference import ReferenceBiLM

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HIDDEN = ("job",)
-"""Commands that are not offered: what a job runs (entry.py)."""
 Complete = Callable[..., list[str]]
 
 
@@ -20,7 +18,7 @@ def offer(parser: argparse.ArgumentParser) -> None:
         import argcomplete
     except ImportError:  # the shell was told to ask, and then the package was removed
         return
-    argcomplete.autocomplete(parser, exclude=list(HIDDEN))
+    argcomplete.autocomplete(parser)
 
 
 def completes(action: argparse.Action, complete: Complete) -> None:

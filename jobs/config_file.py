@@ -26,10 +26,10 @@ from elmwright.jobs.config_secrets import advise, refuse_secrets
 from elmwright.jobs.hiding import shown_word
 from elmwright.jobs.wording import did_you_mean
 from elmwright.model.config import MOST_CHARS
+from elmwright.pipeline.block import MOST_STEPS
 from elmwright.pipeline.config import Source, as_settings
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url
-from elmwright.pipeline.manifest import MOST_STEPS
 from elmwright.pipeline.untrusted import read_small
 
 RECIPES = Path(__file__).parent / "recipes"

@@ -33,19 +33,6 @@ def after(look: Command, command: Command) -> Command:
     return run
 
 
-def check_output(output: Path, force: bool) -> None:
-    """Refuse an output that is there already, or cannot be."""
-    if output.is_dir():
-        raise UserError(f"{output} is a folder; name a file to write")
-    if output.exists() and not force:
-        raise UserError(f"{output} exists already; choose another name or add --force")
-    folder = output.absolute().parent
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder} to write {output.name} in")
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"{folder} cannot be written; change its permissions or choose another")
-
-
 def check_text(source: str) -> None:
     """Refuse a text that is not there, cannot be read, or is empty."""
     from elmwright.jobs.sentences import is_stream, pieces
@@ -55,18 +42,6 @@ def check_text(source: str) -> None:
     if Path(source).is_dir():
         raise UserError(f"{source} is a folder; name a file of one tokenised sentence per line")
     pieces(Path(source), None)
-
-
-def check_query(word: str, sentence: str, count: int) -> None:
-    """Refuse a word that is not in its sentence, and no neighbours at all."""
-    words = sentence.split()
-    if word not in words:
-        raise UserError(
-            f"{word!r} is not a word of the sentence (its words: {' '.join(words)[:200]!r}); words "
-            "are separated by spaces, and capitals count"
-        )
-    if count < 1:
-        raise UserError("-k must be at least 1")
 
 
 def check_file(path: str, what: str) -> None:

@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from elmwright.jobs.early import check_output
 from elmwright.jobs.embed_output import Vectors, output_format, vectors_file
 from elmwright.jobs.machine_use import cores, starting_ray
 from elmwright.jobs.models import resolve
 from elmwright.jobs.sentences import Piece, batches, is_stream, pieces, read_sentences, text_file
 from elmwright.jobs.signals import stop_signals
 from elmwright.jobs.unknown_words import warn_of_unknown
+from elmwright.jobs.use_checks import check_output
 from elmwright.jobs.work_folder import alone_in
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.files import read_json

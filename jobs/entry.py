@@ -22,7 +22,9 @@ from elmwright.jobs import retries
 from elmwright.jobs.attempts import Attempts, command_for, stop_with_parent
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_from
+from elmwright.jobs.exit_codes import exit_code
 from elmwright.jobs.runbook import lay_down, lay_down_outcome
+from elmwright.jobs.signals import stoppable
 from elmwright.jobs.submission import Job, Submission, relative_paths
 from elmwright.jobs.unexpected import DEBUG
 from elmwright.jobs.wheel import requirements
@@ -65,8 +67,6 @@ def main(path: str, watcher: str = "") -> int:
 
 def run_once(path: str) -> int:
     """Run a submission in this process; the exit code of its command."""
-    from elmwright.jobs.cli import main as command
-
     submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
     print(
         f"elmwright {submission.version} on {platform.node()}: {submission.id}"
@@ -76,15 +76,15 @@ def run_once(path: str) -> int:
     # The output of a job is its log: what went wrong belongs there, not on that machine's disk.
     os.environ.setdefault(DEBUG, "1")
     try:
-        return command(["job", path])
+        return stoppable(exit_code)(lambda: run_submission(path))
     except Exception:
         # A defect: it must not look like a job that was interrupted.
         traceback.print_exc()
         return 1
 
 
-def run_submission(path: str) -> int:
-    """The command `elmwright job`: errors leave here as exceptions, for the command to tell."""
+def run_submission(path: str) -> None:
+    """One attempt at a submission; errors leave here as exceptions."""
     from elmwright.jobs.workflow import run
 
     submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
@@ -98,7 +98,6 @@ def run_submission(path: str) -> int:
     lay_down(Job(submission, own_handle(submission)))
     config = patient(config, submission, again=attempts.starts > 1)
     run(config, until=submission.until, config_name=submission.run)
-    return 0
 
 
 def patient(config: RunConfig, submission: Submission, *, again: bool = False) -> RunConfig:

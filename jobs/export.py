@@ -34,7 +34,7 @@ from elmwright.jobs.hiding import store_all
 from elmwright.jobs.journal import read_journal
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.model_card import model_card
-from elmwright.jobs.models import local_folder
+from elmwright.jobs.model_folder import local_folder
 from elmwright.jobs.provenance import provenance
 from elmwright.jobs.tracking import read_run_id, tracking_uri
 from elmwright.jobs.training_facts import training_facts, training_svg

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from elmwright.jobs.early import check_output
+from elmwright.jobs.use_checks import check_output
 from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE
 from elmwright.model.elmo import Elmo, TypeCache
 from elmwright.model.folder import VOCAB, read_vocab

@@ -24,7 +24,7 @@ from elmwright.jobs.config_file import config_from, to_dict
 from elmwright.jobs.console import Console
 from elmwright.jobs.hiding import for_others
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.preflight import changed_settings
+from elmwright.jobs.resume_settings import changed_settings
 from elmwright.jobs.room import NoRoom, Room, RoomLost, check_room, machines
 from elmwright.jobs.stopping import ask_to_stop, take_back
 from elmwright.jobs.watching import Watcher
@@ -257,6 +257,7 @@ def worker(job: dict[str, Any]) -> None:
 
     from elmwright.jobs.console import log_to
     from elmwright.jobs.exchange import Ranks
+    from elmwright.jobs.models import resolve
     from elmwright.jobs.train import train
 
     with suppress(OSError):  # a machine of a cluster may not have it
@@ -282,7 +283,7 @@ def worker(job: dict[str, Any]) -> None:
         write_bytes(_begun(folder, attempt), b"")
         clear(_begun(folder, attempt - 1))
     try:
-        train(config, folder, attempt, ranks, drained)
+        train(config, folder, attempt, ranks, drained, resolve)
     except (UserError, Failed, OSError) as error:
         # Left in the run's folder: peers that lose this process may be the first to be reported.
         with suppress(OSError, UserError):

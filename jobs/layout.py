@@ -19,16 +19,11 @@ dies, so a killed run never has to be unlocked by hand. The file's text only tel
 a store, which has no locks, it is a lease (lease.py).
 """
 
-import fcntl
-import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from elmwright.jobs.config import RunConfig
-from elmwright.jobs.lease import about, holder, leased
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import is_url, join, read_json, write_bytes
 
@@ -173,52 +168,3 @@ def open_run_folder(config: RunConfig) -> RunFolder:
                 f"make it writable or choose another {name}"
             ) from error
     return folder
-
-
-@contextmanager
-def locked(folder: RunFolder) -> Iterator[None]:
-    """Hold the run for this process, and its corpus if that is elsewhere on a disk.
-
-    A second command is told who has it. A run that was moved is first put right (moving.py).
-    """
-    with _held(folder.root, join(folder.root, "run.lock")):
-        if not folder.remote:
-            from elmwright.jobs.moving import settle
-
-            settle(folder.mlflow / "mlflow.db")
-        if not folder.corpus_dir or is_url(folder.corpus_dir):
-            yield
-            return
-        elsewhere = Path(folder.corpus)
-        elsewhere.parent.mkdir(parents=True, exist_ok=True)
-        with flock(elsewhere.with_name(f".{elsewhere.name}.lock")):
-            yield
-
-
-@contextmanager
-def _held(root: str, lock: str) -> Iterator[None]:
-    if is_url(root):
-        with leased(lock, about()):
-            yield
-    else:
-        with flock(Path(lock)):
-            yield
-
-
-@contextmanager
-def flock(path: Path) -> Iterator[None]:
-    """Hold a lock file on a disk, or say who has it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{path.parent} is in use by {holder(read_json(path))}; wait for it or stop it "
-                "first"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(about()).encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)

@@ -20,7 +20,7 @@ from urllib.request import url2pathname
 
 from elmwright.jobs.bundle import SUMS, digest, verify_bundle
 from elmwright.jobs.mlflow_store import artifact_folder, remove_logged_model
-from elmwright.jobs.models import cached
+from elmwright.jobs.model_folder import cached
 from elmwright.jobs.shown import heldout_metric
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.storage import sha256_bytes
@@ -204,7 +204,7 @@ def _write_mlmodel(folder: Path, model_id: str, run_id: str, key: str) -> None:
     from mlflow.models.utils import _save_example
     from mlflow.pyfunc import add_to_model
 
-    from elmwright.jobs.serving import EXAMPLE, LOADER, signature
+    from elmwright.jobs.mlflow_signature import EXAMPLE, LOADER, signature
 
     model = Model(
         run_id=run_id or None, model_id=model_id, signature=signature(), metadata={DIGEST: key}

@@ -16,7 +16,6 @@ from elmwright.jobs.check_mlflow import check_driver
 from elmwright.jobs.hiding import for_others, secret_in, without_secret
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.mlflow_database import create_database
-from elmwright.jobs.provenance import relative_uri
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json
 
@@ -174,3 +173,9 @@ def default_uri(uri: str) -> Iterator[None]:
     finally:
         if before is not None:
             os.environ[VARIABLE] = before
+
+
+def relative_uri(uri: str, run: str) -> str:
+    """A URI as the files of a run name it: its own SQLite file relative to the run's folder."""
+    prefix = f"sqlite:///{run.rstrip('/')}/"
+    return f"sqlite:///{uri[len(prefix) :]}" if uri.startswith(prefix) else uri

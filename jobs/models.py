@@ -14,39 +14,20 @@ in ELMWRIGHT_CACHE (by default ~/.cache/elmwright), under the digest of its list
 
 import os
 import re
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from elmwright.jobs import runbook
 from elmwright.jobs.config_file import RECIPES
 from elmwright.jobs.find_run import RUNS, find_here, find_run, is_name, is_run, run_names
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.model_folder import local_folder, verify_folder
 from elmwright.jobs.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import exists, is_url, join, read_json, reading
-from elmwright.pipeline.storage import sha256_bytes
-from elmwright.pipeline.untrusted import read_small
+from elmwright.pipeline.files import exists, is_url, join, read_json
 
-if TYPE_CHECKING:
-    from elmwright.jobs.pretrained import Elmo
-
-CACHE = "ELMWRIGHT_CACHE"
 REQUIRE = "ELMWRIGHT_REQUIRE_SIGNATURE"
 """A public key: if this variable names one, only bundles signed with it are loaded."""
-
-
-def load(model: str | Path, **options: Any) -> "Elmo":
-    """The ELMo layer over `model`, ready to embed: `load("models:/demo@candidate")`.
-
-    The same as `elmwright.Elmo.from_pretrained`, which tells the options.
-    """
-    from elmwright.jobs.pretrained import Elmo
-
-    return Elmo.from_pretrained(model, **options)
 
 
 def resolve(model: str, tracking_uri: str = "", require_signature: str | Path = "") -> Path:
@@ -156,91 +137,11 @@ def model_of_run(run: RunFolder) -> Path:
     return local_folder(newest.path)
 
 
-def verify_folder(folder: Path) -> None:
-    """Compare a bundle or a checkpoint with its digests; other folders carry none."""
-    from elmwright.jobs.bundle import SUMS, verify_bundle
-    from elmwright.jobs.checkpoint import MANIFEST, verify_checkpoint
-
-    if (folder / SUMS).is_file():
-        verify_bundle(folder)
-    elif (folder / MANIFEST).is_file() and (folder / "state.json").is_file():
-        verify_checkpoint(folder)
-    else:
-        there = {path.name for path in folder.iterdir()}
-        if "provenance.json" in there or {"model.safetensors", "README.md"} <= there:
-            raise UserError(f"{folder / SUMS} is missing: the bundle is damaged")
-        if "state.json" in there:
-            raise UserError(f"{folder / MANIFEST} is missing: the checkpoint is damaged")
-
-
 def _from_registry(uri: str, tracking_uri: str) -> Path:
     from elmwright.jobs.find_registry import registry_of
-    from elmwright.jobs.registry import find_version, open_registry
+    from elmwright.jobs.open_registry import open_registry
+    from elmwright.jobs.registry import find_version
 
     reference = uri.removeprefix("models:/")
     registry = open_registry(registry_of(re.split("[@/]", reference)[0], tracking_uri))
     return registry.fetch(*find_version(registry, reference, uri))
-
-
-def local_folder(path: str) -> Path:
-    """A bundle or checkpoint as a folder of this disk; out of a store it is copied, once."""
-    if not is_url(path):
-        return Path(path)
-    from elmwright.jobs.bundle import SUMS, SUMS_BYTES, parse_sums
-    from elmwright.jobs.checkpoint import MANIFEST, parse_manifest
-
-    names: Iterable[str]
-    if exists(join(path, SUMS)):
-        listed = read_small(join(path, SUMS), SUMS_BYTES)
-        names = (*parse_sums(listed, join(path, SUMS)), SUMS)
-    elif exists(join(path, MANIFEST)):
-        listed = read_small(join(path, MANIFEST))
-        names = (*parse_manifest(listed, join(path, MANIFEST))["files"], MANIFEST)
-    else:
-        raise UserError(f"{path} holds no bundle and no checkpoint")
-
-    def download(folder: Path) -> None:
-        for name in names:
-            with reading(join(path, name)) as file, (folder / name).open("wb") as out:
-                shutil.copyfileobj(file, out, 1 << 22)
-
-    return cached(sha256_bytes(listed), download)
-
-
-def cached(key: str, download: Callable[[Path], None]) -> Path:
-    """The verified folder `key` of the cache; `download` fills it if it is missing or damaged.
-
-    `key` is the sha256 of the folder's list of digests: what has no such list is not that folder.
-    """
-    home = Path(os.environ.get(CACHE) or "~/.cache/elmwright").expanduser()
-    place = home / key
-    if place.is_dir():
-        try:
-            _verify_cached(place, key)
-        except UserError:
-            shutil.rmtree(place)
-        else:
-            return place
-    home.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=".writing-", dir=home))
-    try:
-        download(beside)
-        _verify_cached(beside, key)
-        try:
-            beside.rename(place)
-        except OSError:
-            if not place.is_dir():  # else another process was faster, with the same files
-                raise
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    return place
-
-
-def _verify_cached(folder: Path, key: str) -> None:
-    from elmwright.jobs.bundle import SUMS
-    from elmwright.jobs.checkpoint import MANIFEST
-
-    lists = [folder / name for name in (SUMS, MANIFEST) if (folder / name).is_file()]
-    if [sha256_bytes(read_small(path)) for path in lists] != [key]:
-        raise UserError(f"{folder} is not what was asked for; fetch it again")
-    verify_folder(folder)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from elmwright.jobs.layout import flock
+from elmwright.jobs.file_lock import flock
 from elmwright.pipeline.errors import UserError
 
 ARTIFACTS = "artifacts"

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elmwright.jobs.early import check_query
 from elmwright.jobs.models import resolve
 from elmwright.jobs.pretrained import Elmo
 from elmwright.jobs.sentences import batches, pieces, read_sentences, text_file
 from elmwright.jobs.unknown_words import warn_of_unknown
+from elmwright.jobs.use_checks import check_query
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, join
 from elmwright.pipeline.manifest import Manifest

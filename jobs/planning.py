@@ -28,7 +28,7 @@ from elmwright.jobs.wording import size
 from elmwright.pipeline import files, harvest
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.manifest import Manifest, finished_corpus
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.sources import SourceFile
 from elmwright.pipeline.storage import free_bytes
@@ -72,13 +72,6 @@ def describe(config: RunConfig, *, measure: bool = False) -> dict[str, Any]:
     plan["problems"] = list(problems)
     plan["warnings"] = warnings_of(config, plan)
     return plan
-
-
-def finished_corpus(folder: str) -> Manifest | None:
-    try:
-        return Manifest.load(folder)
-    except UserError:
-        return None
 
 
 def _pending(config: RunConfig, folder: RunFolder) -> tuple[str, ...]:

@@ -10,9 +10,8 @@ record in the middle of a file, a cluster that loses machines, a vocabulary that
 small for sentencepiece) is still said by the stage that meets it.
 """
 
-import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,10 +20,11 @@ from elmwright.jobs.bundle import FILES as BUNDLE_FILES
 from elmwright.jobs.bundle import OPTIONAL, SUMS
 from elmwright.jobs.checkpoint import list_checkpoints, read_checked
 from elmwright.jobs.cluster import is_remote, local_cpus
-from elmwright.jobs.config import RESUMABLE, TRAINING_SECTIONS, RunConfig
+from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import to_dict
 from elmwright.jobs.layout import RunFolder
-from elmwright.model.config import ModelConfig
+from elmwright.jobs.resume_settings import changed_settings
+from elmwright.model.config import shape_problem
 from elmwright.pipeline import files, sources
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig
 from elmwright.pipeline.current import evaluation_files, find_inputs, vocab_file
@@ -277,25 +277,6 @@ def _resume_problem(config: RunConfig, folder: RunFolder) -> str:
     return ""
 
 
-def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Every setting that must be as it was when the run was begun and is not, in one sentence."""
-    found = [
-        (f"{section}.{key}", value, saved[section].get(key, value))
-        for section in ("run", *TRAINING_SECTIONS)
-        for key, value in now[section].items()
-        if section != "run" or key == "seed"
-    ]
-    differing = [
-        f"{name} is {json.dumps(value)}, but the run was begun with {json.dumps(before)}"
-        for name, value, before in found
-        if value != before and name not in RESUMABLE
-    ]
-    if not differing:
-        return ""
-    back = "it" if len(differing) == 1 else "them"
-    return f"{'; '.join(differing)}; give the run another run.name, or set {back} back"
-
-
 def _machine(problems: Problems, config: RunConfig) -> None:
     """Cores and GPUs of this machine, where it is the one that trains."""
     if is_remote(config):
@@ -336,26 +317,6 @@ def find_init_from(config: RunConfig, folder: RunFolder) -> Path | None:
     if problem := shape_problem(config.model, read_shape(path)):
         raise UserError(problem)
     return path
-
-
-def shape_problem(ours: ModelConfig, theirs: ModelConfig) -> str:
-    """Every setting in which a model to start from differs, in one sentence."""
-    differing = [
-        (f"model.{key}", _plain(value), _plain(getattr(theirs, key)))
-        for key, value in vars(ours).items()
-        if value != getattr(theirs, key)
-    ]
-    if not differing:
-        return ""
-    told = "; ".join(
-        f"{key} is {json.dumps(value)}, but the model in train.init_from has {json.dumps(other)}"
-        for key, value, other in differing
-    )
-    return f"{told}; set {'it' if len(differing) == 1 else 'them'} to that"
-
-
-def _plain(value: Any) -> Any:
-    return [list(pair) for pair in value] if isinstance(value, tuple) else value
 
 
 def _bundle_problem(bundle: Path) -> str:

@@ -26,12 +26,13 @@ from pathlib import Path
 
 from elmwright.jobs.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
 from elmwright.jobs.find_run import lock_text
-from elmwright.jobs.layout import RunFolder, locked
-from elmwright.jobs.planning import finished_corpus
+from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.run_lock import locked
 from elmwright.jobs.runs import statuses
 from elmwright.jobs.wording import nearby
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json
+from elmwright.pipeline.manifest import finished_corpus
 
 CACHE = "blocks"
 """What training keeps in run.scratch of a run on a disk."""

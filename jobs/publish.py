@@ -12,9 +12,8 @@ from elmwright.jobs.config import RunConfig
 from elmwright.jobs.hiding import without_secret
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.mlflow_registry import MlflowRegistry
-from elmwright.jobs.mlflow_store import is_store
-from elmwright.jobs.provenance import relative_uri
-from elmwright.jobs.registry import publish_bundle
+from elmwright.jobs.mlflow_store import is_store, relative_uri
+from elmwright.jobs.promotion import publish_bundle
 from elmwright.jobs.tracking import read_run_id, tracking_uri
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json, write_json

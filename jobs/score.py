@@ -30,11 +30,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elmwright.jobs.early import check_output
 from elmwright.jobs.models import resolve
 from elmwright.jobs.pretrained import choose_device
 from elmwright.jobs.sentences import batches, pieces, read_sentences, text_file
 from elmwright.jobs.unknown_words import warn_of_unknown
+from elmwright.jobs.use_checks import check_output
 from elmwright.model.bilm import States
 from elmwright.model.elmo import WINDOW, TypeCache
 from elmwright.model.folder import load_folder

@@ -17,10 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-LOADER = "elmwright.jobs.serving"
 BATCH = 32
-EXAMPLE = ["The quick brown fox jumps over the lazy dog .", "Words are separated by spaces ."]
-"""What MLflow shows as an example of an input: one tokenised sentence per string."""
 
 
 class Embedder:
@@ -83,18 +80,6 @@ def _mistake(sentence: str) -> Exception:
 
     mistake: Exception = MlflowException.invalid_parameter_value(sentence)
     return mistake
-
-
-def signature() -> Any:
-    """What MLflow checks requests against: the parameter alone.
-
-    By a schema of one column of strings MLflow would turn a list of tokenised sentences into a
-    table with a column for each position and drop all but the first, without a word.
-    """
-    from mlflow.models import ModelSignature
-    from mlflow.types import DataType, ParamSchema, ParamSpec
-
-    return ModelSignature(params=ParamSchema([ParamSpec("layers", DataType.string, "all")]))
 
 
 def _load_pyfunc(path: str) -> Embedder:

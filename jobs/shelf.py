@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.bundle import SUMS, digest_of, parse_sums, read_sums, verify_bundle
-from elmwright.jobs.models import local_folder
+from elmwright.jobs.model_folder import local_folder
 from elmwright.jobs.registry import Change, Version, about, check_about, check_name, find_version
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.files import (

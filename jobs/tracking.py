@@ -22,6 +22,7 @@ from elmwright.jobs.config_file import config_hash, to_dict
 from elmwright.jobs.hiding import for_others, store_all, without_secret
 from elmwright.jobs.journal import Record, damaged_lines, journal_end, read_journal
 from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.machine_facts import environment
 from elmwright.jobs.mlflow_store import (
     OWN_STORE,
     artifact_folder,
@@ -31,10 +32,10 @@ from elmwright.jobs.mlflow_store import (
     from_environment,
     has_run,
     is_store,
+    relative_uri,
     remove_logged_model,
     with_login,
 )
-from elmwright.jobs.provenance import environment, relative_uri
 from elmwright.jobs.shown import NAMES, charted, heldout_metric, tagged
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join, read_bytes, read_json, write_json

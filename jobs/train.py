@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,7 +45,15 @@ from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.machine import Machine
 from elmwright.jobs.stopping import StopNote
 from elmwright.jobs.stream import Batch, Blocks, Prefetch
-from elmwright.jobs.training_state import Trainer, begin, probes, restore, snapshot, start_over
+from elmwright.jobs.training_state import (
+    FindModel,
+    Trainer,
+    begin,
+    probes,
+    restore,
+    snapshot,
+    start_over,
+)
 from elmwright.jobs.trouble import Trouble
 from elmwright.model.bilm import States, dropout_masks
 from elmwright.model.flops import step_flops
@@ -67,16 +76,18 @@ def train(
     attempt: int,
     ranks: Ranks,
     drained: Callable[[int], bool] = lambda _step: False,
+    find_model: FindModel = Path,
 ) -> None:
     """Train to the end from the newest valid checkpoint, or until asked to stop.
 
-    `drained` is asked by every process at every step whether its machine is being taken away.
+    `drained` is asked by every process at every step whether its machine is being taken away;
+    `find_model` finds the model that `train.init_from` names.
     """
     torch.set_num_threads(config.train.threads)
     manifest = Manifest.load(folder.corpus)
     lanes, section = ranks.lanes(config.train.lanes), config.train
 
-    trainer = begin(config, folder, manifest, ranks)
+    trainer = begin(config, folder, manifest, ranks, find_model)
     bilm: torch.nn.Module = trainer.bilm
     if ranks.world > 1:
         bilm = DistributedDataParallel(
@@ -122,7 +133,7 @@ def train(
                 if writer:
                     writer.settle()
                 first = trouble.begin()
-                start_over(trainer, config, folder, ranks, first - 1)
+                start_over(trainer, config, folder, ranks, first - 1, find_model)
                 trouble.gone_back(trainer)
                 prefetch.close()
                 prefetch = reading(trainer.step)

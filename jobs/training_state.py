@@ -6,6 +6,7 @@ DDP holds on to the parameters.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from elmwright.jobs.evaluate import Score
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.hiding import store_all
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.preflight import shape_problem
-from elmwright.jobs.provenance import machine
+from elmwright.jobs.machine_facts import machine
 from elmwright.model.bilm import BiLM, States
+from elmwright.model.config import shape_problem
 from elmwright.model.folder import (
     LoadedModel,
     check_shapes,
@@ -39,6 +40,9 @@ from elmwright.pipeline.lanes import keyed_hash
 from elmwright.pipeline.manifest import Manifest
 
 log = logging.getLogger("elmwright")
+
+FindModel = Callable[[str], Path]
+"""From the name in `train.init_from` to a verified folder on this machine."""
 
 _BILM, _SOFTMAX = 2, 3  # keep apart draws that share a seed (train.py has 1)
 
@@ -78,7 +82,13 @@ class Trainer:
         return False
 
 
-def begin(config: RunConfig, folder: RunFolder, manifest: Manifest, ranks: Ranks) -> Trainer:
+def begin(
+    config: RunConfig,
+    folder: RunFolder,
+    manifest: Manifest,
+    ranks: Ranks,
+    find_model: FindModel = Path,
+) -> Trainer:
     """A model from the seed or from `train.init_from`, or the newest valid checkpoint."""
     seed, device = config.run.seed, ranks.device
     bilm = BiLM(config.model, keyed_hash(seed, _BILM) >> 1).to(device)
@@ -96,7 +106,7 @@ def begin(config: RunConfig, folder: RunFolder, manifest: Manifest, ranks: Ranks
     states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
     trainer = Trainer(bilm, softmax, optimizer, states)
     if not resume(trainer, config, folder, ranks) and config.train.init_from:
-        adopt(trainer, config, folder)
+        adopt(trainer, config, folder, find_model)
     return trainer
 
 
@@ -116,14 +126,19 @@ def resume(
 
 
 def start_over(
-    trainer: Trainer, config: RunConfig, folder: RunFolder, ranks: Ranks, before: int
+    trainer: Trainer,
+    config: RunConfig,
+    folder: RunFolder,
+    ranks: Ranks,
+    before: int,
+    find_model: FindModel = Path,
 ) -> None:
     """Back, in place: to the newest valid checkpoint up to step `before` if there is one, else to
     the newest there is, else to the very beginning."""
     if resume(trainer, config, folder, ranks, before) or resume(trainer, config, folder, ranks):
         return
     manifest = Manifest.load(folder.corpus)
-    fresh = begin(config, folder, manifest, ranks)
+    fresh = begin(config, folder, manifest, ranks, find_model)
     load_tensors(trainer.bilm, model_tensors(fresh.bilm))
     trainer.softmax.load(fresh.softmax.state())
     trainer.optimizer.load_state_dict(fresh.optimizer.state_dict())
@@ -170,13 +185,12 @@ def _fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder) -> None:
+def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: FindModel) -> None:
     """Start from another model: its biLM, and the softmax rows of the words both know."""
-    from elmwright.jobs.models import resolve
     from elmwright.model.folder import load_folder
 
     name = config.train.init_from
-    other = load_folder(resolve(name), with_softmax=True)
+    other = load_folder(find_model(name), with_softmax=True)
     check_shape(other, config)
     load_tensors(trainer.bilm, model_tensors(other.bilm), source=name)
     if other.softmax is None or other.vocab is None:

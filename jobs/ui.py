@@ -259,9 +259,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     The server's own process may end before those that hold the port.
     """
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        _signal_group(process.pid, signal_number)
         end = time.monotonic() + STOP_SECONDS
-        while _signal_group(process.pid, signal_number) and time.monotonic() < end:
-            signal_number = 0  # noqa: PLW2901
+        while _signal_group(process.pid, 0) and time.monotonic() < end:
             process.poll()
             time.sleep(FLAG_SECONDS)
     process.wait()

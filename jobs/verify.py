@@ -18,6 +18,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import exists, is_url, join, stat
 from elmwright.pipeline.manifest import Manifest, Shard
 from elmwright.pipeline.progress import Progress, counting_bytes, plural, silent
+from elmwright.pipeline.verify_corpus import verify_corpus
 
 
 def verify_path(name: str, key: str = "", progress: Progress = silent) -> list[str]:
@@ -79,7 +80,7 @@ def _deep_bytes(shards: Iterable[Shard]) -> int:
 
 def _corpus(path: str | Path) -> str:
     manifest = Manifest.load(path)
-    problems = manifest.verify(path)
+    problems = verify_corpus(manifest, path)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UserError(problems[0] + more)

@@ -19,14 +19,14 @@ from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import to_dict
 from elmwright.jobs.config_secrets import take_out_secrets
 from elmwright.jobs.console import Console, console_for_run
-from elmwright.jobs.layout import RunFolder, locked, open_run_folder
+from elmwright.jobs.layout import RunFolder, open_run_folder
 from elmwright.jobs.listing import corpus_lines
-from elmwright.jobs.planning import finished_corpus
+from elmwright.jobs.run_lock import locked
 from elmwright.jobs.signals import Stop, resumable, stop_signals
 from elmwright.jobs.wording import duration
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.files import exists, join, place, read_bytes, read_json, write_json
-from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.manifest import Manifest, finished_corpus
 from elmwright.pipeline.progress import plural
 
 STAGES = ("corpus", "train", "export", "publish")

@@ -3,8 +3,9 @@
 The string under each field is its documentation; `elmwright config --explain` prints it.
 """
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 LARGEST, LARGEST_FLOAT = 2**63 - 1, 3.4e38
 """What a tensor's size and a float32 can be at most."""
@@ -86,3 +87,23 @@ class ModelConfig:
         encoder += n * p + p if self.has_projection else 0
         lstm = 2 * self.n_layers * (2 * p * 4 * d + 4 * d + d * p)
         return {"encoder": encoder, "lstm": lstm}
+
+
+def shape_problem(ours: ModelConfig, theirs: ModelConfig) -> str:
+    """Every setting in which a model to start from differs, in one sentence."""
+    differing = [
+        (f"model.{key}", _plain(value), _plain(getattr(theirs, key)))
+        for key, value in vars(ours).items()
+        if value != getattr(theirs, key)
+    ]
+    if not differing:
+        return ""
+    told = "; ".join(
+        f"{key} is {json.dumps(value)}, but the model in train.init_from has {json.dumps(other)}"
+        for key, value, other in differing
+    )
+    return f"{told}; set {'it' if len(differing) == 1 else 'them'} to that"
+
+
+def _plain(value: Any) -> Any:
+    return [list(pair) for pair in value] if isinstance(value, tuple) else value

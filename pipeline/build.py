@@ -15,7 +15,7 @@ for, `source/` (the frozen harvest), and `work/`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from elmwright.pipeline import (
     stage_pack,
     stage_select,
 )
+from elmwright.pipeline.built import WORK, Built, Found
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
 from elmwright.pipeline.corpus_folder import check_space, claim
 from elmwright.pipeline.current import (
@@ -38,15 +39,15 @@ from elmwright.pipeline.current import (
     vocab_file,
 )
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.funnel import READ, Funnel
+from elmwright.pipeline.funnel import READ
 from elmwright.pipeline.manifest import NAME, Manifest
+from elmwright.pipeline.outcome import finish, sweep
 from elmwright.pipeline.progress import Progress, plural, silent
 from elmwright.pipeline.repeats import Lost, count_pieces, find_repeats
 from elmwright.pipeline.sources import Chunk, SourceFile
 from elmwright.pipeline.stage_select import Part, Sides
-from elmwright.pipeline.tasks import Report, Runner, Task, task
+from elmwright.pipeline.tasks import Runner, Task, task
 
-WORK = "work"
 FILES_PER_DIGEST = 64
 
 
@@ -65,8 +66,6 @@ def build_corpus(
 
     Raises `UserError` for what is the user's to put right and `Interrupted` after `stop()`.
     """
-    from elmwright.pipeline.outcome import finish, sweep
-
     where = str(folder) if files.is_url(folder) else str(Path(folder).absolute())
     key = corpus_key(corpus, vocab, shards, seed)
     manifest = is_current(where, key, corpus, vocab.file)
@@ -101,23 +100,6 @@ def _harvest(folder: str, runner: Runner) -> None:
         stage.result = plural(seen["documents"], "document")
 
 
-@dataclass
-class Found:
-    """What the stages of a build have found so far."""
-
-    files: list[SourceFile] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
-    model: str | None = None
-    funnel: Funnel = field(default_factory=Funnel)
-    cleaned: list[tuple[Chunk, str, Report]] = field(default_factory=list)
-    parts: list[tuple[Part, tuple[str, ...]]] = field(default_factory=list)
-    near: Report = field(default_factory=dict)
-    kept: list[tuple[Part, Report]] = field(default_factory=list)
-    vocab: Report = field(default_factory=dict)
-    shards: list[tuple[str, Task, Report]] = field(default_factory=list)
-    perplexity: dict[str, float] = field(default_factory=dict)
-
-
 class Build:
     """One build: its settings, and its stages in the order in which they run."""
 
@@ -138,7 +120,7 @@ class Build:
         self.has_given = len(self.shares) < len(corpus.heldout)
         self.has_heldout = self.has_given or any(self.shares.values())
 
-    def run(self) -> "Build":
+    def run(self) -> Built:
         """All stages, up to the shards."""
         inputs = find_inputs(self.folder, self.corpus)
         evaluation = evaluation_files(self.corpus)
@@ -176,7 +158,9 @@ class Build:
         with stage("writing shards", 2) as line:
             self._pack()
             line.result = plural(len(self.found.shards), "shard")
-        return self
+        return Built(
+            self.corpus, self.vocab, self.shards, self.seed, self.folder, self.runner, self.found
+        )
 
     def _digests(self) -> Callable[[Sequence[SourceFile]], list[SourceFile]]:
         """sha256 of the inputs on disks; objects in a store are not read twice for it.

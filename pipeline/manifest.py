@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.pipeline import files
+from elmwright.pipeline.block import MOST_STEPS
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import sha256_bytes
 from elmwright.pipeline.untrusted import is_digest, read_small, whole
@@ -26,8 +27,6 @@ COUNTS = (
     "bytes", "blocks", "documents", "sentences", "words", "unknown", "steps", "padding",
     "first_document",
 )  # fmt: skip
-MOST_STEPS = 1 << 22
-"""The largest block_steps: a block is held in memory as five rows of so many numbers, 84 MB."""
 LARGEST = 1 << 53
 """No count is larger."""
 SHARDS = "shards"
@@ -267,30 +266,6 @@ class Manifest:
             raise UserError(f"{path} was changed after it was written; build the corpus again")
         return manifest
 
-    def verify(self, folder: str | Path, *, deep: bool = True) -> list[str]:
-        """What is wrong with the files of this corpus, a sentence each; nothing if all is well.
-
-        Deep: read and check every block. Else: sizes and digests only.
-        """
-        from elmwright.pipeline.shards import verify_shard
-
-        problems = []
-        for file, digest in self.files():
-            path = files.join(folder, file)
-            if not files.exists(path):
-                problems.append(f"{path} is missing")
-            elif not file.startswith(f"{SHARDS}/") and files.sha256(path) != digest:
-                problems.append(f"{path} was changed: its sha256 is not the manifest's")
-        for split in self.splits.values():
-            for shard in split.shards:
-                path = files.join(folder, shard.tar)
-                if files.exists(path) and files.exists(files.join(folder, shard.index)):
-                    try:
-                        verify_shard(path, shard, deep=deep)
-                    except ValueError as error:
-                        problems.append(str(error))
-        return problems
-
     def files(self) -> Iterator[tuple[str, str]]:
         """Every file of the corpus (path inside the folder, sha256), the manifest itself apart."""
         yield self.vocab.file, self.vocab.sha256
@@ -360,3 +335,10 @@ def _is_inside(name: object) -> bool:
 def canonical(value: object) -> bytes:
     """JSON with sorted keys and no spaces: equal values are equal bytes, so they can be hashed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def finished_corpus(folder: str) -> Manifest | None:
+    try:
+        return Manifest.load(folder)
+    except UserError:
+        return None

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Any
 
 from elmwright.pipeline import dedup, files, sources, stage_keep, statistics
-from elmwright.pipeline.build import WORK, Build
+from elmwright.pipeline.built import WORK, Built
 from elmwright.pipeline.cleaner import rule_names
 from elmwright.pipeline.current import settings_of
 from elmwright.pipeline.errors import UserError
@@ -40,7 +40,7 @@ QUARANTINE, DECONTAMINATED = "quarantine.jsonl", "decontaminated.jsonl"
 DOCUMENTS = "documents"
 
 
-def finish(built: Build, key: str) -> Manifest:
+def finish(built: Built, key: str) -> Manifest:
     """Put everything in its place and write report and manifest."""
     _check_funnel(built)
     work, folder, found = built.runner.work, built.folder, built.found
@@ -95,13 +95,13 @@ def _key(table: dict[Any, Any], number: int) -> Any:
     return number if number in table else str(number)
 
 
-def _check_funnel(built: Build) -> None:
+def _check_funnel(built: Built) -> None:
     missing = built.found.funnel.missing()
     if any(missing):
         raise AssertionError(f"the funnel does not add up: {missing} {built.found.funnel.counts}")
 
 
-def _lists(built: Build) -> None:
+def _lists(built: Built) -> None:
     """Put the quarantine and the list of decontaminated documents together."""
     for name, counted in ((QUARANTINE, "reasons"), (DECONTAMINATED, "shared")):
         ending = name.removesuffix(".jsonl")
@@ -113,7 +113,7 @@ def _lists(built: Build) -> None:
             files.place(files.join(built.runner.work, made), target)
 
 
-def _documents(built: Build) -> None:
+def _documents(built: Built) -> None:
     """Put documents that were asked for in their place, and remove those of earlier settings."""
     folder = files.join(built.folder, DOCUMENTS)
     names = [name for _, _, r in built.found.cleaned for name in r["documents"]]
@@ -126,7 +126,7 @@ def _documents(built: Build) -> None:
         files.place(files.join(built.runner.work, name), target)
 
 
-def _splits(built: Build) -> dict[str, Split]:
+def _splits(built: Built) -> dict[str, Split]:
     """The shards of each split, put in their place."""
     splits: dict[str, list[Shard]] = {}
     for name, one, report in built.found.shards:
@@ -146,7 +146,7 @@ def _splits(built: Build) -> dict[str, Split]:
     return {name: Split(name, tuple(shards)) for name, shards in splits.items()}
 
 
-def _funnel(built: Build) -> tuple[FunnelStep, ...]:
+def _funnel(built: Built) -> tuple[FunnelStep, ...]:
     counts = built.found.funnel.counts
     rules = (
         READ,
@@ -173,7 +173,7 @@ def _input(folder: str, file: SourceFile, digest: str) -> Input:
     return Input(name, file.bytes, file.mtime_ns, digest)
 
 
-def gather(built: Build) -> Statistics:
+def gather(built: Built) -> Statistics:
     """The statistics of a build."""
     found = built.found
     train = [
@@ -217,7 +217,7 @@ def _numbers(tables: Iterable[dict[Any, int]]) -> dict[int, int]:
     return dict(sorted(total.items()))
 
 
-def _sources(built: Build) -> tuple[SourceCount, ...]:
+def _sources(built: Built) -> tuple[SourceCount, ...]:
     found = built.found
     counts = []
     for number, source in enumerate(built.corpus.sources):

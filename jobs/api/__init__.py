@@ -9,8 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elmwright.jobs.models import load
-    from elmwright.jobs.pretrained import Elmo
+    from elmwright.jobs.pretrained import Elmo, load
     from elmwright.jobs.sentence_vectors import SentenceVectors
 
 __version__ = "0.1.0"
@@ -19,7 +18,7 @@ __all__ = ["Elmo", "SentenceVectors", "__version__", "load"]
 _HOMES = {
     "Elmo": "elmwright.jobs.pretrained",
     "SentenceVectors": "elmwright.jobs.sentence_vectors",
-    "load": "elmwright.jobs.models",
+    "load": "elmwright.jobs.pretrained",
 }
 
 

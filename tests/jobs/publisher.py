@@ -27,7 +27,8 @@ import elmwright.jobs.mlflow_registry
 import elmwright.jobs.serving
 import elmwright.jobs.shelf
 import elmwright.model.bilm_format  # noqa: F401 - all of these only to have them imported
-from elmwright.jobs.registry import open_registry, publish_bundle
+from elmwright.jobs.open_registry import open_registry
+from elmwright.jobs.promotion import publish_bundle
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ from mlflow import MlflowClient
 
 from elmwright.jobs.alias_history import PREFIX, SEEN, STALE_MS, History, Move, tag_name
 from elmwright.jobs.mlflow_registry import ABOUT, MlflowRegistry
-from elmwright.jobs.registry import HISTORY, Change, rollback
+from elmwright.jobs.promotion import rollback
+from elmwright.jobs.registry import HISTORY, Change
 from elmwright.pipeline.errors import UserError
 from tests.jobs.servers import mlflow_server
 

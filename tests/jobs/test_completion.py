@@ -45,7 +45,6 @@ def offered(home: Path, line: str) -> list[str]:
 
 def test_commands(home: Path) -> None:
     assert {"run", "runs", "rollback", "resume"} == set(offered(home, "elmwright r"))
-    assert "job" not in offered(home, "elmwright jo")
 
 
 def test_recipes_and_config_files(home: Path) -> None:

@@ -27,7 +27,8 @@ from elmwright.jobs.config_file import load_config
 from elmwright.jobs.export import export_run
 from elmwright.jobs.hiding import without_secret
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.models import load, resolve
+from elmwright.jobs.models import resolve
+from elmwright.jobs.pretrained import load
 from elmwright.jobs.runbook import lay_down
 from elmwright.jobs.submission import Job, new_submission
 from elmwright.jobs.targets import Target

@@ -16,7 +16,7 @@ from elmwright.jobs.find_registry import (
     run_of_bundle,
 )
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.models import load
+from elmwright.jobs.pretrained import load
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import write_json
 from tests.jobs.test_find_run import start

@@ -10,7 +10,8 @@ from elmwright.jobs import runbook
 from elmwright.jobs.cli import main
 from elmwright.jobs.config_file import load_config, to_dict
 from elmwright.jobs.find_run import find_attempts, find_run, is_locked, run_names, user_of
-from elmwright.jobs.layout import RunFolder, locked
+from elmwright.jobs.layout import RunFolder
+from elmwright.jobs.run_lock import locked
 from elmwright.jobs.submission import Job, Submission
 from elmwright.jobs.submit import prepare
 from elmwright.jobs.targets import Target

@@ -25,7 +25,7 @@ from elmwright.jobs.checkpoint import (
 )
 from elmwright.jobs.choose_checkpoint import recorded
 from elmwright.jobs.config_file import config_from, config_hash, load_config, to_dict
-from elmwright.jobs.evaluate import recorded_lanes
+from elmwright.jobs.evaluate_model import recorded_lanes
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.export import export_run
 from elmwright.jobs.fill_cache import use_table, write_table

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from elmwright.jobs.checkpoint import newest_valid
-from elmwright.jobs.models import load, resolve
+from elmwright.jobs.models import resolve
+from elmwright.jobs.pretrained import load
 from elmwright.pipeline.errors import UserError
 from tests.jobs.test_find_run import start
 from tests.jobs.tiny import damage, write_config

@@ -21,13 +21,15 @@ from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import load_config, to_dict
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.journal import read_journal
-from elmwright.jobs.layout import RunFolder, locked
+from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.logged_models import DATA, DIGEST, KIND, NAME
 from elmwright.jobs.mlflow_registry import MlflowRegistry
+from elmwright.jobs.mlflow_signature import LOADER, signature
 from elmwright.jobs.mlflow_store import connect
 from elmwright.jobs.moving import at_home
-from elmwright.jobs.registry import about, promote, publish_bundle, rollback
-from elmwright.jobs.serving import LOADER, signature
+from elmwright.jobs.promotion import promote, publish_bundle, rollback
+from elmwright.jobs.registry import about
+from elmwright.jobs.run_lock import locked
 from elmwright.jobs.tracking import OWN_STORE, Tracker
 from elmwright.jobs.train import train
 from elmwright.jobs.workflow import current_corpus

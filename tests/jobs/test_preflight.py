@@ -11,8 +11,9 @@ from elmwright.jobs.checkpoint import list_checkpoints
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.config_file import config_hash, load_config, to_dict
 from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.preflight import changed_settings, preflight, shape_problem, told
-from elmwright.model.config import ModelConfig
+from elmwright.jobs.preflight import preflight, told
+from elmwright.jobs.resume_settings import changed_settings
+from elmwright.model.config import ModelConfig, shape_problem
 from elmwright.pipeline.language import code_problem
 from tests.jobs.tiny import elmwright, write_config, write_text
 

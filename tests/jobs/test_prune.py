@@ -11,12 +11,14 @@ from elmwright.jobs.checkpoint import list_checkpoints, newest_valid
 from elmwright.jobs.cli import main
 from elmwright.jobs.export import export_run
 from elmwright.jobs.journal import read_journal
-from elmwright.jobs.layout import RunFolder, locked
+from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.prune import prune, spare_checkpoints
+from elmwright.jobs.run_lock import locked
 from elmwright.jobs.runs import measure
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.files import read_json, write_json
 from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.verify_corpus import verify_corpus
 from tests.jobs.tiny import damage
 
 
@@ -77,7 +79,7 @@ def test_what_is_needed_stays_and_the_rest_goes(
     assert not (run.scratch / "blocks").exists()
     assert (run.scratch / "thesis.txt").read_text() == "of the user"
     assert not list(Path(run.checkpoints).glob(".writing-*"))
-    assert Manifest.load(run.corpus).verify(run.corpus) == []
+    assert verify_corpus(Manifest.load(run.corpus), run.corpus) == []
     newest = newest_valid(run.checkpoints, pytest.fail)
     assert newest is not None
     assert newest.step == 20

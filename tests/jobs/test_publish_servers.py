@@ -20,8 +20,9 @@ import pytest
 from elmwright.jobs.cli import main
 from elmwright.jobs.logged_models import LoggedModels
 from elmwright.jobs.mlflow_registry import MlflowRegistry
-from elmwright.jobs.models import load
-from elmwright.jobs.registry import open_registry, promote, publish_bundle, rollback
+from elmwright.jobs.open_registry import open_registry
+from elmwright.jobs.pretrained import load
+from elmwright.jobs.promotion import promote, publish_bundle, rollback
 from elmwright.jobs.shelf import Shelf
 from elmwright.pipeline.errors import UserError
 from tests.jobs.servers import (

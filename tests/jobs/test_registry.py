@@ -24,15 +24,10 @@ from elmwright.jobs.bundle import SUMS, write_sums
 from elmwright.jobs.cli import main
 from elmwright.jobs.gate import bits_per_character
 from elmwright.jobs.mlflow_registry import MlflowRegistry
-from elmwright.jobs.models import load
-from elmwright.jobs.registry import (
-    Registry,
-    find_version,
-    open_registry,
-    promote,
-    publish_bundle,
-    rollback,
-)
+from elmwright.jobs.open_registry import open_registry
+from elmwright.jobs.pretrained import load
+from elmwright.jobs.promotion import promote, publish_bundle, rollback
+from elmwright.jobs.registry import Registry, find_version
 from elmwright.jobs.shelf import Shelf
 from elmwright.pipeline.errors import UserError
 

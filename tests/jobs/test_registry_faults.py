@@ -21,9 +21,12 @@ from elmwright.jobs.gate import bits_per_character
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.logged_models import LoggedModels
 from elmwright.jobs.mlflow_registry import MlflowRegistry
-from elmwright.jobs.models import cached, load, resolve
+from elmwright.jobs.model_folder import cached
+from elmwright.jobs.models import resolve
+from elmwright.jobs.pretrained import load
+from elmwright.jobs.promotion import promote, publish_bundle, rollback
 from elmwright.jobs.publish import is_published, publish
-from elmwright.jobs.registry import Registry, promote, publish_bundle, rollback
+from elmwright.jobs.registry import Registry
 from elmwright.jobs.serving import Embedder
 from elmwright.jobs.shelf import Shelf
 from elmwright.pipeline.errors import UserError

@@ -11,7 +11,7 @@ import pytest
 
 from elmwright.jobs.cli import main
 from elmwright.jobs.find_run import find_run
-from elmwright.jobs.layout import locked
+from elmwright.jobs.run_lock import locked
 from elmwright.jobs.runs import ago, as_table, list_runs, measure
 from tests.jobs.test_find_run import project, start
 from tests.jobs.test_status import write

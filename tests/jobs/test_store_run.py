@@ -22,8 +22,9 @@ from elmwright.jobs.config_file import load_config
 from elmwright.jobs.exchange import Ranks
 from elmwright.jobs.journal import Journal, journal_end, read_journal
 from elmwright.jobs.launch import _reason, _storage
-from elmwright.jobs.layout import RunFolder, locked, open_run_folder
+from elmwright.jobs.layout import RunFolder, open_run_folder
 from elmwright.jobs.lease import leased
+from elmwright.jobs.run_lock import locked
 from elmwright.jobs.stopping import StopNote, ask_to_stop, take_back
 from elmwright.jobs.train import train
 from elmwright.pipeline.errors import UserError

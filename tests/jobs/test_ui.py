@@ -20,7 +20,7 @@ from elmwright.jobs.cli import main
 from elmwright.jobs.config import RunConfig
 from elmwright.jobs.layout import RunFolder
 from elmwright.jobs.mlflow_registry import MlflowRegistry
-from elmwright.jobs.registry import publish_bundle
+from elmwright.jobs.promotion import publish_bundle
 from elmwright.jobs.tracking import Tracker
 from elmwright.pipeline.files import write_json
 from tests.browser import Browser, chromium

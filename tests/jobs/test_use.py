@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 
 import elmwright
 from elmwright.jobs.cli import main
-from elmwright.jobs.evaluate import evaluate_model
+from elmwright.jobs.evaluate_model import evaluate_model
 from elmwright.jobs.neighbours import as_table, find_neighbours, write_page
 from elmwright.jobs.score import Scorer, score_file
 from elmwright.jobs.sentence_vectors import SentenceVectors

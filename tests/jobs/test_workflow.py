@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from elmwright.jobs import cli, cluster, devices, launch, tracking, workflow
+from elmwright.jobs import cli, cluster, devices, exit_codes, launch, tracking, workflow
 from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints, verify_checkpoint
 from elmwright.jobs.cli import main
 from elmwright.jobs.config import RunConfig
@@ -284,8 +284,8 @@ def test_a_connection_that_breaks_is_no_reader_that_left(
     assert capsys.readouterr().err.startswith("failed: an unexpected error (BrokenPipeError")
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
-        assert not cli._has_no_reader(stream)
+        assert not exit_codes._has_no_reader(stream)
         os.close(reading)
-        assert cli._has_no_reader(stream)
+        assert exit_codes._has_no_reader(stream)
         monkeypatch.setattr("sys.stdout", stream)
         assert main(["config"]) == 0

@@ -31,6 +31,7 @@ from elmwright.pipeline.progress import Advance
 from elmwright.pipeline.repeats import count_pieces
 from elmwright.pipeline.storage import atomic_file
 from elmwright.pipeline.tasks import Runner, Task, task
+from elmwright.pipeline.verify_corpus import verify_corpus
 from elmwright.pipeline.vocab import load_counts, load_vocab
 from tests.pipeline.corpora import SHARDS, VOCAB, digests, make, sentences, some_text
 
@@ -220,7 +221,7 @@ def test_sentencepiece_pieces_become_the_words_and_are_the_same_for_other_chunks
     assert "sentencepiece.model" in one.extra_files
     pieces = sentences(tmp_path / "one", "train")[0].split()
     assert pieces[0].startswith("▁")
-    assert one.verify(tmp_path / "one") == []
+    assert verify_corpus(one, tmp_path / "one") == []
 
 
 def test_a_finished_corpus_is_current_until_its_input_or_settings_change(tmp_path):
@@ -246,7 +247,7 @@ def test_a_finished_corpus_is_current_until_its_input_or_settings_change(tmp_pat
 def test_verification_names_the_damaged_file(tmp_path, damage):
     (tmp_path / "in.txt").write_text(some_text(60))
     manifest = make(tmp_path / "out", CorpusConfig(sources=(str(tmp_path / "in.txt"),)))
-    assert manifest.verify(tmp_path / "out") == []
+    assert verify_corpus(manifest, tmp_path / "out") == []
     file = "vocab.txt" if damage == "vocab" else manifest.splits["train"].shards[0].tar
     path = tmp_path / "out" / file
     data = bytearray(path.read_bytes())
@@ -254,7 +255,7 @@ def test_verification_names_the_damaged_file(tmp_path, damage):
     path.write_bytes(data)
     if damage == "missing":
         path.unlink()
-    (problem,) = manifest.verify(tmp_path / "out")
+    (problem,) = verify_corpus(manifest, tmp_path / "out")
     assert str(path) in problem
 
 

@@ -16,6 +16,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.sample import try_rules
 from elmwright.pipeline.tasks import Runner, task
+from elmwright.pipeline.verify_corpus import verify_corpus
 from tests.pipeline.corpora import digests, dropped, make, random_document, sentences, some_text
 
 pytestmark = pytest.mark.usefixtures("ray_here")
@@ -250,4 +251,4 @@ def test_a_hostile_record_path_is_never_a_path(tmp_path):
     assert dropped(manifest)["kept"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
     assert sorted(path.name for path in home.iterdir()) == ["in.warc", "out"]
-    assert Manifest.load(home / "out").verify(home / "out") == []
+    assert verify_corpus(Manifest.load(home / "out"), home / "out") == []

@@ -16,6 +16,7 @@ from elmwright.pipeline.config import CorpusConfig, Source
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.manifest import Manifest
 from elmwright.pipeline.tasks import run_once
+from elmwright.pipeline.verify_corpus import verify_corpus
 from tests.pipeline.corpora import digests, make, sentences, some_text
 
 
@@ -78,7 +79,7 @@ def test_a_corpus_is_built_from_and_into_a_store_with_the_bytes_of_a_local_one(s
     assert {k: v for k, v in here.items() if k != "MANIFEST.json"} == {
         k: v for k, v in there.items() if k != "MANIFEST.json"
     }
-    assert Manifest.load("s3://bucket/corpus").verify("s3://bucket/corpus") == []
+    assert verify_corpus(Manifest.load("s3://bucket/corpus"), "s3://bucket/corpus") == []
     assert sentences("s3://bucket/corpus", "train") == sentences(tmp_path / "corpus", "train")
     assert make("s3://bucket/corpus", remote) == manifest, "a finished corpus is recognised"
 
