@@ -46,13 +46,13 @@ bench: $(READY)  ## measurements, printed as ratios
 	@for b in tests/bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 chaos: $(READY)  ## kill runs at random moments and compare what comes out
-	$(BIN)/python -m pytest -m heavy tests/jobs/test_chaos.py tests/jobs/test_faults.py tests/jobs/test_tracking_faults.py --timeout=3600
+	$(BIN)/python -m pytest -m heavy tests/jobs/training/driver/test_chaos.py tests/jobs/training/driver/test_faults.py tests/jobs/tracking/test_tracking_faults.py --timeout=3600
 
 publish-test: $(READY)  ## publish to PostgreSQL and S3, and be killed while doing it
-	ELMWRIGHT_SERVERS=required $(BIN)/python -m pytest -m heavy tests/jobs/test_publish_servers.py tests/jobs/test_registry.py tests/jobs/test_secrets_run.py
+	ELMWRIGHT_SERVERS=required $(BIN)/python -m pytest -m heavy tests/jobs/publishing/test_publish_servers.py tests/jobs/registry/test_registries.py tests/jobs/secrets/test_secrets_run.py
 
 ui-test: $(READY)  ## look at MLflow's pages in a real browser, where chromium is installed
-	$(BIN)/python -m pytest -m heavy tests/jobs/test_ui.py
+	$(BIN)/python -m pytest -m heavy tests/jobs/upkeep/test_ui.py
 
 # Two validators are large (162 MB) and concern infra/ alone: they get an environment of their own.
 VALIDATORS := build/infra-venv
@@ -74,10 +74,10 @@ cluster-down: $(READY)  ## end exactly those processes
 	@$(BIN)/python infra/local/cluster.py down
 
 cluster-test: $(READY)  ## runs on a real Ray cluster: cancelled, killed, resumed, side by side
-	$(BIN)/python -m pytest -m heavy tests/jobs/test_ray_cluster.py tests/jobs/test_cluster.py tests/jobs/test_nodes.py tests/jobs/test_promised_gpus.py tests/jobs/test_embed_files.py --timeout=3600
+	$(BIN)/python -m pytest -m heavy tests/jobs/submit/targets/test_ray_cluster.py tests/jobs/submit/test_cluster.py tests/jobs/submit/test_nodes.py tests/jobs/training/driver/test_promised_gpus.py tests/jobs/using/test_embed_files.py --timeout=3600
 
 slurm-test: $(READY)  ## the same on a real Slurm, where its daemons are installed
-	$(BIN)/python -m pytest -m heavy tests/jobs/test_slurm_cluster.py --timeout=3600
+	$(BIN)/python -m pytest -m heavy tests/jobs/submit/targets/test_slurm_cluster.py --timeout=3600
 
 wikitext2: $(READY)  ## train the recipe wikitext2 and hold it to its perplexity (half an hour)
 	@$(BIN)/python tests/bench/bench_wikitext2.py

@@ -24,9 +24,9 @@ class Embedder:
     """A bundle behind MLflow's `predict`."""
 
     def __init__(self, folder: Path, expected: str = "") -> None:
-        from elmwright.jobs.bundle import digest
-        from elmwright.jobs.models import resolve
-        from elmwright.model.elmo import Elmo
+        from elmwright.jobs.bundles.bundle import digest
+        from elmwright.jobs.registry.resolve import resolve
+        from elmwright.model.inference.elmo import Elmo
         from elmwright.pipeline.errors import UserError
 
         if expected not in ("", digest(folder)):  # which there must be: a bundle has a list
@@ -85,7 +85,7 @@ def _mistake(sentence: str) -> Exception:
 def _load_pyfunc(path: str) -> Embedder:
     from mlflow.models import Model
 
-    from elmwright.jobs.logged_models import DIGEST
+    from elmwright.jobs.registry.logged_models import DIGEST
 
     described = Path(path).with_name("MLmodel")
     saved = (Model.load(str(described)).metadata or {}) if described.is_file() else {}

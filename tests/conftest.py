@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.s3_server import environment, rclone, s3_server
+from tests.support.s3_server import environment, rclone, s3_server
 
 # Does not take a slow moment of the machine for a failure.
 settings.register_profile("elmwright", deadline=None)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import elmwright
-from tests.checkout import copy_tree
+from tests.support.checkout import copy_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {"elmwright/pipeline": "pipeline", "elmwright/model": "model", "elmwright/jobs": "jobs"}

@@ -40,7 +40,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from elmwright.jobs.ports import BUCKET
+from elmwright.jobs.runbook.ports import BUCKET
 
 HOST = "127.0.0.1"
 BIN = Path(sys.executable).parent

@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elmwright.jobs.pretrained import Elmo, load
-    from elmwright.jobs.sentence_vectors import SentenceVectors
+    from elmwright.jobs.using.pretrained import Elmo, load
+    from elmwright.jobs.using.sentence_vectors import SentenceVectors
 
 __version__ = "0.1.0"
 __all__ = ["Elmo", "SentenceVectors", "__version__", "load"]
 
 _HOMES = {
-    "Elmo": "elmwright.jobs.pretrained",
-    "SentenceVectors": "elmwright.jobs.sentence_vectors",
-    "load": "elmwright.jobs.pretrained",
+    "Elmo": "elmwright.jobs.using.pretrained",
+    "SentenceVectors": "elmwright.jobs.using.sentence_vectors",
+    "load": "elmwright.jobs.using.pretrained",
 }
 
 

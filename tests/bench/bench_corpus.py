@@ -34,10 +34,10 @@ BUILD = """
 import json, logging, sys
 from pathlib import Path
 import ray
-from elmwright.pipeline.build import build_corpus
+from elmwright.pipeline.build.driver import build_corpus
 from elmwright.pipeline.config import CorpusConfig, ShardsConfig, Source, VocabConfig
-from elmwright.pipeline.statistics import from_json
-from elmwright.pipeline.tasks import peak_mb
+from elmwright.pipeline.report.statistics import from_json
+from elmwright.pipeline.build.ray_tasks import peak_mb
 text, folder = sys.argv[1:]
 ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR,
          log_to_driver=False)

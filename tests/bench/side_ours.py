@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from elmwright.model.bilm import States
-from elmwright.model.folder import load_folder
+from elmwright.model.formats.folder import load_folder
 from elmwright.model.optim import Optimizer, OptimSettings, global_norm
 from elmwright.model.softmax import Negatives, Softmax, sampled_loss
 
 
 class Trainer:
-    """What `jobs/train.py` does in one process, fed from the workload."""
+    """What `jobs/training/loop/train.py` does in one process, fed from the workload."""
 
     def __init__(self, folder: Path, words: int | None = None) -> None:
         """`words` asks for a fresh softmax of that size in place of the workload's."""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import clone
-from tests.docs.blocks import PAGES, Block, all_blocks, blocks_of
-from tests.docs.shell import Shell, is_free
-from tests.docs.texts import write_texts
+from tests.support.checkout import clone
+from tests.support.doc_blocks import PAGES, Block, all_blocks, blocks_of
+from tests.support.doc_shell import Shell, is_free
+from tests.support.doc_texts import write_texts
 
 HERE = ("sh demo", "sh serve", "python demo")
 PRINTED = {

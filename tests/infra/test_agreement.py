@@ -1,8 +1,8 @@
 """Every port, path, name and version in `infra/` is the package's own.
 
 Both directions: a value changed in `infra/` is not the constant any more, and a constant changed in
-`jobs/ports.py` is not what stands in `infra/`. That no single change goes unnoticed is tested in
-`test_changes.py`.
+`jobs/runbook/ports.py` is not what stands in `infra/`. That no single change goes unnoticed is
+tested in `test_changes.py`.
 """
 
 import re
@@ -11,11 +11,11 @@ import tomllib
 import pytest
 
 from elmwright import __version__
-from elmwright.jobs import ports
-from elmwright.jobs.submission import GRACE_SECONDS
-from elmwright.jobs.targets import Target, _target
-from tests.infra.texts import TEXT, everything, source
-from tests.infra.validators import INFRA, ROOT, documents, manifests, pod_templates
+from elmwright.jobs.runbook import ports
+from elmwright.jobs.runbook.submission import GRACE_SECONDS
+from elmwright.jobs.runbook.target import Target, _target
+from tests.support.infra_texts import TEXT, everything, source
+from tests.support.validators import INFRA, ROOT, documents, manifests, pod_templates
 
 AGENT_PORT = 52365  # of Ray's agent on every node; Ray's default, which KubeRay's probes count on
 

@@ -12,9 +12,9 @@ from typing import Any
 import botocore.client
 import pytest
 
-from elmwright.jobs import ports
-from tests.infra.texts import TEXT, source
-from tests.infra.validators import INFRA, documents
+from elmwright.jobs.runbook import ports
+from tests.support.infra_texts import TEXT, source
+from tests.support.validators import INFRA, documents
 
 
 class Account:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from elmwright.jobs import ports
-from tests.infra.texts import TEXT
-from tests.infra.validators import INFRA, ROOT, documents
+from elmwright.jobs.runbook import ports
+from tests.support.infra_texts import TEXT
+from tests.support.validators import INFRA, ROOT, documents
 
 NODES = ("head", "worker")
 UNITS = {"m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs import ports
-from tests.infra.validators import INFRA, ROOT
+from elmwright.jobs.runbook import ports
+from tests.support.validators import INFRA, ROOT
 
 ON_CLUSTER = [
     "--set", f"cluster.address={ports.SERVICE_HEAD}:{ports.RAY_PORT}",

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-from elmwright.jobs import ports
-from tests.infra.texts import TEXT, source
-from tests.infra.validators import INFRA, ROOT, documents
+from elmwright.jobs.runbook import ports
+from tests.support.infra_texts import TEXT, source
+from tests.support.validators import INFRA, ROOT, documents
 
 
 def test_rays_launcher_finds_its_tools_in_the_image() -> None:

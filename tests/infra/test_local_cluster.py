@@ -17,8 +17,8 @@ import pytest
 import sqlalchemy
 from mlflow.store.tracking.dbmodels.initial_models import Base as InitialBase
 
-from tests.checkout import clone
-from tests.infra.validators import INFRA
+from tests.support.checkout import clone
+from tests.support.validators import INFRA
 
 SCRIPT = INFRA / "local" / "cluster.py"
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.infra.validators import INFRA, documents
-from tests.jobs.servers import mlflow_server, postgres
+from tests.support.servers import mlflow_server, postgres
+from tests.support.validators import INFRA, documents
 
 pytestmark = pytest.mark.heavy
 

@@ -7,17 +7,17 @@ import pytest
 import ray
 from mlflow import MlflowClient
 
-from elmwright.jobs.checkpoint import begin_attempt
-from elmwright.jobs.config_file import load_config, to_dict
-from elmwright.jobs.exchange import Ranks
-from elmwright.jobs.export import export_run
-from elmwright.jobs.submission import Submission
-from elmwright.jobs.train import train
-from elmwright.pipeline.build import build_corpus
-from elmwright.pipeline.files import write_json
+from elmwright.jobs.checkpoints.checkpoint import begin_attempt
+from elmwright.jobs.config.toml_file import load_config, to_dict
+from elmwright.jobs.publishing.export import export_run
+from elmwright.jobs.runbook.submission import Submission
+from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.train import train
+from elmwright.pipeline.build.driver import build_corpus
 from elmwright.pipeline.progress import silent
-from tests.jobs.dashboard import Dashboard, submission_to
-from tests.jobs.tiny import write_config, write_text
+from elmwright.pipeline.storage.files import write_json
+from tests.support.dashboard import Dashboard, submission_to
+from tests.support.tiny import write_config, write_text
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny finished run: checkpoints 12 and 18 in passing, 20 with all measured."""
-    from tests.jobs.test_train import prepare
+    from tests.jobs.training.loop.test_train import prepare
 
     home = tmp_path_factory.mktemp("trained")
     config, run = prepare(home, corpus, eval_max_tokens=200)

@@ -18,9 +18,9 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.scoring_server import invocations
 
-from elmwright.jobs.open_registry import open_registry
-from elmwright.jobs.pretrained import load
-from elmwright.jobs.promotion import publish_bundle
+from elmwright.jobs.publishing.promotion import publish_bundle
+from elmwright.jobs.registry.open_registry import open_registry
+from elmwright.jobs.using.pretrained import load
 
 USING = (Path(__file__).resolve().parents[2] / "docs" / "using.md").read_text(encoding="utf-8")
 SENTENCES = [["The", "old", "cat"], ["A", "bird", "sees"]]

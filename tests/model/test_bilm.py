@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elmwright.model.bilm import BiLM, States, dropout_masks
 from elmwright.model.chars import char_ids
-from tests.model.shapes import TINY
+from tests.support.shapes import TINY
 
 WORDS = ["<S>", "</S>", "a", "few", "different", "words", "Łódź"]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.closing import Outcome, choose_example, closing_lines
-from elmwright.jobs.wording import wrap
-from tests.jobs.tiny import command, write_config, write_text
-from tests.terminal.screen import Terminal
+from elmwright.jobs.stages.closing import Outcome, choose_example, closing_lines
+from elmwright.jobs.terminal.wording import wrap
+from tests.support.screen import Terminal
+from tests.support.tiny import command, write_config, write_text
 
 SCORE = {
     "perplexity": 146.65,

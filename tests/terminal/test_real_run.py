@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.tiny import command, write_config, write_text
-from tests.terminal.screen import Seen, Terminal
+from tests.support.screen import Seen, Terminal
+from tests.support.tiny import command, write_config, write_text
 
 
 def check(seen: Seen) -> None:

@@ -1,0 +1,1 @@
+"""elmwright.jobs.cli.command."""

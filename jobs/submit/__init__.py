@@ -1,0 +1,1 @@
+"""elmwright.jobs.submit.send."""
