@@ -2,13 +2,13 @@
 
 import os
 import platform
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from elmwright import __version__
+from elmwright.jobs.environment.checkout import git_state
 from elmwright.jobs.environment.wheel import content_version, package_files
 
 PACKAGES = (
@@ -21,7 +21,7 @@ def environment() -> dict[str, Any]:
     return {
         "elmwright": __version__,
         "code": content_version(package_files()),
-        "git": git_state(),
+        "git": git_facts(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "machine": machine(),
@@ -54,18 +54,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def git_state() -> dict[str, Any] | None:
+def git_facts() -> dict[str, Any] | None:
     """Commit and cleanliness of the checkout this code runs from, if it is one."""
-    here = Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        if not (here.parent / ".git").exists():
-            return None
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    state = git_state()
+    return {"commit": state.commit, "dirty": state.is_dirty} if state else None

@@ -20,6 +20,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 import elmwright
+from elmwright.jobs.environment.checkout import checkout
 
 ROOMS = ("pipeline", "model", "jobs")
 ENDINGS = (".py", ".toml", ".sbatch", ".typed")
@@ -55,9 +56,11 @@ def content_version(files: Mapping[str, bytes]) -> str:
 
 def requirements() -> list[str]:
     """What the package needs, as pip would write it: from the checkout, else from its metadata."""
-    project = Path(__file__).resolve().parents[1] / "pyproject.toml"
-    if project.is_file():
-        found = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
+    root = checkout()
+    if root is not None:
+        found = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "dependencies"
+        ]
         return sorted(str(line) for line in found)
     return sorted(line for line in metadata.requires("elmwright") or [] if "extra ==" not in line)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, to_dict
-from elmwright.jobs.environment.machine_facts import environment, git_state
+from elmwright.jobs.environment.machine_facts import environment, git_facts
 from elmwright.jobs.environment.wheel import content_version, package_files
 from elmwright.jobs.runbook.runbook import left_in
 from elmwright.jobs.secrets.hiding import store_all, without_secret
@@ -30,7 +30,7 @@ def provenance(
     """
     return {
         **environment(),
-        "git": git_state() or submitted_git(run),
+        "git": git_facts() or submitted_git(run),
         "exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": store_all(to_dict(config)),
         "config_sha256": config_hash(config),

@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import socket
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Any, Literal
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, to_dict
+from elmwright.jobs.environment.checkout import git_state
 from elmwright.jobs.runbook.ports import STOP_SECONDS
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.secrets.hiding import SECRET, secret_in
@@ -148,7 +148,7 @@ def new_submission(
         config=data,
         config_sha256=config_hash(config),
         version=version,
-        git=git_state(Path(__file__).resolve().parent),
+        git=commit_sent(),
         cwd=str(Path.cwd()),
         sender=f"{getpass.getuser()}@{socket.gethostname()}",
         time=time.strftime("%Y-%m-%d %H:%M:%S", now),
@@ -198,24 +198,12 @@ def check_lines(lines: tuple[str, ...]) -> None:
             )
 
 
-def git_state(folder: Path) -> str:
-    """The commit a checkout is at; nothing where there is no checkout."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True, text=True, check=False, timeout=30,
-        )  # fmt: skip
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        commit = git("rev-parse", "HEAD")
-        # Only what belongs to the repository counts: another one may hold this folder.
-        if not commit or not git("ls-files", "--", "wheel.py"):
-            return ""
-        return commit + ("+changes" if git("status", "--porcelain", "--", "..") else "")
-    except (OSError, subprocess.TimeoutExpired):
+def commit_sent() -> str:
+    """The commit that is sent, with a mark if files were changed since; nothing without one."""
+    state = git_state()
+    if state is None:
         return ""
+    return state.commit + ("+changes" if state.is_dirty else "")
 
 
 def folder_of(config: RunConfig) -> str:

@@ -265,7 +265,7 @@ def test_provenance_names_the_mlflow_run_and_what_a_submission_came_from(
     for version, commit in ((wheel_members()[0], "1" * 40), ("0.0.1+000000000000", "2" * 40)):
         sent = new_submission(config, target, until="publish", version=version)
         lay_down(Job(dataclasses.replace(sent, dir=str(run), git=f"{commit}+changes")))
-    monkeypatch.setattr(provenance_module, "git_state", lambda: None)
+    monkeypatch.setattr(provenance_module, "git_facts", lambda: None)
     target_folder, _ = export_run(str(run), "12", "", overrides=[])
     found = json.loads((target_folder / "provenance.json").read_text())
     assert found["mlflow_run_id"] == "abc123"
