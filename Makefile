@@ -37,9 +37,10 @@ run: $(READY)  ## raw text to a registered model: the demo, or CONFIG=my.toml
 test: $(READY)  ## every fast test
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
-check: $(READY)  ## formatting, lint and types
+check: $(READY)  ## formatting, lint, imports between rooms, and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	PYTHONPATH=build/types $(BIN)/lint-imports
 	MYPYPATH=build/types $(BIN)/mypy -p elmwright
 
 bench: $(READY)  ## measurements, printed as ratios

@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from elmwright.jobs.bundles.bundle import SUMS, SUMS_BYTES, parse_sums, verify_bundle
+from elmwright.jobs.checkpoints.checkpoint import MANIFEST, parse_manifest, verify_checkpoint
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.files import exists, is_url, join, reading
@@ -16,9 +18,6 @@ CACHE = "ELMWRIGHT_CACHE"
 
 def verify_folder(folder: Path) -> None:
     """Compare a bundle or a checkpoint with its digests; other folders carry none."""
-    from elmwright.jobs.bundles.bundle import SUMS, verify_bundle
-    from elmwright.jobs.checkpoints.checkpoint import MANIFEST, verify_checkpoint
-
     if (folder / SUMS).is_file():
         verify_bundle(folder)
     elif (folder / MANIFEST).is_file() and (folder / "state.json").is_file():
@@ -35,8 +34,6 @@ def local_folder(path: str) -> Path:
     """A bundle or checkpoint as a folder of this disk; out of a store it is copied, once."""
     if not is_url(path):
         return Path(path)
-    from elmwright.jobs.bundles.bundle import SUMS, SUMS_BYTES, parse_sums
-    from elmwright.jobs.checkpoints.checkpoint import MANIFEST, parse_manifest
 
     names: Iterable[str]
     if exists(join(path, SUMS)):
@@ -86,9 +83,6 @@ def cached(key: str, download: Callable[[Path], None]) -> Path:
 
 
 def _verify_cached(folder: Path, key: str) -> None:
-    from elmwright.jobs.bundles.bundle import SUMS
-    from elmwright.jobs.checkpoints.checkpoint import MANIFEST
-
     lists = [folder / name for name in (SUMS, MANIFEST) if (folder / name).is_file()]
     if [sha256_bytes(read_small(path)) for path in lists] != [key]:
         raise UserError(f"{folder} is not what was asked for; fetch it again")

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
 from elmwright.jobs.checkpoints.checkpoint import (
     FORMAT,
     MANIFEST,
@@ -154,8 +157,6 @@ class CheckpointWriter:
             self._thread = None
 
     def _run(self, snapshot: Snapshot) -> None:
-        from safetensors import SafetensorError  # what a full disk is told as
-
         try:
             info = self._write(snapshot)
             verify_checkpoint(info.path)
@@ -183,8 +184,6 @@ class CheckpointWriter:
             self._error = error
 
     def _write(self, snapshot: Snapshot) -> CheckpointInfo:
-        from safetensors.torch import save_file
-
         name = folder_name(snapshot.step)
         beside = self._desk / f".writing-{name}-{self._attempt}"
         shutil.rmtree(beside, ignore_errors=True)

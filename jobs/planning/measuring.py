@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pydoc_data.topics import topics
 
 import numpy as np
 import torch
@@ -52,8 +53,6 @@ DOCUMENTATION = "Python's own documentation"
 
 def documentation() -> list[str]:
     """Some English sentences that are on every machine."""
-    from pydoc_data.topics import topics  # type: ignore[import-untyped,unused-ignore]
-
     lines = [line for name in sorted(topics) for line in topics[name].split("\n")]
     return [line.strip() for line in lines if line.count(" ") > 5]
 

@@ -15,7 +15,7 @@ from elmwright.jobs.config.toml_file import config_hash, to_dict
 from elmwright.jobs.planning import estimate
 from elmwright.jobs.planning.plan_warnings import warnings_of
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.secrets.hiding import hide, hide_all
+from elmwright.jobs.secrets.hiding import hide, hide_all, without_secret
 from elmwright.jobs.stages.preflight import (
     STAGES,
     Problems,
@@ -24,7 +24,14 @@ from elmwright.jobs.stages.preflight import (
     find_train,
     preflight,
 )
+from elmwright.jobs.stages.workflow import _guard_corpus, is_done
 from elmwright.jobs.terminal.wording import size
+from elmwright.jobs.tracking.check_server import check_server
+from elmwright.jobs.tracking.tracker import tracking_uri
+from elmwright.jobs.training.driver.launch import check_resumable, check_size
+from elmwright.jobs.upkeep.list_runs import statuses
+from elmwright.pipeline.build.corpus_folder import DISK_FACTOR
+from elmwright.pipeline.build.preview import look_at, text_bytes
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest, finished_corpus
@@ -77,8 +84,6 @@ def describe(config: RunConfig, *, measure: bool = False) -> dict[str, Any]:
 
 def _pending(config: RunConfig, folder: RunFolder) -> tuple[str, ...]:
     """The first stage that is not done, and all after it."""
-    from elmwright.jobs.stages.workflow import is_done
-
     try:
         first = next(n for n, stage in enumerate(STAGES) if not is_done(stage, config, folder))
     except StopIteration:
@@ -89,14 +94,10 @@ def _pending(config: RunConfig, folder: RunFolder) -> tuple[str, ...]:
 
 
 def _guard(folder: RunFolder) -> None:
-    from elmwright.jobs.stages.workflow import _guard_corpus
-
     _guard_corpus(folder)
 
 
 def _check_training(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
-    from elmwright.jobs.training.driver.launch import check_resumable, check_size
-
     check_resumable(config, folder, manifest)
     check_size(config, manifest)
 
@@ -161,7 +162,6 @@ def _look(problems: Problems, config: RunConfig, train: list[SourceFile]) -> "Lo
     """A sample of the text, where there is any to be read; what is wrong with all of it."""
     if not train:
         return None
-    from elmwright.pipeline.build.preview import look_at
 
     look = problems.of(look_at, train, config.corpus, config.run.seed)
     if look is None:
@@ -207,8 +207,6 @@ def _text(
     config: RunConfig, manifest: Manifest | None, look: "Look | None", train: list[SourceFile]
 ) -> dict[str, Any]:
     """How much text there is, as known or as the sample lets expect."""
-    from elmwright.pipeline.build.preview import text_bytes
-
     entries = config.corpus.heldout.items()
     shares = {name: entry for name, entry in entries if isinstance(entry, float)}
     if manifest:
@@ -241,8 +239,6 @@ def _embedded(config: RunConfig) -> bool:
 
 def _disk(config: RunConfig, folder: RunFolder, plan: dict[str, Any]) -> dict[str, Any]:
     """What a run takes besides what is there, and what is free where it goes."""
-    from elmwright.pipeline.build.corpus_folder import DISK_FACTOR
-
     words = plan["vocabulary"]["words"]
     place = folder.scratch if folder.remote else Path(folder.root)
     corpus = training = 0
@@ -261,8 +257,6 @@ def _disk(config: RunConfig, folder: RunFolder, plan: dict[str, Any]) -> dict[st
 
 def _room(*places: Path) -> int:
     """What the files in these folders take; a file with two names is counted once."""
-    from elmwright.jobs.upkeep.list_runs import statuses
-
     found = {(s.st_dev, s.st_ino): s.st_size for place in places for s in statuses(place)}
     return sum(found.values())
 
@@ -310,10 +304,6 @@ def _time(
 def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> dict[str, Any]:
     """Whether MLflow and the object stores that are named answer; a Ray cluster that does not is a
     problem."""
-    from elmwright.jobs.secrets.hiding import without_secret
-    from elmwright.jobs.tracking.check_server import check_server
-    from elmwright.jobs.tracking.tracker import tracking_uri
-
     found: dict[str, Any] = {}
     if is_remote(config):
         try:

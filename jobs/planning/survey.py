@@ -10,10 +10,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 from typing import Any
+
+from pyarrow import ArrowException, parquet
 
 from elmwright.jobs.planning.estimate import HARVEST_BYTES, HARVEST_STEPS
 from elmwright.pipeline.build.preview import Look, look_at, text_bytes
@@ -113,8 +115,6 @@ def _look(
     tokenizer: str = "ptb",
     language: str = "en",
 ) -> Look:
-    from dataclasses import replace
-
     read = [
         replace(file, documents=documents, text_field=fields[file.source] or "text")
         for file in found
@@ -224,8 +224,6 @@ def _records(file: SourceFile) -> list[dict[str, Any]]:
 
 
 def _rows(file: SourceFile) -> list[dict[str, Any]]:
-    from pyarrow import ArrowException, parquet
-
     with storage.reading(file.path) as stream:
         try:
             batches = parquet.ParquetFile(stream).iter_batches(100)

@@ -28,6 +28,7 @@ from elmwright.jobs.bundles.bundle import (
     write_sums,
 )
 from elmwright.jobs.bundles.model_folder import local_folder
+from elmwright.jobs.bundles.signing import check_signing_key, sign
 from elmwright.jobs.checkpoints.checkpoint import (
     CheckpointInfo,
     folder_name,
@@ -46,6 +47,7 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.work_folder import alone_in
 from elmwright.jobs.secrets.hiding import store_all
 from elmwright.jobs.tracking.tracker import read_run_id, tracking_uri
+from elmwright.jobs.training.loop.evaluate import final_limit
 from elmwright.model.formats.bilm_format import write_options, write_weights
 from elmwright.model.formats.folder import load_folder, model_tensors, write_config
 from elmwright.model.inference.elmo import Elmo
@@ -93,8 +95,6 @@ def export_run(
     if target.exists():
         _check_replaceable(target)
     if key:
-        from elmwright.jobs.bundles.signing import check_signing_key
-
         check_signing_key(Path(key))  # now, not after an hour of checks
     checked = export_checkpoint(
         config, folder, info, target, without_softmax=without_softmax, key=key, progress=progress
@@ -104,8 +104,6 @@ def export_run(
 
 def _limit(config: RunConfig, folder: RunFolder) -> int | None:
     """How many tokens of a held-out set a final evaluation scores; None means all."""
-    from elmwright.jobs.training.loop.evaluate import final_limit
-
     return final_limit(config.eval.final_tokens, Manifest.load(folder.corpus).vocab.size)
 
 
@@ -230,8 +228,6 @@ def _write(
     )
     (target / "provenance.json").write_text(json.dumps(about_it, indent=1))
     if key:
-        from elmwright.jobs.bundles.signing import sign
-
         sign(target, Path(key))
     total = 2 * sum(path.stat().st_size for path in target.iterdir())
     with progress("checking bundle", total, "bytes") as advance, counting_bytes(advance):

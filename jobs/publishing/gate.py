@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.registry.contract import Registry, Version
+from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE
+from elmwright.pipeline.cleaning import words as word_rules
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.block import BOS_ID, EOS_ID, UNK_ID
 from elmwright.pipeline.storage.untrusted import read_object
 
 SLACK = 1e-9
@@ -70,10 +73,8 @@ def bits_per_character(bundle: Path, path: Path) -> float:
     import torch
 
     from elmwright.model.bilm import States
-    from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE
     from elmwright.model.formats.folder import load_folder
     from elmwright.model.softmax import nll
-    from elmwright.pipeline.format.block import BOS_ID, EOS_ID, UNK_ID
 
     text = _read(path)
     loaded = load_folder(bundle, with_softmax=True)
@@ -125,17 +126,15 @@ def _read(path: Path) -> str:
 
 def _sentences(bundle: Path, text: str) -> list[list[str]]:
     """The text as this model's corpus would have split and tokenised it."""
-    from elmwright.pipeline.cleaning import words
-
     config = read_object(bundle / "config.json")
     unsaid = [key for key in ("tokenizer", "sentences", "language") if key not in config]
     if unsaid:
         raise UserError(f"{bundle / 'config.json'} does not say its {unsaid[0]}; export again")
     if config["tokenizer"] == "sentencepiece":
-        tokenise = words.sentencepiece(bundle / "sentencepiece.model")
+        tokenise = word_rules.sentencepiece(bundle / "sentencepiece.model")
     else:
-        tokenise = words.ptb if config["tokenizer"] == "ptb" else words.whitespace
-    found = words.split(text, config["sentences"], config["language"]).sentences
+        tokenise = word_rules.ptb if config["tokenizer"] == "ptb" else word_rules.whitespace
+    found = word_rules.split(text, config["sentences"], config["language"]).sentences
     return [tokenised for sentence in found if (tokenised := tokenise(sentence).split())]
 
 

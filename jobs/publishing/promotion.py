@@ -7,6 +7,7 @@ lost, and none is decided by a comparison with a version that no longer holds th
 
 from pathlib import Path
 
+from elmwright.jobs.publishing.gate import compare
 from elmwright.jobs.registry.contract import (
     CANDIDATE,
     HISTORY,
@@ -65,8 +66,6 @@ def promote(
 
 
 def _judge(registry: Registry, name: str, alias: str, holder: int, new: Version, text: str) -> str:
-    from elmwright.jobs.publishing.gate import compare
-
     for old in registry.versions(name):
         if old.version == holder:
             return compare(registry, name, old, new, text)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from elmwright.jobs.runbook.find_run import RUNS, is_run, runs_in
 from elmwright.jobs.rundir.layout import RunFolder, from_project
+from elmwright.jobs.secrets.hiding import without_secret
 from elmwright.jobs.terminal.wording import did_you_mean, nearby
+from elmwright.jobs.tracking.store import elsewhere, with_login
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import is_url, join, read_json
 
@@ -27,8 +29,6 @@ WHICH = (
 def registry_of(name: str, said: str | None = "", run: str = "", *, quiet: bool = False) -> str:
     """The registry to use for the model `name`: the one that was said, MLFLOW_TRACKING_URI, that
     of the `run` which it comes from, or that of the runs here which knows it."""
-    from elmwright.jobs.tracking.store import with_login
-
     uri = with_login(said) if said else os.environ.get("MLFLOW_TRACKING_URI", "")
     if uri:
         return uri
@@ -68,8 +68,6 @@ def registries_here(folder: str | Path = RUNS) -> dict[str, set[str]]:
 
 def registry_of_run(run: str) -> str:
     """The registry that a run's config names, or its own; a relative file means the project's."""
-    from elmwright.jobs.tracking.store import elsewhere, with_login
-
     root = run if is_url(run) else str(Path(run).resolve())
     settings = read_json(join(root, "config.json")) or {}
     said = str(settings.get("tracking", {}).get("uri") or "") or elsewhere(RunFolder.at(root))
@@ -102,8 +100,6 @@ def models_in(uri: str) -> set[str] | None:
 
 def short(uri: str) -> str:
     """A registry as a user would type it here."""
-    from elmwright.jobs.secrets.hiding import without_secret
-
     if uri.startswith("sqlite:///"):
         return f"sqlite:///{nearby(uri.removeprefix('sqlite:///'))}"
     return without_secret(uri)

@@ -20,6 +20,7 @@ from urllib.request import url2pathname
 
 from elmwright.jobs.bundles.bundle import SUMS, digest, verify_bundle
 from elmwright.jobs.bundles.model_folder import cached
+from elmwright.jobs.registry.mlflow_signature import EXAMPLE, LOADER, signature
 from elmwright.jobs.tracking.metric_names import heldout_metric
 from elmwright.jobs.tracking.store import artifact_folder, remove_logged_model
 from elmwright.pipeline.errors import Failed, UserError
@@ -203,8 +204,6 @@ def _write_mlmodel(folder: Path, model_id: str, run_id: str, key: str) -> None:
     from mlflow.models import Model
     from mlflow.models.utils import _save_example
     from mlflow.pyfunc import add_to_model
-
-    from elmwright.jobs.registry.mlflow_signature import EXAMPLE, LOADER, signature
 
     model = Model(
         run_id=run_id or None, model_id=model_id, signature=signature(), metadata={DIGEST: key}

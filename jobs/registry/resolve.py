@@ -17,8 +17,15 @@ import re
 import sys
 from pathlib import Path
 
+from elmwright.jobs.bundles.bundle import SUMS, is_whole
 from elmwright.jobs.bundles.model_folder import local_folder, verify_folder
+from elmwright.jobs.bundles.signing import verify_signature
+from elmwright.jobs.checkpoints.checkpoint import MANIFEST, newest_valid
 from elmwright.jobs.config.toml_file import RECIPES
+from elmwright.jobs.registry.contract import find_version
+from elmwright.jobs.registry.find_registry import registry_of
+from elmwright.jobs.registry.open_registry import open_registry
+from elmwright.jobs.registry.plain_folder import fetch_reference
 from elmwright.jobs.runbook import runbook
 from elmwright.jobs.runbook.find_run import RUNS, find_here, find_run, is_name, is_run, run_names
 from elmwright.jobs.rundir.layout import RunFolder
@@ -35,9 +42,6 @@ def resolve(model: str, tracking_uri: str = "", require_signature: str | Path = 
     folder = _find(model, tracking_uri)
     key = require_signature or os.environ.get(REQUIRE, "")
     if key:
-        from elmwright.jobs.bundles.bundle import SUMS
-        from elmwright.jobs.bundles.signing import verify_signature
-
         if not (folder / SUMS).is_file():
             raise UserError(f"{model} is not a bundle, and only bundles are signed")
         verify_signature(folder, Path(key))
@@ -45,8 +49,6 @@ def resolve(model: str, tracking_uri: str = "", require_signature: str | Path = 
 
 
 def _find(model: str, tracking_uri: str) -> Path:
-    from elmwright.jobs.registry.plain_folder import fetch_reference
-
     if model.startswith("models:/"):
         return _from_registry(model, tracking_uri)
     if not is_url(model) and is_run(model):
@@ -104,9 +106,6 @@ def find_run_of(model: str) -> RunFolder:
 
 def is_run_url(url: str) -> bool:
     """Whether a folder of an object store is that of a run."""
-    from elmwright.jobs.bundles.bundle import SUMS
-    from elmwright.jobs.checkpoints.checkpoint import MANIFEST
-
     if any(exists(join(url, name)) for name in (SUMS, MANIFEST)):
         return False
     return "run" in (read_json(join(url, "config.json")) or {})
@@ -114,9 +113,6 @@ def is_run_url(url: str) -> bool:
 
 def model_of_run(run: RunFolder) -> Path:
     """The bundle of a run if it is whole, else its newest valid checkpoint, verified."""
-    from elmwright.jobs.bundles.bundle import SUMS, is_whole
-    from elmwright.jobs.checkpoints.checkpoint import newest_valid
-
     bundle = join(run.root, "bundle")
     if exists(join(bundle, SUMS)) if run.remote else is_whole(Path(bundle)):
         folder = local_folder(bundle)
@@ -138,10 +134,6 @@ def model_of_run(run: RunFolder) -> Path:
 
 
 def _from_registry(uri: str, tracking_uri: str) -> Path:
-    from elmwright.jobs.registry.contract import find_version
-    from elmwright.jobs.registry.find_registry import registry_of
-    from elmwright.jobs.registry.open_registry import open_registry
-
     reference = uri.removeprefix("models:/")
     registry = open_registry(registry_of(re.split("[@/]", reference)[0], tracking_uri))
     return registry.fetch(*find_version(registry, reference, uri))

@@ -14,7 +14,14 @@ from typing import Any
 from elmwright.jobs.runbook.submission import Job, Submission
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.disk import write_atomic
-from elmwright.pipeline.storage.files import exists, is_url, join, list_folder, read_json
+from elmwright.pipeline.storage.files import (
+    exists,
+    is_url,
+    join,
+    list_folder,
+    read_json,
+    write_bytes,
+)
 from elmwright.pipeline.storage.untrusted import read_small
 
 KEPT = 50
@@ -152,16 +159,12 @@ def handle_left(submission: Submission) -> dict[str, Any]:
 
 def lay_down(job: Job) -> None:
     """Leave the submission below run.dir, for other machines to find."""
-    from elmwright.pipeline.storage.files import write_bytes
-
     data = json.dumps(_to_data(job), indent=1, ensure_ascii=False).encode()
     write_bytes(join(place_of(job.submission), "job.json"), data)
 
 
 def lay_down_outcome(submission: Submission, code: int) -> None:
     """Leave the exit code of a job below run.dir."""
-    from elmwright.pipeline.storage.files import write_bytes
-
     write_bytes(join(place_of(submission), "outcome.json"), json.dumps({"exit": code}).encode())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from elmwright.jobs.rundir.file_lock import flock
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.lease import about, leased
+from elmwright.jobs.rundir.moved_run import settle
 from elmwright.pipeline.storage.files import is_url, join
 
 
@@ -18,8 +19,6 @@ def locked(folder: RunFolder) -> Iterator[None]:
     """
     with _held(folder.root, join(folder.root, "run.lock")):
         if not folder.remote:
-            from elmwright.jobs.rundir.moved_run import settle
-
             settle(folder.mlflow / "mlflow.db")
         if not folder.corpus_dir or is_url(folder.corpus_dir):
             yield

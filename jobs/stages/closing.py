@@ -15,6 +15,7 @@ from elmwright.jobs.config.toml_file import config_hash
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.secrets.hiding import without_secret
 from elmwright.jobs.terminal.wording import nearby, typed
+from elmwright.jobs.tracking.tracker import tracking_uri
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
@@ -94,8 +95,6 @@ class Outcome:
 
 def find_outcome(config: RunConfig, folder: RunFolder, until: str) -> Outcome:
     """Read from the run's folder what there is after the stage `until`."""
-    from elmwright.jobs.tracking.tracker import tracking_uri
-
     manifest = Manifest.load(folder.corpus)
     known: dict[str, Any] = {}
     if until != "corpus":

@@ -12,6 +12,7 @@ small for sentencepiece) is still said by the stage that meets it.
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,13 +24,20 @@ from elmwright.jobs.cluster.connection import is_remote, local_cpus
 from elmwright.jobs.config.resume_settings import changed_settings
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
+from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.tracking.check_server import check_server
+from elmwright.jobs.tracking.store import sqlite_file
+from elmwright.jobs.tracking.tracker import tracking_uri
 from elmwright.model.config import shape_problem
+from elmwright.pipeline.build.corpus_folder import check_claim, check_space
 from elmwright.pipeline.build.up_to_date import evaluation_files, find_inputs, vocab_file
 from elmwright.pipeline.cleaning.language import code_problem
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.vocab import load_vocab
 from elmwright.pipeline.reading import sources
+from elmwright.pipeline.reading.decode import compression
 from elmwright.pipeline.reading.readers import read
 from elmwright.pipeline.reading.record import NO_FIELD, Record
 from elmwright.pipeline.reading.sources import Piece, SourceFile
@@ -132,9 +140,6 @@ def _unwritable(place: Path) -> tuple[str, Path]:
 
 def _inputs(problems: Problems, config: RunConfig, folder: RunFolder) -> None:
     """Sources, held-out sets, evaluation files, vocabulary, languages, disk."""
-    from elmwright.pipeline.build.corpus_folder import check_claim, check_space
-    from elmwright.pipeline.format.vocab import load_vocab
-
     corpus = config.corpus
     for key, code in (("language", corpus.language), *(("languages", c) for c in corpus.languages)):
         if wrong := code_problem(code):
@@ -161,7 +166,6 @@ def _inputs(problems: Problems, config: RunConfig, folder: RunFolder) -> None:
 
 def find_train(problems: Problems, corpus: CorpusConfig, folder: str) -> list[SourceFile]:
     """The files of every source that can be found, with a problem for each that cannot."""
-    from dataclasses import replace
 
     def one(index: int) -> list[SourceFile]:
         alone = replace(corpus, sources=(corpus.sources[index],), heldout={})
@@ -202,7 +206,6 @@ def _too_little(train: Sequence[SourceFile], config: RunConfig) -> str:
     size = sum(file.bytes for file in train)
     if not size:
         return "the sources hold no text (all files are empty); check corpus.sources"
-    from elmwright.pipeline.reading.decode import compression
 
     packed = any(compression(file.path) or file.format == "parquet" for file in train)
     if size * (100 if packed else 1) * 2 < section.lanes * section.window:
@@ -214,8 +217,6 @@ def _too_little(train: Sequence[SourceFile], config: RunConfig) -> str:
 
 
 def _first_records(file: SourceFile, corpus: CorpusConfig) -> Iterator[Record]:
-    from dataclasses import replace
-
     plain = replace(corpus, strict=False, cut_documents=0)
     yield from islice(read(Piece(file, 0, -1), plain), RECORDS)
 
@@ -305,7 +306,6 @@ def find_init_from(config: RunConfig, folder: RunFolder) -> Path | None:
     """The model to start from: there, whole, and of this config's shape; None if none is needed."""
     if not config.train.init_from or list_checkpoints(folder.checkpoints):
         return None  # a checkpoint of this run comes first
-    from elmwright.jobs.registry.resolve import resolve
 
     try:
         path = resolve(config.train.init_from)
@@ -330,10 +330,6 @@ def _bundle_problem(bundle: Path) -> str:
 
 def _check_tracking(config: RunConfig, folder: RunFolder) -> None:
     """MLflow can be spoken to, or is only silent for the moment."""
-    from elmwright.jobs.tracking.check_server import check_server
-    from elmwright.jobs.tracking.store import sqlite_file
-    from elmwright.jobs.tracking.tracker import tracking_uri
-
     uri = tracking_uri(config, folder)
     check_server(uri)
     database = sqlite_file(uri)

@@ -18,16 +18,25 @@ from elmwright.jobs.checkpoints.checkpoint import (
     list_checkpoints,
     verify_checkpoint,
 )
+from elmwright.jobs.cluster.connection import is_remote, machines_for, ray_cluster
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
+from elmwright.jobs.publishing.publish import is_published, publish
 from elmwright.jobs.rundir.layout import RunFolder, open_run_folder
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.secrets.in_configs import take_out_secrets
 from elmwright.jobs.stages.closing import closing_lines, find_outcome
+from elmwright.jobs.stages.preflight import check_before
 from elmwright.jobs.terminal.console import Console, console_for_run
 from elmwright.jobs.terminal.listing import corpus_lines
 from elmwright.jobs.terminal.signals import Stop, resumable, stop_signals
 from elmwright.jobs.terminal.wording import duration
+from elmwright.jobs.tracking.check_server import check_server
+from elmwright.jobs.tracking.tracker import Tracker, is_caught_up, tracking_uri
+from elmwright.jobs.training.driver.devices import bound_device, settle_device
+from elmwright.jobs.training.driver.launch import check_resumable, check_size, launch
+from elmwright.pipeline.build.driver import build_corpus
+from elmwright.pipeline.build.up_to_date import corpus_key, is_current
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest, finished_corpus
 from elmwright.pipeline.progress import plural
@@ -119,9 +128,6 @@ def is_done(stage: str, config: RunConfig, folder: RunFolder) -> bool:
     if stage == "corpus":
         return current_corpus(config, folder) is not None
     if stage == "publish":
-        from elmwright.jobs.publishing.publish import is_published
-        from elmwright.jobs.tracking.tracker import is_caught_up
-
         return is_published(config, folder) and is_caught_up(config, folder)
     result = read_json(folder.result)
     if not result or final_checkpoint(folder, result) is None:
@@ -148,16 +154,12 @@ def final_checkpoint(folder: RunFolder, result: dict[str, Any]) -> CheckpointInf
 
 
 def current_corpus(config: RunConfig, folder: RunFolder) -> Manifest | None:
-    from elmwright.pipeline.build.up_to_date import corpus_key, is_current
-
     key = corpus_key(config.corpus, config.vocab, config.shards, config.run.seed)
     return is_current(folder.corpus, key, config.corpus, config.vocab.file)
 
 
 def _refuse_mistakes(pending: tuple[str, ...], config: RunConfig, folder: RunFolder) -> None:
     """Mistakes that can be seen now are reported before anything is started or written."""
-    from elmwright.jobs.stages.preflight import check_before
-
     if "corpus" in pending:
         _guard_corpus(folder)
     check_before(config, folder, pending)
@@ -167,8 +169,6 @@ def _do(
     pending: tuple[str, ...], config: RunConfig, folder: RunFolder, console: Console, stop: Stop
 ) -> None:
     if "corpus" in pending or "train" in pending:
-        from elmwright.jobs.cluster.connection import is_remote, machines_for, ray_cluster
-
         again = "the same command resumes from what is on disk"
         with resumable(f"at once; {again}"), ExitStack() as stack:
             name = "connecting" if is_remote(config) else "starting Ray"
@@ -201,8 +201,6 @@ def _do(
         console.say(f"Bundle written and checked: {checks}")
     _stop_here(stop, before=tuple(stage for stage in pending if stage == "publish"))
     if "publish" in pending:
-        from elmwright.jobs.publishing.publish import publish
-
         with resumable("before the model was published; the same command publishes it"):
             _catch_up(config, folder)
             version = publish(config, folder, console.progress)
@@ -242,16 +240,12 @@ def _guard_corpus(folder: RunFolder) -> None:
 
 
 def _check_training(config: RunConfig, folder: RunFolder) -> None:
-    from elmwright.jobs.training.driver.launch import check_resumable, check_size
-
     manifest = Manifest.load(folder.corpus)
     check_resumable(config, folder, manifest)
     check_size(config, manifest)
 
 
 def _corpus(config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
-    from elmwright.pipeline.build.driver import build_corpus
-
     manifest = build_corpus(
         config.corpus,
         config.vocab,
@@ -284,12 +278,6 @@ def stopping_sentence(begun: threading.Event) -> str:
 def _train(
     config: RunConfig, folder: RunFolder, console: Console, stop: Stop, begun: threading.Event
 ) -> None:
-    from elmwright.jobs.cluster.connection import machines_for
-    from elmwright.jobs.tracking.check_server import check_server
-    from elmwright.jobs.tracking.tracker import Tracker, tracking_uri
-    from elmwright.jobs.training.driver.devices import bound_device, settle_device
-    from elmwright.jobs.training.driver.launch import launch
-
     _check_training(config, folder)
     silent = check_server(tracking_uri(config, folder))
     if silent:
@@ -318,8 +306,6 @@ def _train(
 
 def _catch_up(config: RunConfig, folder: RunFolder) -> None:
     """Send MLflow what it missed: its server was down, or the driver was killed at the very end."""
-    from elmwright.jobs.tracking.tracker import Tracker, is_caught_up
-
     if is_caught_up(config, folder):
         return
     tracker = Tracker(config, folder, Manifest.load(folder.corpus))

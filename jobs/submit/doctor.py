@@ -35,6 +35,7 @@ from elmwright.jobs.submit.send import prepare
 from elmwright.jobs.submit.targets.kubernetes import Kubernetes
 from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable, check_nodes
 from elmwright.jobs.submit.targets.ray_token import find_token
+from elmwright.jobs.submit.targets.slurm import Slurm, run_slurm
 from elmwright.jobs.tracking.check_server import check_server
 from elmwright.jobs.tracking.store import with_login
 from elmwright.pipeline.errors import Failed, UserError
@@ -255,8 +256,6 @@ def _machines(
 
 
 def _slurm(target: Target, config: RunConfig | None, found: list[Finding]) -> None:
-    from elmwright.jobs.submit.targets.slurm import Slurm, run_slurm
-
     found.append((True, run_slurm("sinfo", "--version").strip()))
     partition = ["--partition", target.partition] if target.partition else []
     rows = run_slurm("sinfo", "--noheader", "--format=%P: %D machines with %c CPUs, %T", *partition)

@@ -18,13 +18,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.environment.wheel import requirements
 from elmwright.jobs.runbook.runbook import lay_down, lay_down_outcome
 from elmwright.jobs.runbook.submission import Job, Submission, relative_paths
+from elmwright.jobs.stages.workflow import run
 from elmwright.jobs.submit import retries
 from elmwright.jobs.submit.attempts import Attempts, command_for, stop_with_parent
+from elmwright.jobs.submit.targets.background import process_mark
 from elmwright.jobs.terminal.exit_codes import exit_code
 from elmwright.jobs.terminal.signals import stoppable
 from elmwright.jobs.terminal.unexpected import DEBUG
@@ -85,8 +89,6 @@ def run_once(path: str) -> int:
 
 def run_submission(path: str) -> None:
     """One attempt at a submission; errors leave here as exceptions."""
-    from elmwright.jobs.stages.workflow import run
-
     submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
     config = config_from(submission.config, "the submitted config")
     enter_folder(submission, config)
@@ -117,8 +119,6 @@ def own_handle(submission: Submission) -> dict[str, Any]:
     if submission.target.kind == "slurm":
         return {"job": os.environ["SLURM_JOB_ID"]}
     if submission.target.kind == "local":
-        from elmwright.jobs.submit.targets.background import process_mark
-
         return process_mark(os.getppid())  # which starts the next attempt (attempts.py)
     return {}
 
@@ -150,8 +150,6 @@ def check_dependencies() -> None:
 
 def missing_dependencies() -> list[str]:
     """Requirements that this environment does not meet."""
-    from packaging.requirements import Requirement
-
     problems = []
     for line in requirements():
         need = Requirement(line)

@@ -18,7 +18,10 @@ from elmwright.jobs.environment.wheel import content_version, package_files
 from elmwright.jobs.runbook import runbook
 from elmwright.jobs.runbook.submission import Job, State, Submission, new_submission, state_of_exit
 from elmwright.jobs.runbook.target import Target, as_now
-from elmwright.jobs.submit.targets.ray_jobs import NotLetIn, Unreachable
+from elmwright.jobs.submit.targets.background import Background
+from elmwright.jobs.submit.targets.kubernetes import Kubernetes
+from elmwright.jobs.submit.targets.ray_jobs import NotLetIn, RayCluster, Unreachable
+from elmwright.jobs.submit.targets.slurm import Slurm
 from elmwright.jobs.training.driver.devices import with_promised_gpus
 from elmwright.jobs.upkeep.status import has_checkpoint
 from elmwright.pipeline.errors import Failed, UserError
@@ -67,18 +70,11 @@ class Place(Protocol):
 def open_place(target: Target) -> Place:
     """The code that speaks to a target."""
     if target.kind == "ray":
-        from elmwright.jobs.submit.targets.ray_jobs import RayCluster
-
         return RayCluster(target)
     if target.kind == "slurm":
-        from elmwright.jobs.submit.targets.slurm import Slurm
-
         return Slurm(target)
     if target.kind == "k8s":
-        from elmwright.jobs.submit.targets.kubernetes import Kubernetes
-
         return Kubernetes(target)
-    from elmwright.jobs.submit.targets.background import Background
 
     return Background()
 

@@ -16,6 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.text import Text
+
 from elmwright.jobs.secrets.hiding import for_others
 from elmwright.jobs.terminal.bars import Bar, finished_line, live_lines, plain_line
 from elmwright.jobs.terminal.unexpected import noting
@@ -136,9 +140,6 @@ class Console:
                 self._display = None
 
     def _live_display(self) -> "Live":
-        from rich.console import Console as RichConsole
-        from rich.live import Live
-
         console = RichConsole(file=self.stream, force_terminal=True, width=WIDTH, height=25)
         return Live(
             console=console,
@@ -150,8 +151,6 @@ class Console:
         )
 
     def _render(self, console: "RichConsole") -> "Text":
-        from rich.text import Text
-
         # By our own stream: rich looks at descriptors 1 and 2, which are the log.
         console.width = width = self.width or WIDTH
         lines = [line for bar in list(self._open) for line in live_lines(bar, width)]

@@ -7,6 +7,9 @@ one; a table whose words cannot be made to fit is wider than the terminal rather
 from collections.abc import Iterable, Sequence
 from io import StringIO
 
+from rich.console import Console
+from rich.table import Table
+
 from elmwright.jobs.terminal.wording import size
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import plural
@@ -29,9 +32,6 @@ def table(
     indent: int = 0,
 ) -> list[str]:
     """The lines of a table; the columns in `text` are words, the others numbers."""
-    from rich.console import Console
-    from rich.table import Table
-
     cells = [list(row) for row in rows]
     layout = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=any(header))
     least = indent

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from elmwright import __version__
 from elmwright.jobs.secrets.hiding import for_others, shown_word
 from elmwright.jobs.terminal.wording import tell
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
@@ -87,8 +88,6 @@ def error_folder() -> Path:
 
 def write_error_file(error: BaseException) -> Path | None:
     """A file with the traceback and what was typed; None where nothing can be written."""
-    from elmwright import __version__
-
     text = for_others(
         f"elmwright {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
         # Each word by itself: quotes of the shell may stand inside a password.

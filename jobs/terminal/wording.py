@@ -6,6 +6,7 @@ that is wider than the terminal (a long path) gets a line of its own and stays w
 can still be copied. In a pipe or a file nothing is broken and nothing is cut.
 """
 
+import difflib
 import os
 import re
 import shlex
@@ -196,7 +197,5 @@ def duration(seconds: float) -> str:
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
     """The end of an error: "; did you mean 'x'?", or nothing if no name is near."""
-    import difflib
-
     close = difflib.get_close_matches(text, list(names), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -29,13 +29,17 @@ from elmwright.jobs.checkpoints.checkpoint import (
     list_checkpoints,
     verify_checkpoint,
 )
+from elmwright.jobs.checkpoints.writer import Keep
+from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.runbook.find_run import lock_text
+from elmwright.jobs.rundir.journal import Journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.run_lock import locked
-from elmwright.jobs.terminal.wording import nearby
+from elmwright.jobs.terminal.wording import nearby, size
+from elmwright.jobs.tracking.tracker import Tracker, is_caught_up
 from elmwright.jobs.upkeep.list_runs import statuses
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.format.manifest import finished_corpus
+from elmwright.pipeline.format.manifest import Manifest, finished_corpus
 from elmwright.pipeline.storage.files import read_json
 
 CACHE = "blocks"
@@ -104,8 +108,6 @@ def removals(folder: RunFolder) -> list[Removal]:
 
 def spare_checkpoints(folder: RunFolder) -> list[CheckpointInfo]:
     """The checkpoints that nothing needs any more."""
-    from elmwright.jobs.checkpoints.writer import Keep
-
     infos = list_checkpoints(folder.checkpoints)
     if not infos:
         return []
@@ -150,11 +152,6 @@ def _remove(folder: RunFolder, found: list[Removal]) -> None:
 
 def _forget(folder: RunFolder, steps: list[int]) -> None:
     """Tell the journal first, as training does, and MLflow if it was up to date before."""
-    from elmwright.jobs.config.toml_file import config_from
-    from elmwright.jobs.rundir.journal import Journal
-    from elmwright.jobs.tracking.tracker import Tracker, is_caught_up
-    from elmwright.pipeline.format.manifest import Manifest
-
     config = config_from(read_json(folder.config) or {}, folder.config, saved=True)
     caught_up = is_caught_up(config, folder)
     with Journal(folder.journal) as journal:
@@ -173,8 +170,6 @@ def _forget(folder: RunFolder, steps: list[int]) -> None:
 
 def as_lines(folder: RunFolder, found: list[Removal]) -> list[str]:
     """What goes, for a reader."""
-    from elmwright.jobs.terminal.wording import size
-
     root = Path(folder.root)
 
     def name(path: Path) -> str:

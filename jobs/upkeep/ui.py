@@ -17,6 +17,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,9 +27,11 @@ from urllib.parse import quote
 
 from elmwright.jobs.runbook.find_run import RUNS, find_run
 from elmwright.jobs.rundir.layout import RunFolder, from_project
+from elmwright.jobs.rundir.moved_run import at_home
 from elmwright.jobs.secrets.hiding import for_others, without_secret
 from elmwright.jobs.secrets.in_configs import advise
 from elmwright.jobs.terminal.wording import nearby
+from elmwright.jobs.tracking.store import artifact_folder, elsewhere, sqlite_file, with_login
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.storage.files import exists, join, read_json
 
@@ -139,9 +142,6 @@ def show(folder: RunFolder, port: int, opened: Callable[[str], object]) -> None:
 
 def _store(folder: RunFolder, uri: str) -> str:
     """The MLflow of a run, as a URI that holds in every folder; a moved file is put right."""
-    from elmwright.jobs.rundir.moved_run import at_home
-    from elmwright.jobs.tracking.store import elsewhere, sqlite_file, with_login
-
     scheme = "sqlite:///"
     if not uri:
         uri = elsewhere(folder) or f"{scheme}{folder.mlflow / 'mlflow.db'}"
@@ -187,8 +187,6 @@ def _print(title: str, links: dict[str, str]) -> None:
 
 
 def _open(link: str) -> None:
-    import webbrowser
-
     if not webbrowser.open(link):
         print("No browser could be opened here: copy the link.", flush=True)
 
@@ -209,8 +207,6 @@ def _server(uri: str, port: int, stop: Flag) -> Iterator[str]:
 
 
 def _start(uri: str, port: int, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    from elmwright.jobs.tracking.store import artifact_folder
-
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port),
                "--workers", "1", "--no-serve-artifacts", "--default-artifact-root",
                artifact_folder(uri) or str(folder)]  # fmt: skip

@@ -17,10 +17,12 @@ from elmwright.jobs.checkpoints.checkpoint import (
     verify_checkpoint,
 )
 from elmwright.jobs.registry.plain_folder import fetch_reference
+from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.journal_lines import journal_end, known_damage, read_lines
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest, Shard
+from elmwright.pipeline.format.shards import verify_shard
 from elmwright.pipeline.format.verify_corpus import verify_corpus
 from elmwright.pipeline.progress import Progress, counting_bytes, plural, silent
 from elmwright.pipeline.storage.files import exists, is_url, join, stat
@@ -32,8 +34,6 @@ def verify_path(name: str, key: str = "", progress: Progress = silent) -> list[s
     With `key`, a public key, only a bundle signed with it is good.
     """
     if key or name.startswith("models:/") or (is_url(name) and exists(join(name, SUMS))):
-        from elmwright.jobs.registry.resolve import resolve
-
         resolve(name, require_signature=key)
         return [f"bundle {name}" + (f", signed with the key of {key}" if key else "")]
     if not is_url(name):
@@ -95,8 +95,6 @@ def _corpus(path: str | Path) -> str:
 
 def _shard(path: Path, progress: Progress) -> str:
     """One shard, against the manifest of the corpus it lies in."""
-    from elmwright.pipeline.format.shards import verify_shard
-
     manifest = Manifest.load(path.resolve().parent.parent)
     for split in manifest.splits.values():
         for shard in split.shards:

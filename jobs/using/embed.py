@@ -16,6 +16,7 @@ process, and begun anew if it was killed.
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -246,8 +247,6 @@ def _embed_on_ray(
     folder: str, recipe: Recipe, text: Path, left: dict[Path, Piece], workers: int, advance: Advance
 ) -> None:
     """Parts made by several processes of this machine, each with the model in its memory."""
-    import logging
-
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray.exceptions import RayActorError, RayTaskError

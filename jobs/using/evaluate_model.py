@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.training.loop.evaluate import (
     MOST_LANES,
     Score,
@@ -15,6 +16,7 @@ from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.heldout_pass import Probe
 from elmwright.jobs.training.loop.side_by_side import side_by_side
 from elmwright.model.bilm import BiLM
+from elmwright.model.formats.folder import load_folder
 from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
@@ -27,8 +29,6 @@ def evaluate_model(
     model: str, corpus: str, split: str | None, progress: Progress = silent
 ) -> dict[str, dict[str, Any]]:
     """`elmwright eval`: a MODEL on the held-out sets of a corpus, with the model's vocabulary."""
-    from elmwright.jobs.registry.resolve import resolve
-
     if not exists(join(corpus, "MANIFEST.json")) and exists(join(corpus, "corpus/MANIFEST.json")):
         corpus = join(corpus, "corpus")
     return evaluate_folder(resolve(model), corpus, split, name=model, progress=progress)
@@ -87,8 +87,6 @@ def probe_folder(
 
 def _load(folder: Path, name: str = "") -> tuple[BiLM, Softmax, dict[str, int], int]:
     """A model that can score: biLM, softmax, vocabulary, and the lanes it was measured with."""
-    from elmwright.model.formats.folder import load_folder
-
     loaded = load_folder(folder, with_softmax=True)
     if loaded.softmax is None or loaded.vocab is None:
         raise UserError(

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.argument_checks import check_output
 from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE
 from elmwright.model.formats.folder import VOCAB, read_vocab
@@ -37,7 +38,6 @@ def write_table(
     """Encode a vocabulary (the model's own, or one word a line) as far as it fits, from its top;
     a sentence about what was written."""
     check_output(output, force)
-    from elmwright.jobs.registry.resolve import resolve
 
     folder = resolve(model)
     path = Path(words_file) if words_file else folder / VOCAB

@@ -5,6 +5,8 @@ only where those have too few), so that a large corpus costs no more than a smal
 be told of a document alone is told: near-copies and repeated sentences need the whole corpus.
 """
 
+from dataclasses import replace
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -46,8 +48,6 @@ def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> S
         )
     records = list(take(find_inputs(folder, config)["train"], config, documents, seed))
     if config.tokenizer == "sentencepiece":
-        from dataclasses import replace
-
         config = replace(config, tokenizer="ptb")
     return _clean(records, config)
 

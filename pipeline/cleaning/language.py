@@ -9,6 +9,8 @@ import difflib
 from collections.abc import Sequence
 from functools import cache
 
+import pycld2
+
 from elmwright.pipeline.errors import UserError
 
 UNKNOWN = "un"
@@ -31,8 +33,6 @@ def check(languages: Sequence[str]) -> None:
 @cache
 def _codes() -> dict[str, str]:
     """Code → its language's name in small letters, of all that CLD2 can detect."""
-    import pycld2
-
     return {
         code: name.lower().replace("_", " ")
         for name, code in pycld2.LANGUAGES
@@ -73,8 +73,6 @@ _OWN_NAMES = {
 
 def detect(text: str) -> tuple[bool, dict[str, float]]:
     """Whether the answer is reliable, and the share of each language, the largest first."""
-    import pycld2
-
     if len(text) > LONG:
         step = len(text) // SLICES
         text = "\n".join(text[n * step : n * step + SLICE] for n in range(SLICES))

@@ -14,6 +14,8 @@ import re
 import unicodedata
 from ipaddress import IPv4Address
 
+from ftfy import fix_encoding
+
 from elmwright.pipeline.config import CorpusConfig
 
 EMPTY = "empty"
@@ -124,7 +126,6 @@ def fix_mojibake(text: str) -> str:
     data = text.encode("utf-8", "surrogatepass")
     if not (_SUSPECT.search(data) or any(suspect in data for suspect in _SUSPECT_MAC)):
         return text
-    from ftfy import fix_encoding
 
     lines = text.split("\n")
     return "\n".join(fix_encoding(line) if _MOJIBAKE.search(line) else line for line in lines)

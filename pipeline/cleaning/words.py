@@ -21,6 +21,7 @@ All expressions are linear in the text. `ptb` works on the chunks between white 
 that `tokens.Reader` can remember the words of every chunk it has met.
 """
 
+import io
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import sentencepiece as library
 from sentencex import segment
 
 from elmwright.pipeline.config import Pieces
@@ -247,8 +249,6 @@ def sentencepiece(model: Path) -> Tokenise:
 
 @lru_cache(maxsize=1)
 def _load(model: str, _changed: int) -> Any:
-    import sentencepiece as library
-
     try:
         return library.SentencePieceProcessor(model_file=model)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -265,10 +265,6 @@ def train_sentencepiece(sentences: Iterator[str], pieces: Pieces, language: str)
 
     One thread, because the result depends on the number of threads.
     """
-    import io
-
-    import sentencepiece as library
-
     model = io.BytesIO()
     library.SentencePieceTrainer.train(
         sentence_iterator=sentences,

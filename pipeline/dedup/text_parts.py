@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow
 from numpy.typing import NDArray
 
 from elmwright.pipeline.storage import files
@@ -33,8 +34,6 @@ def table_of(
     lines: Sequence[Sequence[int]] | None = None,
 ) -> Any:
     """An Arrow table of numbers, a column `text` and, if given, a column of lists `lines`."""
-    import pyarrow
-
     arrays = {name: pyarrow.array(np.ascontiguousarray(c)) for name, c in columns.items()}
     arrays["text"] = pyarrow.array(texts, pyarrow.large_string())
     if lines is not None:
@@ -44,8 +43,6 @@ def table_of(
 
 def save(path: str, table: Any) -> None:
     """Write a table as it is."""
-    import pyarrow
-
     with files.writing(path) as file, pyarrow.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
@@ -61,8 +58,6 @@ def save_buckets(
 
     Row n has the text `texts[text_of[n]]`; a text that many rows share is held once.
     """
-    import pyarrow
-
     edges = np.searchsorted(columns[key], np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(TOP))
     schema = table_of({name: column[:0] for name, column in columns.items()}, []).schema
     with files.writing(path) as file, pyarrow.ipc.new_file(file, schema) as writer:
@@ -74,15 +69,11 @@ def save_buckets(
 
 
 def _no_rows(schema: Any) -> Any:
-    import pyarrow
-
     return pyarrow.RecordBatch.from_pylist([], schema=schema)
 
 
 def load(path: str) -> tuple[Columns, list[str]]:
     """All columns and texts of a table."""
-    import pyarrow
-
     with files.arrow_file(path) as file:
         return _columns(pyarrow.ipc.open_file(file).read_all())
 
@@ -94,8 +85,6 @@ def load_between(path: str, key: str, begin: int, end: int) -> tuple[Columns, li
 
 def table_between(path: str, key: str, begin: int, end: int) -> Any:
     """The same as an Arrow table."""
-    import pyarrow
-
     with files.arrow_file(path) as file:
         reader = pyarrow.ipc.open_file(file)
         buckets = range(begin >> TOP, min(BUCKETS - 1, (end - 1) >> TOP) + 1)
@@ -115,8 +104,6 @@ def _columns(table: Any) -> tuple[Columns, list[str]]:
 
 def load_lines(path: str) -> list[list[int]]:
     """For every document of a part, the number of sentences of each of its lines."""
-    import pyarrow
-
     with files.arrow_file(path) as file:
         lines: list[list[int]] = pyarrow.ipc.open_file(file).read_all()[LINES].to_pylist()
         return lines

@@ -11,6 +11,7 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
+import pyarrow
 from numpy.typing import NDArray
 
 from elmwright.pipeline.format.block import BOS, BOS_ID, EOS, EOS_ID, UNK_ID, Block
@@ -39,8 +40,6 @@ class Words:
 
 def words_of(texts: Sequence[str]) -> Words:
     """The words of texts whose lines are sentences and whose words one space separates."""
-    import pyarrow
-
     data = np.frombuffer("\n".join([*texts, ""]).encode(), np.uint8)
     breaks = data == BREAK
     between = breaks | (data == SPACE)

@@ -19,6 +19,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
+import pyarrow as pa
+from resiliparse.parse.encoding import detect_encoding
+
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading.record import DAMAGED, Broken
 
@@ -217,8 +220,6 @@ def _members(source: Watched, new: Callable[[], Any]) -> Iterator[bytes]:
 
 
 def _zstd(source: Watched) -> Iterator[bytes]:
-    import pyarrow as pa
-
     out = 0
     stream = pa.input_stream(pa.PythonFile(source, "r"), compression="zstd")
     while True:
@@ -325,8 +326,6 @@ def decode_whole(raw: bytes, encoding: str) -> tuple[str, bool]:
 
 
 def _guess(raw: bytes) -> str:
-    from resiliparse.parse.encoding import detect_encoding
-
     text = raw.decode("utf-8", "replace")
     bad = text.count("\ufffd")
     good = len(text) - len(text.encode("ascii", "ignore")) - bad

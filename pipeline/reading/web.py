@@ -19,6 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from fastwarc.stream_io import BrotliReader
+from fastwarc.warc import ArchiveIterator, WarcRecordType
+from resiliparse.extract.html2text import extract_plain_text
+from resiliparse.parse.encoding import map_encoding_to_html5
+
 from elmwright.pipeline.reading.decode import BLOCK, HEAD, Watched, decode_whole, not_text, wide
 from elmwright.pipeline.reading.record import DAMAGED, RAW, Broken, Record, too_large
 
@@ -59,8 +64,6 @@ class Http(NamedTuple):
 
 def page(raw: bytes, offset: int, encoding: str, charset: str = "") -> Iterator[Record]:
     """The main text of an HTML page; nothing for a page that has none."""
-    from resiliparse.extract.html2text import extract_plain_text
-
     html, repaired = _decode_html(raw, encoding, charset)
     if why := _too_complex(html):
         yield Record(offset, None, "bad HTML", why, raw[:RAW])
@@ -78,8 +81,6 @@ def page(raw: bytes, offset: int, encoding: str, charset: str = "") -> Iterator[
 
 def _decode_html(raw: bytes, encoding: str, charset: str) -> tuple[str, bool]:
     """UTF-8 if it fits; else what the server or the page declares; else a guess."""
-    from resiliparse.parse.encoding import map_encoding_to_html5
-
     meta = META.search(raw[:2048])
     declared = charset or (meta.group(1).decode("ascii") if meta else "")
     if encoding == "auto" and declared and not wide(raw[:HEAD], "auto"):
@@ -116,8 +117,6 @@ def _depth(html: str) -> int:
 
 def warc(source: Iterator[bytes], encoding: str, limit: int) -> Iterator[Record]:
     """The documents of a WARC file."""
-    from fastwarc.warc import ArchiveIterator, WarcRecordType
-
     stream = Watched(_Stream(source).read)
     kinds = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     place = 0
@@ -288,8 +287,6 @@ def _inflate(raw: bytes, limit: int) -> bytes:
 
 
 def _brotli(raw: bytes, limit: int) -> bytes:
-    from fastwarc.stream_io import BrotliReader
-
     try:
         return _fill(BrotliReader(io.BytesIO(raw)).read, limit + 1)
     except OSError:

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
+
+import pyarrow
+from pyarrow import fs
 
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import count_bytes
@@ -88,7 +92,6 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
         return
     system, inner = file_system(str(path))
     # Kept on the local disk until it is whole: an error half-way must leave no object behind.
-    import tempfile
 
     with tempfile.TemporaryFile() as file:
         yield file
@@ -100,8 +103,6 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
 @contextmanager
 def arrow_file(path: str | Path) -> Iterator[Any]:
     """A file for pyarrow to read from: mapped into memory on a disk, by ranges in a store."""
-    import pyarrow
-
     if not is_url(path):
         with explained(Path(path)), pyarrow.memory_map(str(path)) as file:
             yield file
@@ -206,7 +207,6 @@ def list_folder(folder: str | Path) -> list[Stat]:
     if not is_url(folder):
         paths = (os.path.join(top, name) for top, _, names in os.walk(folder) for name in names)
         return [found for path in sorted(paths) if (found := stat(path))]
-    from pyarrow import fs
 
     system, inner = file_system(str(folder))
     scheme = str(folder).partition("://")[0]
@@ -373,8 +373,6 @@ def file_system(path: str) -> tuple[Any, str]:
 @lru_cache(maxsize=2)
 def _connect(scheme: str) -> Any:
     """One client a process for each kind of store."""
-    from pyarrow import fs
-
     if scheme == "gs":
         return fs.GcsFileSystem()
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

@@ -21,6 +21,8 @@ import urllib.request
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from packaging.requirements import Requirement
+
 from elmwright.jobs.cluster.capacity import check_room
 from elmwright.jobs.config.sections import TrainSection
 from elmwright.jobs.config.toml_file import config_from
@@ -164,8 +166,6 @@ class RayCluster:
 
     def check_version(self) -> str:
         """The version of Ray there, which must be one this package works with."""
-        from packaging.requirements import Requirement
-
         found = self.version()
         need = next(r for r in map(Requirement, requirements()) if r.name == "ray")
         if not need.specifier.contains(found, prereleases=True):

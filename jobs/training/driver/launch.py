@@ -17,17 +17,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pyarrow.fs import PyFileSystem
+
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints, read_checked
 from elmwright.jobs.cluster.capacity import NoRoom, Room, RoomLost, check_room, machines
 from elmwright.jobs.cluster.connection import FITTING, is_remote
 from elmwright.jobs.config.resume_settings import changed_settings
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_from, to_dict
+from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import ask_to_stop, take_back
 from elmwright.jobs.secrets.hiding import for_others
-from elmwright.jobs.terminal.console import Console
+from elmwright.jobs.terminal.console import Console, log_to
 from elmwright.jobs.training.driver.display import Watcher
+from elmwright.jobs.training.driver.ray_storage import WithoutFolders
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.disk import explain
@@ -242,9 +246,6 @@ def _storage(folder: RunFolder) -> dict[str, Any]:
     """Where Ray Train keeps its own few files: all its processes must see it."""
     if not folder.remote:
         return {"storage_path": join(folder.train, "ray")}
-    from pyarrow.fs import PyFileSystem
-
-    from elmwright.jobs.training.driver.ray_storage import WithoutFolders
 
     system, inner = file_system(join(folder.train, "ray"))
     return {"storage_path": inner, "storage_filesystem": PyFileSystem(WithoutFolders(system))}
@@ -255,8 +256,6 @@ def worker(job: dict[str, Any]) -> None:
     import ray.train
     import torch
 
-    from elmwright.jobs.registry.resolve import resolve
-    from elmwright.jobs.terminal.console import log_to
     from elmwright.jobs.training.loop.exchange import Ranks
     from elmwright.jobs.training.loop.train import train
 

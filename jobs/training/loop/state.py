@@ -6,6 +6,7 @@ DDP holds on to the parameters.
 """
 
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from elmwright.model.config import shape_problem
 from elmwright.model.formats.folder import (
     LoadedModel,
     check_shapes,
+    load_folder,
     load_tensors,
     model_tensors,
     read_tensors,
@@ -168,8 +170,6 @@ def restore(
     trainer.best, trainer.best_step = state["best"], state["best_step"]
     trainer.best_of, trainer.stale = state["best_of"], state["stale"]
     if is_url(checkpoint):
-        import shutil
-
         shutil.rmtree(path)
 
 
@@ -187,8 +187,6 @@ def _fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: FindModel) -> None:
     """Start from another model: its biLM, and the softmax rows of the words both know."""
-    from elmwright.model.formats.folder import load_folder
-
     name = config.train.init_from
     other = load_folder(find_model(name), with_softmax=True)
     check_shape(other, config)

@@ -14,6 +14,12 @@ added. For a chunk it writes, for n = 000, 001, …
 - `out`.quarantine.jsonl, `out`.decontaminated.jsonl and, if asked for, `out`-dropped-000.jsonl.zst.
 """
 
+import pyarrow
+import tempfile
+import shutil
+import atexit
+import heapq
+
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -150,8 +156,6 @@ def sample_chunk(
 
 def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConfig) -> Report:
     """Train the sentencepiece model on the smallest hashes of all samples."""
-    import heapq
-
     with ExitStack() as stack:
         opened = [stack.enter_context(files.reading(files.join(work, name))) for name in samples]
         # Every sample is sorted by its hashes, which stand in front with all their digits.
@@ -255,10 +259,6 @@ def _local_copy(work: str, model: str | None) -> Path | None:
 @lru_cache(maxsize=1)
 def _scratch() -> Path:
     """A folder of this process alone, gone with it."""
-    import atexit
-    import shutil
-    import tempfile
-
     folder = tempfile.mkdtemp(prefix="elmwright-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
@@ -397,6 +397,4 @@ def json_lines(rows: Iterable[dict[str, Any]]) -> bytes:
 
 def write_documents(path: str, rows: Iterable[dict[str, Any]]) -> None:
     """Rows as compressed JSON Lines."""
-    import pyarrow
-
     files.write_bytes(path, pyarrow.compress(json_lines(rows), codec="zstd", asbytes=True))

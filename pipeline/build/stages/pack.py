@@ -5,6 +5,9 @@ vocabulary task reads only those that are frequent enough to be in it. A shard i
 shuffle hash, gathered from all parts.
 """
 
+import pyarrow.compute as pc
+import pyarrow
+
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
@@ -38,9 +41,6 @@ def ranges(types: int) -> int:
 
 def count_range(work: str, out: str, names: Sequence[str], number: int, count: int) -> Report:
     """Add up the counts of all words whose hash is in one range; most frequent first."""
-    import pyarrow
-    import pyarrow.compute as pc
-
     width = (1 << 64) // count
     mine = (number * width, (number + 1) * width)
     gathered = [text_parts.table_between(files.join(work, name), "hash", *mine) for name in names]
