@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from elmwright.jobs.cli.completion import completes, configs, runs
+from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.pipeline.errors import Failed, UserError
 
-STAGES = ("corpus", "train", "export", "publish")
 RUN_HELP = "the name of a submitted run, or its folder (run.dir)"
 TARGET_HELP = (
     "local, slurm, k8s, the address of a Ray dashboard (http://HEAD:8265), or a name from "

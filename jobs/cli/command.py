@@ -20,6 +20,7 @@ from elmwright.jobs.cli.cluster import add_cluster_commands
 from elmwright.jobs.cli.completion import completes, configs, offer, recipes, runs
 from elmwright.jobs.cli.early import Command, after, look_eval, look_verify
 from elmwright.jobs.cli.help import EPILOG, EXAMPLES, CommandParser, TopParser, print_help
+from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.terminal.exit_codes import DONE, exit_code
 from elmwright.jobs.terminal.signals import stoppable
 from elmwright.jobs.terminal.wording import tell
@@ -32,7 +33,6 @@ MODEL_HELP = (
 )
 CONFIG_HELP = "a config file, or the name of a shipped recipe (demo, small, original, wikitext2)"
 QUIET_HELP = "print only warnings, errors and the result"
-STAGES = ("corpus", "train", "export", "publish")
 
 
 @stoppable
@@ -253,7 +253,7 @@ def _check(options: argparse.Namespace) -> None:
     from elmwright.jobs.config.toml_file import load_config
     from elmwright.jobs.planning.plan import describe
     from elmwright.jobs.planning.plan_text import config_lines, plan_lines
-    from elmwright.jobs.stages.preflight import told
+    from elmwright.jobs.stages.problems import as_text
 
     config = load_config(options.config, options.overrides)
     plan = describe(config, measure=options.measure)
@@ -266,7 +266,7 @@ def _check(options: argparse.Namespace) -> None:
         ):
             print(line)
     if plan["problems"]:
-        raise UserError(told(plan["problems"]))
+        raise UserError(as_text(plan["problems"]))
 
 
 def _config(options: argparse.Namespace) -> None:

@@ -79,7 +79,7 @@ def ray_cluster(
     except (UserError, Failed, Interrupted):
         raise
     except Exception as error:  # Ray raises bare ones
-        raise UserError(_why_not(config.cluster.address, error)) from error
+        raise UserError(why_unreachable(config.cluster.address, error)) from error
     try:
         connected()
         yield
@@ -158,7 +158,7 @@ def ask_machines(
     return answers
 
 
-def _why_not(address: str, error: Exception) -> str:
+def why_unreachable(address: str, error: Exception) -> str:
     """Why a cluster does not take us, in a sentence."""
     text = str(error)
     where = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
@@ -194,14 +194,14 @@ def _connect(config: RunConfig, arguments: dict[str, Any], stopped: Callable[[],
     end = time.monotonic() + 60 * minutes
     while True:
         try:
-            _check_answers(address)
+            check_answers(address)
             ray.init(address=address, **arguments)
         except (ConnectionError, TimeoutError) as error:
             if not minutes:
                 raise
             if time.monotonic() >= end:
                 raise Interrupted(
-                    f"because {_why_not(address, error).partition(';')[0]} after "
+                    f"because {why_unreachable(address, error).partition(';')[0]} after "
                     f"{plural(minutes, 'minute')} of waiting (cluster.wait_minutes); the same "
                     "command resumes when it is there"
                 ) from error
@@ -211,7 +211,7 @@ def _connect(config: RunConfig, arguments: dict[str, Any], stopped: Callable[[],
             return
 
 
-def _check_answers(address: str) -> None:
+def check_answers(address: str) -> None:
     """Ray itself would try for minutes to reach a cluster that is not there."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():

@@ -5,33 +5,31 @@ what a user may not want, and `plan_text.py` says them in the few lines that a p
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
-from elmwright.jobs.cluster.connection import _check_answers, _why_not, is_remote
+from elmwright.jobs.cluster.connection import check_answers, is_remote, why_unreachable
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, to_dict
 from elmwright.jobs.planning import estimate
 from elmwright.jobs.planning.plan_warnings import warnings_of
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.secrets.hiding import hide, hide_all, without_secret
-from elmwright.jobs.stages.preflight import (
-    STAGES,
-    Problems,
-    find_given,
-    find_init_from,
-    find_train,
-    preflight,
-)
-from elmwright.jobs.stages.workflow import _guard_corpus, is_done
+from elmwright.jobs.stages.corpus_inputs import find_given, find_train
+from elmwright.jobs.stages.preflight import preflight
+from elmwright.jobs.stages.problems import Problems
+from elmwright.jobs.stages.stage import Run
+from elmwright.jobs.stages.train import find_init_from
+from elmwright.jobs.stages.workflow import ALL_STAGES, pending
 from elmwright.jobs.terminal.wording import size
 from elmwright.jobs.tracking.check_server import check_server
 from elmwright.jobs.tracking.tracker import tracking_uri
-from elmwright.jobs.training.driver.launch import check_resumable, check_size
 from elmwright.jobs.upkeep.list_runs import statuses
 from elmwright.pipeline.build.corpus_folder import DISK_FACTOR
-from elmwright.pipeline.build.preview import look_at, text_bytes
+from elmwright.pipeline.build.preview import Look, look_at, text_bytes
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest, finished_corpus
@@ -41,22 +39,14 @@ from elmwright.pipeline.reading.sources import SourceFile
 from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import free_bytes
 
-if TYPE_CHECKING:
-    from elmwright.pipeline.build.preview import Look
-
 
 def describe(config: RunConfig, *, measure: bool = False) -> dict[str, Any]:
     """Everything that can be told of a run now: facts, problems and warnings."""
     folder = RunFolder.of(config)
-    problems = Problems()
-    pending = _pending(config, folder)
-    manifest = None if "corpus" in pending else finished_corpus(folder.corpus)
-    if "corpus" in pending:
-        problems.of(_guard, folder)
-    elif manifest:
-        problems.of(_check_training, config, folder, manifest)
-    for problem in preflight(config, folder, pending):
-        problems.note(problem)
+    run = Run(config, folder)
+    left = _pending(run)
+    manifest = None if "corpus" in left else finished_corpus(folder.corpus)
+    problems = preflight(run, ALL_STAGES, left)
     train = [] if manifest else find_train(Problems(), config.corpus, folder.corpus)
     look = _look(problems, config, train)
     plan = {
@@ -70,7 +60,7 @@ def describe(config: RunConfig, *, measure: bool = False) -> dict[str, Any]:
             "here": len(os.sched_getaffinity(0)),
         },
         "cluster": config.cluster.address,
-        "pending": list(pending),
+        "pending": list(left),
     }
     plan["disk"] = _disk(config, folder, plan)
     plan["time"] = _time(config, folder, plan, look, measured=measure)
@@ -82,24 +72,12 @@ def describe(config: RunConfig, *, measure: bool = False) -> dict[str, Any]:
     return plan
 
 
-def _pending(config: RunConfig, folder: RunFolder) -> tuple[str, ...]:
-    """The first stage that is not done, and all after it."""
+def _pending(run: Run) -> Sequence[str]:
+    """The names of the first stage that is not done, and of all after it."""
     try:
-        first = next(n for n, stage in enumerate(STAGES) if not is_done(stage, config, folder))
-    except StopIteration:
-        return ()
+        return [stage.name for stage in pending(run, ALL_STAGES)]
     except (OSError, UserError):
         return STAGES  # a store that does not answer is reported by what asks it next
-    return STAGES[first:]
-
-
-def _guard(folder: RunFolder) -> None:
-    _guard_corpus(folder)
-
-
-def _check_training(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
-    check_resumable(config, folder, manifest)
-    check_size(config, manifest)
 
 
 def _sizes(config: RunConfig, folder: RunFolder, manifest: Manifest | None) -> dict[str, Any]:
@@ -158,7 +136,7 @@ def _sources(config: RunConfig, train: list[SourceFile]) -> list[dict[str, Any]]
     return rows
 
 
-def _look(problems: Problems, config: RunConfig, train: list[SourceFile]) -> "Look | None":
+def _look(problems: Problems, config: RunConfig, train: list[SourceFile]) -> Look | None:
     """A sample of the text, where there is any to be read; what is wrong with all of it."""
     if not train:
         return None
@@ -190,7 +168,7 @@ def _look(problems: Problems, config: RunConfig, train: list[SourceFile]) -> "Lo
     return look
 
 
-def _sample(look: "Look | None") -> dict[str, Any] | None:
+def _sample(look: Look | None) -> dict[str, Any] | None:
     if look is None:
         return None
     return {
@@ -204,7 +182,7 @@ def _sample(look: "Look | None") -> dict[str, Any] | None:
 
 
 def _text(
-    config: RunConfig, manifest: Manifest | None, look: "Look | None", train: list[SourceFile]
+    config: RunConfig, manifest: Manifest | None, look: Look | None, train: list[SourceFile]
 ) -> dict[str, Any]:
     """How much text there is, as known or as the sample lets expect."""
     entries = config.corpus.heldout.items()
@@ -265,7 +243,7 @@ def _time(
     config: RunConfig,
     folder: RunFolder,
     plan: dict[str, Any],
-    look: "Look | None",
+    look: Look | None,
     *,
     measured: bool,
 ) -> dict[str, Any] | None:
@@ -307,9 +285,9 @@ def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> dict
     found: dict[str, Any] = {}
     if is_remote(config):
         try:
-            _check_answers(config.cluster.address)
+            check_answers(config.cluster.address)
         except OSError as error:
-            problems.note(_why_not(config.cluster.address, error))
+            problems.note(why_unreachable(config.cluster.address, error))
     uri = tracking_uri(config, folder)
     before = len(problems)
     silent = problems.of(check_server, uri)

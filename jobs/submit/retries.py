@@ -24,7 +24,8 @@ from pathlib import Path
 
 from elmwright.jobs.runbook.runbook import place_of
 from elmwright.jobs.runbook.submission import Submission
-from elmwright.jobs.upkeep.status import STAGES, corpus_folder, read_progress
+from elmwright.jobs.rundir.stage_names import STAGES
+from elmwright.jobs.upkeep.status import corpus_folder, read_progress
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import join, list_folder, read_json, with_patience, write_json
 

@@ -33,6 +33,8 @@ from elmwright.pipeline.errors import Interrupted
 PATIENCE = 3.0
 """Seconds that a command has for closing its files and its Ray, whatever is pressed."""
 RESUMABLE = 75
+AGAIN = "(Ctrl-C again ends at once)"
+"""What is said with every request to stop that saves first."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = b"\x1b[?25h"
 

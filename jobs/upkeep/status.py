@@ -21,6 +21,7 @@ from elmwright.jobs.runbook.submission import State, Submission, state_of_exit
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.rundir.journal import Record, read_journal
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.terminal.wording import nearby
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import (
@@ -31,8 +32,6 @@ from elmwright.pipeline.storage.files import (
     read_bytes,
     read_json,
 )
-
-STAGES = ("corpus", "train", "export", "publish")
 
 
 @dataclass(frozen=True)

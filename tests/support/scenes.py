@@ -17,7 +17,7 @@ from typing import Any
 from elmwright.jobs.cli import command as cli
 from elmwright.jobs.config.toml_file import load_config, to_dict
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.stages.workflow import stopping_sentence
+from elmwright.jobs.stages.train import stopping_sentence
 from elmwright.jobs.terminal.console import Console, console_for_run
 from elmwright.jobs.terminal.signals import stop_signals
 from elmwright.jobs.training.driver.display import Watcher

@@ -58,6 +58,10 @@ BACK_OFF = (2.0, 10.0, 30.0, 60.0)
 """Seconds before the first, second, … restart."""
 
 
+Fit = Callable[[RunConfig, RunFolder, int, bool], None]
+"""Runs the processes of an attempt: config, folder, attempt, and whether one ran before."""
+
+
 def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
     """Refuse to continue checkpoints of a different training, naming what differs."""
     for info in reversed(list_checkpoints(folder.checkpoints)):
@@ -98,11 +102,13 @@ def launch(
     console: Console,
     stopped: Callable[[], bool],
     begun: threading.Event | None = None,
+    fit: Fit | None = None,
 ) -> None:
     """Train to the end; raises Interrupted when asked to stop, UserError or the failure else.
 
     `config.train.device` is "cpu" or "cuda": `devices.settle_device` has decided. `begun` is set
-    while processes are training: only then is there something to save.
+    while processes are training: only then is there something to save. `fit` runs the processes of
+    one attempt, with Ray Train unless given.
     """
     take_back(folder.stop_request)
     clear(folder.result)  # of a shorter training, or of a damaged checkpoint
@@ -112,7 +118,9 @@ def launch(
         while True:
             attempt = begin_attempt(folder.attempt, above=attempt)
             watcher.begin_attempt()
-            error = _attempt(config, folder, attempt, watcher, stopped, again=ever_ran)
+            error = _attempt(
+                config, folder, attempt, watcher, stopped, fit or fit_with_ray, again=ever_ran
+            )
             if error is None:
                 if read_json(folder.result) is not None:
                     bar.complete()  # perhaps before the last step: eval.patience
@@ -156,6 +164,7 @@ def _attempt(
     attempt: int,
     watcher: Watcher,
     stopped: Callable[[], bool],
+    fit: Fit,
     *,
     again: bool,
 ) -> Exception | None:
@@ -164,14 +173,14 @@ def _attempt(
     asked, since = False, 0.0
     room = Room(config, _begun(folder, attempt))
 
-    def fit() -> None:
+    def work() -> None:
         try:
-            _fit(config, folder, attempt, again)
+            fit(config, folder, attempt, again)
         except Exception as error:
             outcome.append(error)
 
     # fit() blocks and would take SIGINT for itself on the main thread.
-    thread = threading.Thread(target=fit, name=FITTING, daemon=True)
+    thread = threading.Thread(target=work, name=FITTING, daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(POLL_SECONDS)
@@ -201,7 +210,7 @@ def _newest(folder: RunFolder) -> int:
     return max((info.step for info in list_checkpoints(folder.checkpoints)), default=-1)
 
 
-def _fit(config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> None:
+def fit_with_ray(config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> None:
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer

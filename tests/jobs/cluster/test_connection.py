@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.cluster.capacity import ask_for_room, wait_for_room
-from elmwright.jobs.cluster.connection import FITTING, _connect, _why_not, machines_for, ray_cluster
+from elmwright.jobs.cluster.connection import (
+    FITTING,
+    _connect,
+    machines_for,
+    ray_cluster,
+    why_unreachable,
+)
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.terminal.signals import stop_signals
@@ -27,20 +33,20 @@ def test_other_versions_are_named() -> None:
         "Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python: 3.9.1\n"
         "This process on node 10.0.0.1 was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n"
     )
-    sentence = _why_not("10.0.0.9:6379", error)
+    sentence = why_unreachable("10.0.0.9:6379", error)
     assert "there Ray 2.9.0 and Python 3.9.1, then here Ray 2.60.0 and Python 3.11.7" in sentence
     assert "\n" not in sentence
 
 
 def test_a_refused_token_names_every_place_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
-    sentence = _why_not("auto", RuntimeError("Authentication failed: invalid token"))
+    sentence = why_unreachable("auto", RuntimeError("Authentication failed: invalid token"))
     assert "10.0.0.9:6379 does not take our token" in sentence
     assert "RAY_AUTH_TOKEN_PATH" in sentence
 
 
 def test_anything_else_keeps_its_first_line() -> None:
-    sentence = _why_not("h:1", ConnectionError("refused\nmore"))
+    sentence = why_unreachable("h:1", ConnectionError("refused\nmore"))
     assert "cannot connect to the Ray cluster at h:1 (refused)" in sentence
 
 

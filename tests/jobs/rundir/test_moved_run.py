@@ -28,7 +28,8 @@ from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.moved_run import at_home
 from elmwright.jobs.rundir.run_lock import locked
-from elmwright.jobs.stages.workflow import current_corpus
+from elmwright.jobs.stages.corpus import current_corpus
+from elmwright.jobs.stages.stage import Run
 from elmwright.jobs.tracking.store import connect
 from elmwright.jobs.tracking.tracker import OWN_STORE, Tracker
 from elmwright.jobs.training.loop.exchange import Ranks
@@ -87,7 +88,7 @@ def finish(project: Path, patch: pytest.MonkeyPatch) -> RunFolder:
     patch.chdir(project)
     config, folder = opened()
     with locked(folder):
-        assert current_corpus(config, folder) is not None
+        assert current_corpus(Run(config, folder)) is not None
         train(config, folder, begin_attempt(folder.attempt), Ranks())
         send(config, folder, "FINISHED")
     assert main(["run", "tiny.toml"]) == 0

@@ -11,8 +11,12 @@ from elmwright.jobs.config.resume_settings import changed_settings
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, load_config, to_dict
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.stages import preflight as module
-from elmwright.jobs.stages.preflight import preflight, told
+from elmwright.jobs.rundir.stage_names import STAGES
+from elmwright.jobs.stages import train
+from elmwright.jobs.stages.preflight import preflight
+from elmwright.jobs.stages.problems import as_text
+from elmwright.jobs.stages.stage import Run
+from elmwright.jobs.stages.workflow import ALL_STAGES
 from elmwright.model.config import ModelConfig, shape_problem
 from elmwright.pipeline.cleaning.language import code_problem
 from tests.support.tiny import elmwright, write_config, write_text
@@ -24,7 +28,7 @@ def problems_of(tmp_path: Path, text: object = None, **changes: object) -> list[
 
 
 def found(config: RunConfig) -> list[str]:
-    return preflight(config, RunFolder.of(config))
+    return preflight(Run(config, RunFolder.of(config)), ALL_STAGES, STAGES)
 
 
 def test_nothing_is_wrong_with_a_sound_config_and_nothing_is_written(tmp_path: Path) -> None:
@@ -164,13 +168,13 @@ def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "has_gpu", lambda: False)
+    monkeypatch.setattr(train, "has_gpu", lambda: False)
     [problem] = problems_of(tmp_path, train_device="cuda")
     assert "no NVIDIA GPU" in problem
-    monkeypatch.setattr(module, "has_gpu", lambda: True)
+    monkeypatch.setattr(train, "has_gpu", lambda: True)
     assert problems_of(tmp_path, train_device="cuda") == []
     remote = {"cluster_address": "head:6379", "tracking_uri": "http://127.0.0.1:9"}
-    monkeypatch.setattr(module, "has_gpu", lambda: False)
+    monkeypatch.setattr(train, "has_gpu", lambda: False)
     assert problems_of(tmp_path, train_device="cuda", **remote) == []
 
 
@@ -218,8 +222,8 @@ def test_every_difference_from_the_model_to_start_from_is_named_at_once() -> Non
 
 
 def test_several_problems_are_several_lines() -> None:
-    assert told(["one"]) == "one"
-    assert told(["one", "two"]) == "2 things to put right:\n  - one\n  - two"
+    assert as_text(["one"]) == "one"
+    assert as_text(["one", "two"]) == "2 things to put right:\n  - one\n  - two"
 
 
 def write_model(folder: Path, config: RunConfig) -> Path:

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,25 @@ from mlflow import MlflowClient
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints, verify_checkpoint
 from elmwright.jobs.cli import command
 from elmwright.jobs.cli.command import main
-from elmwright.jobs.cluster import connection
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import ask_to_stop
 from elmwright.jobs.stages import workflow
+from elmwright.jobs.stages.corpus import Corpus
+from elmwright.jobs.stages.export import Export
+from elmwright.jobs.stages.publish import Publish
+from elmwright.jobs.stages.train import Train
 from elmwright.jobs.terminal import exit_codes
 from elmwright.jobs.terminal.console import Console
-from elmwright.jobs.terminal.signals import Stop
 from elmwright.jobs.tracking import tracker
 from elmwright.jobs.tracking.tracker import is_caught_up
-from elmwright.jobs.training.driver import devices, launch
+from elmwright.jobs.training.driver import launch as launching
+from elmwright.jobs.training.driver.launch import Fit, launch
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import read_json
 from tests.jobs.training.loop.test_train import prepare
 
@@ -47,14 +51,19 @@ class Flow:
         self.path = home / "tiny.toml"
         self.trained: list[int] = []
         self.console = Console(io.StringIO())
-        monkeypatch.setattr(workflow, "current_corpus", lambda *_: True)
-        monkeypatch.setattr(launch, "_fit", self.fit)
-        monkeypatch.setattr(launch, "POLL_SECONDS", 0.05)
-        monkeypatch.setattr(connection, "ray_cluster", self.no_ray)
-        monkeypatch.setattr(devices, "settle_device", lambda config, *_: config)
-        monkeypatch.setattr(workflow, "console_for_run", self.quiet)
+        self.fit: Fit = self.train
+        monkeypatch.setattr(launching, "POLL_SECONDS", 0.05)
+        self.stages = (
+            Corpus(find=lambda _run: Manifest.load(self.folder.corpus)),
+            Train(launch=self.launch, settle=lambda config, *_: config),
+            Export(),
+            Publish(),
+        )
 
-    def fit(self, config: RunConfig, folder: RunFolder, attempt: int, _again: bool) -> None:
+    def launch(self, *arguments: Any) -> None:
+        launch(*arguments, fit=self.fit)
+
+    def train(self, config: RunConfig, folder: RunFolder, attempt: int, _again: bool) -> None:
         train(config, folder, attempt, Ranks())
         self.trained.append(config.train.max_steps)
 
@@ -66,8 +75,11 @@ class Flow:
     def quiet(self, *_: object, **__: object) -> Iterator[Console]:
         yield self.console
 
-    def run(self, *overrides: str) -> dict[str, object]:
-        return workflow.run(load_config(str(self.path), list(overrides)))
+    def run(self, *overrides: str, until: str = "publish") -> dict[str, Any]:
+        return workflow.run(
+            load_config(str(self.path), list(overrides)),
+            until=until, stages=self.stages, connect=self.no_ray, open_console=self.quiet,
+        )  # fmt: skip
 
     @property
     def provenance(self) -> dict[str, object]:
@@ -215,30 +227,24 @@ def test_a_server_that_was_down_gets_everything_when_it_is_back(
     assert is_caught_up(config, flow.folder)
 
 
-class Asked(Stop):
-    """As if a signal had come at the last moment."""
-
-    def is_set(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("left", "stops"), [((), False), (("publish",), True), (("export", "publish"), True)]
-)
-def test_after_the_last_stage_there_is_nothing_to_stop(left: tuple[str, ...], stops: bool) -> None:
-    with pytest.raises(Interrupted) if stops else nullcontext():
-        workflow._stop_here(Asked(), before=left)
-
-
-def test_a_run_asked_to_stop_in_the_last_moment_of_its_last_stage_is_done(
-    flow: Flow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_asked_to_stop_stops_before_the_next_stage(flow: Flow) -> None:
     def fit(*arguments: Any) -> None:
-        Flow.fit(flow, *arguments)
+        flow.train(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(launch, "_fit", fit)
-    found = workflow.run(load_config(str(flow.path)), until="train")
+    flow.fit = fit
+    with pytest.raises(Interrupted, match="between two stages"):
+        flow.run(until="export")
+    assert not flow.folder.bundle.exists()
+
+
+def test_a_run_asked_to_stop_in_the_last_moment_of_its_last_stage_is_done(flow: Flow) -> None:
+    def fit(*arguments: Any) -> None:
+        flow.train(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    flow.fit = fit
+    found = flow.run(until="train")
     assert found["train"]["step"] == 20
     database = f"sqlite:///{flow.folder.mlflow / 'mlflow.db'}"
     state = read_json(flow.folder.tracking) or {}

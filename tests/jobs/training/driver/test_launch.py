@@ -1,4 +1,4 @@
-"""Starting again after a failure, without the cost of starting Ray: `_fit` is stood in for."""
+"""Starting again after a failure; `fit_with_ray` is replaced, so that no Ray has to start."""
 
 import dataclasses
 import io
@@ -59,7 +59,7 @@ def test_failed_workers_are_started_again_under_a_higher_attempt_number(
     run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fits = Fits(RuntimeError("a worker died"), RuntimeError("again"), "finish")
-    monkeypatch.setattr(launching, "_fit", fits)
+    monkeypatch.setattr(launching, "fit_with_ray", fits)
     launch(*run, stopped=lambda: False)
     assert fits.attempts == [1, 2, 3]
     assert fits.again == [False, True, True]
@@ -72,7 +72,7 @@ def test_failed_workers_are_started_again_under_a_higher_attempt_number(
 def test_after_the_last_restart_it_fails_in_a_sentence(
     run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launching, "_fit", Fits(*[RuntimeError("bad memory")] * 3))
+    monkeypatch.setattr(launching, "fit_with_ray", Fits(*[RuntimeError("bad memory")] * 3))
     with pytest.raises(Failed, match=r"3 times without .*bad memory.*checkpoints are safe"):
         launch(*run, stopped=lambda: False)
 
@@ -81,14 +81,14 @@ def test_a_users_mistake_is_not_tried_again(
     run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fits = Fits(UserError("no such GPU"))
-    monkeypatch.setattr(launching, "_fit", fits)
+    monkeypatch.setattr(launching, "fit_with_ray", fits)
     with pytest.raises(UserError, match="no such GPU"):
         launch(*run, stopped=lambda: False)
 
     class WorkerGroupError(Exception):
         worker_failures = {1: OSError(28, "No space left on device", "/full/disk")}  # noqa: RUF012
 
-    monkeypatch.setattr(launching, "_fit", Fits(WorkerGroupError()))
+    monkeypatch.setattr(launching, "fit_with_ray", Fits(WorkerGroupError()))
     with pytest.raises(UserError, match="no space left on the disk of /full"):
         launch(*run, stopped=lambda: False)
 
@@ -109,7 +109,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_run(
         write_json(folder.result, {"step": config.train.max_steps})
 
     monkeypatch.setattr(launching.Watcher, "look", away)
-    monkeypatch.setattr(launching, "_fit", fit)
+    monkeypatch.setattr(launching, "fit_with_ray", fit)
     launch(*run, stopped=lambda: False)
     assert len(calls) >= 5
 
@@ -118,10 +118,10 @@ def test_a_cluster_that_has_lost_machines_is_no_mistake_of_the_users(
     run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = launching.NoRoom("needs 2 CPUs, the cluster has 1")
-    monkeypatch.setattr(launching, "_fit", Fits(RuntimeError("a node died"), lost))
+    monkeypatch.setattr(launching, "fit_with_ray", Fits(RuntimeError("a node died"), lost))
     with pytest.raises(Interrupted, match=r"lost machines .*resumes when there is room"):
         launch(*run, stopped=lambda: False)
-    monkeypatch.setattr(launching, "_fit", Fits(lost))
+    monkeypatch.setattr(launching, "fit_with_ray", Fits(lost))
     with pytest.raises(UserError, match="needs 2 CPUs"):
         launch(*run, stopped=lambda: False)
 
@@ -143,7 +143,7 @@ def test_an_attempt_that_can_never_be_placed_is_given_up(
 ) -> None:
     """The machine died, and Ray noticed only when the next attempt had begun to wait for it."""
     ended = threading.Event()
-    monkeypatch.setattr(launching, "_fit", lambda *_: ended.wait(30))
+    monkeypatch.setattr(launching, "fit_with_ray", lambda *_: ended.wait(30))
     try:
         with pytest.raises(Interrupted, match=r"lost machines .*needs 2 CPUs, but .* 1 machine"):
             launch(*run, stopped=lambda: False)
@@ -164,7 +164,7 @@ def test_an_attempt_waits_for_machines_that_come_back(
         one_machine.append({"CPU": 1.0})
         fits(*given)
 
-    monkeypatch.setattr(launching, "_fit", fit)
+    monkeypatch.setattr(launching, "fit_with_ray", fit)
     cluster = dataclasses.replace(config.cluster, wait_minutes=1)
     launch(dataclasses.replace(config, cluster=cluster), folder, console, stopped=lambda: False)
     assert fits.attempts == [1]
@@ -182,7 +182,7 @@ def test_an_attempt_that_has_begun_is_left_to_itself(
         time.sleep(0.4)
         fits(config, folder, attempt, again)
 
-    monkeypatch.setattr(launching, "_fit", fit)
+    monkeypatch.setattr(launching, "fit_with_ray", fit)
     launch(*run, stopped=lambda: False)
     assert fits.attempts == [1]
 
@@ -202,7 +202,7 @@ def test_a_stop_leaves_a_note_for_the_workers_and_ends_as_resumable(
 
             time.sleep(0.01)
 
-    monkeypatch.setattr(launching, "_fit", fit)
+    monkeypatch.setattr(launching, "fit_with_ray", fit)
     with pytest.raises(Interrupted, match="the same command resumes"):
         launch(*run, stopped=lambda: True)
     assert seen == [True]
@@ -234,7 +234,7 @@ def test_the_processes_are_told_where_corpus_and_scratch_lie(
     monkeypatch.setattr(ray.train, "get_context", lambda: context)
     monkeypatch.setattr(ray.train.torch, "TorchTrainer", Here)
     monkeypatch.setattr(loop, "train", lambda _config, folder, *_: told.append(folder))
-    launching._fit(config, folder, 1, again=False)
+    launching.fit_with_ray(config, folder, 1, again=False)
     assert told == [folder]
     assert told[0].corpus == "s3://bucket/corpus"
     assert told[0].scratch == tmp_path / "fast"
