@@ -6,6 +6,12 @@ and size of every member of every block: `ShardReader.read` is one `pread` a blo
 lock. The index also holds the sha256 of the bytes that such a read gives, and the manifest holds
 the sha256 of the index: a block is checked whenever it is read, in a chain from the manifest down.
 `read_tar` derives the index from the tar itself, and `verify_shard` compares the two.
+
+The tar is written here and not by `webdataset.TarWriter`, which gives the same bytes (`user=""`,
+`group=""`, `mode=0o644`, `mtime=0`) and is too slow: 35 % more CPU time for the whole stage that
+packs a shard (median of 15 rounds, 30 % in the best), where 3 % would be allowed. TarWriter alone,
+with nothing stored and no digest taken, costs 20 % of the stage, 187 µs per block. Measured by
+`tests/bench/bench_tar_writer.py` on a busy machine of 2 cores, in CPU time.
 """
 
 import errno
