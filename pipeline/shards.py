@@ -8,10 +8,10 @@ the sha256 of the index: a block is checked whenever it is read, in a chain from
 `read_tar` derives the index from the tar itself, and `verify_shard` compares the two.
 
 The tar is written here and not by `webdataset.TarWriter`, which gives the same bytes (`user=""`,
-`group=""`, `mode=0o644`, `mtime=0`) and is too slow: 35 % more CPU time for the whole stage that
-packs a shard (median of 15 rounds, 30 % in the best), where 3 % would be allowed. TarWriter alone,
-with nothing stored and no digest taken, costs 20 % of the stage, 187 µs per block. Measured by
-`tests/bench/bench_tar_writer.py` on a busy machine of 2 cores, in CPU time.
+`group=""`, `mode=0o644`, `mtime=0`) and is too slow: the whole stage that packs a shard takes 32 to
+35 % more CPU time (medians of two measurements of 15 rounds), where 3 % would be allowed. TarWriter
+alone, with nothing stored and no digest taken, costs 20 % of the stage, 160 to 190 µs per block.
+Measured by `tests/bench/bench_tar_writer.py` in CPU time, on 2 cores that had other work too.
 """
 
 import errno
