@@ -204,6 +204,8 @@ def test_it_is_a_pipeline_of_webdataset(corpus: Path) -> None:
     assert webdataset.split_by_worker in pipeline.pipeline
     upper = pipeline.map(" ".join).select(lambda line: "s0" in line).batched(4, collation_fn=list)
     assert next(iter(upper)) == [" ".join(text(n)[0]) for n in range(4)]
+    assert len(list(elmwright.shards(corpus).with_epoch(5))) == 5
+    assert len(list(elmwright.shards(corpus).with_epoch(len(ALL) + 5))) == len(ALL) + 5
     assert len(list(islice(pipeline.repeat(2), 2 * len(ALL) + 1))) == 2 * len(ALL)
 
 
