@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +27,7 @@ from elmwright.jobs.using.argument_checks import check_query
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
 from elmwright.jobs.using.unknown_words import warn_of_unknown
+from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
@@ -155,10 +156,7 @@ def heldout_sentences(corpus: str) -> Iterator[list[str]]:
     for shard in (shard for split in splits for shard in split.shards):
         reader = ShardReader(join(corpus, shard.tar))
         for block in map(reader.read, range(len(reader))):
-            words = [block.types[token] for token in block.tokens.tolist()]
-            ends = np.cumsum(block.lengths).tolist()
-            for start, end in pairwise([0, *ends]):
-                yield words[start:end]
+            yield from sentences(block)
 
 
 def _offer(

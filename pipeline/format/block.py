@@ -18,7 +18,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import pairwise, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,13 @@ class Streams:
     """`wn…w1 <S>`."""
     weights: NDArray[np.float32]
     """1 for a real step, 0 for padding (where inputs and targets are 0); for both directions."""
+
+
+def sentences(block: Block) -> Iterator[list[str]]:
+    """The sentences of a block as lists of words, without marks and padding."""
+    words = [block.types[token] for token in block.tokens.tolist()]
+    for begin, end in pairwise([0, *np.cumsum(block.lengths).tolist()]):
+        yield words[begin:end]
 
 
 def streams(block: Block) -> Streams:

@@ -6,6 +6,12 @@ and size of every member of every block: `ShardReader.read` is one `pread` a blo
 lock. The index also holds the sha256 of the bytes that such a read gives, and the manifest holds
 the sha256 of the index: a block is checked whenever it is read, in a chain from the manifest down.
 `read_tar` derives the index from the tar itself, and `verify_shard` compares the two.
+
+The tar is written here and not by `webdataset.TarWriter`, which gives the same bytes (`user=""`,
+`group=""`, `mode=0o644`, `mtime=0`) and is too slow: the whole stage that packs a shard takes 32 to
+35 % more CPU time (medians of two measurements of 15 rounds), where 3 % would be allowed. TarWriter
+alone, with nothing stored and no digest taken, costs 20 % of the stage, 160 to 190 µs per block.
+Measured by `tests/bench/bench_tar_writer.py` in CPU time, on 2 cores that had other work too.
 """
 
 import errno

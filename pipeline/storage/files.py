@@ -367,12 +367,16 @@ def file_system(path: str) -> tuple[Any, str]:
     if re.search("[@:]", inner.partition("/")[0]):  # Arrow's error would repeat a password
         keys = "its keys in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://)"
         raise UserError(f"the {scheme}:// address must not hold a login; remove it and set {keys}")
-    return _connect(scheme), inner
+    return _connect(scheme, os.getpid()), inner
 
 
-@lru_cache(maxsize=2)
-def _connect(scheme: str) -> Any:
-    """One client a process for each kind of store."""
+@lru_cache(maxsize=4)
+def _connect(scheme: str, _process: int) -> Any:
+    """One client per process for each kind of store.
+
+    A forked process (a worker of torch's DataLoader) must not use its parent's: both would read
+    from the same connections, and each request waits for a minute before it is tried again.
+    """
     if scheme == "gs":
         return fs.GcsFileSystem()
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

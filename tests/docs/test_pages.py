@@ -18,6 +18,7 @@ from tests.support.doc_texts import write_texts
 HERE = ("sh demo", "sh serve", "python demo")
 PRINTED = {
     "README.md": [r"@candidate", r"\(3, 4, 16\)"],
+    "docs/corpus.md": [r"\n\['\w+', "],
     "docs/publishing.md": [r"\n *1 [^\n]*@champion"],
     "docs/training.md": [r"\n +40 [^\n]*step-00000040\n", r"perplexity +\d"],
     "docs/using.md": [r"\(3, 4, 16\)", r'"predictions": \[\[\[\['],

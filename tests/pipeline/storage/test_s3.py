@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import socket
@@ -52,6 +53,21 @@ def test_files_in_a_store_are_written_read_listed_and_removed(s3):
     files.remove_folder("s3://bucket/a")
     assert files.list_folder("s3://bucket/a") == []
     assert not files.exists("s3://bucket/a/one.txt")
+
+
+def test_a_forked_process_opens_connections_of_its_own(s3):
+    here, _ = files.file_system("s3://bucket/x")
+    assert files.file_system("s3://bucket/y")[0] is here
+    fork = multiprocessing.get_context("fork")
+    same = fork.Value("b", 2)
+
+    def look():
+        same.value = files.file_system("s3://bucket/x")[0] is here
+
+    child = fork.Process(target=look)
+    child.start()
+    child.join(60)
+    assert same.value == 0
 
 
 def write_half(path):
