@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elmwright.jobs.using.pretrained import Elmo, load
+    from elmwright.jobs.using.sentence_shards import shards
     from elmwright.jobs.using.sentence_vectors import SentenceVectors
-    from elmwright.jobs.sentence_shards import shards
 
 __version__ = "0.1.0"
 __all__ = ["Elmo", "SentenceVectors", "__version__", "load", "shards"]
@@ -20,7 +20,7 @@ _HOMES = {
     "Elmo": "elmwright.jobs.using.pretrained",
     "SentenceVectors": "elmwright.jobs.using.sentence_vectors",
     "load": "elmwright.jobs.using.pretrained",
-    "shards": "elmwright.jobs.sentence_shards",
+    "shards": "elmwright.jobs.using.sentence_shards",
 }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elmwright.jobs.runbook.find_corpus import corpus_of
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.disk import explain
 from elmwright.pipeline.storage.files import exists, is_url, join
@@ -134,29 +135,6 @@ def check_export(folder: "RunFolder", step: str, output: str, force: bool) -> No
         choose(list_scored(folder), step, folder)
     if not output and step in ("result", "latest"):
         check_folder_output(str(folder.bundle), force)
-
-
-def corpus_of(text: str) -> str:
-    """The corpus folder that is meant by a corpus folder, a URL, or a RUN."""
-    from elmwright.jobs.runbook.find_run import find_run, is_run
-    from elmwright.jobs.terminal.wording import nearby
-
-    if exists(join(text, "MANIFEST.json")) and not exists(join(text, "state.json")):
-        return text
-    if exists(join(text, "corpus", "MANIFEST.json")):
-        return join(text, "corpus")
-    if is_url(text) or (Path(text).is_dir() and not is_run(text)):
-        raise UserError(
-            f"{text} holds no finished corpus (MANIFEST.json is missing); build it with "
-            "'elmwright corpus'"
-        )
-    folder = find_run(text)
-    if not exists(join(folder.corpus, "MANIFEST.json")):
-        raise UserError(
-            f"the run {nearby(folder.root)} has no finished corpus yet; build it with "
-            "'elmwright corpus'"
-        )
-    return folder.corpus
 
 
 def text_or_corpus(text: str) -> str:

@@ -27,8 +27,8 @@ from elmwright.jobs.using.argument_checks import check_query
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
 from elmwright.jobs.using.unknown_words import warn_of_unknown
-from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.progress import plural

@@ -6,8 +6,8 @@ One shard is made by the last stage of a build (`stage_pack.make_shard`: gather,
 words, pack, write) from the prose of the docstrings on this machine. Both sides give the same tar,
 index, offsets and digests, and both write atomically; only the code that writes a block differs.
 Rounds alternate in one process. CPU seconds are compared, because other load on the machine changes
-wall time and hardly changes these. The rule of `pipeline/shards.py`: TarWriter writes the shards if
-the bytes are equal and it costs at most 3 % of the stage.
+wall time and hardly changes these. The rule of `pipeline/format/shards.py`: TarWriter writes the
+shards if the bytes are equal and it costs at most 3 % of the stage.
 """
 
 import os
@@ -24,12 +24,17 @@ import numpy as np
 from bench_busy import processor
 from webdataset import TarWriter
 
-from elmwright.pipeline import clean, files, harvest, parts, shards, stage_pack, vocab
-from elmwright.pipeline.block import MEMBERS, UNK_ID, Block, to_members
+from elmwright.pipeline.build.stages import pack
+from elmwright.pipeline.cleaning import repair
 from elmwright.pipeline.config import ShardsConfig
-from elmwright.pipeline.lanes import hash64
-from elmwright.pipeline.manifest import Shard
-from elmwright.pipeline.storage import sha256_bytes
+from elmwright.pipeline.dedup import text_parts
+from elmwright.pipeline.format import shards, vocab
+from elmwright.pipeline.format.block import MEMBERS, UNK_ID, Block, to_members
+from elmwright.pipeline.format.lanes import hash64
+from elmwright.pipeline.format.manifest import Shard
+from elmwright.pipeline.reading import harvest
+from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.disk import sha256_bytes
 
 AT_MOST = 0.03
 STEPS = ShardsConfig().block_steps
@@ -111,7 +116,7 @@ def read_documents(size: int) -> list[str]:
         except (SyntaxError, ValueError, OSError):
             continue
         lines = [
-            " ".join(clean.normalise(line).split()) for one in prose for line in one.split("\n")
+            " ".join(repair.normalise(line).split()) for one in prose for line in one.split("\n")
         ]
         text = "\n".join(line for line in lines if line)
         if text:
@@ -129,14 +134,14 @@ def prepare(work: Path, texts: list[str]) -> Callable[[str], shards.Shard]:
     sorting = np.argsort(order)
     ties = ("hi", "lo", "file", "offset", "sentence", "copy")
     columns = {"order": order[sorting], **dict.fromkeys(ties, numbers[sorting])}
-    parts.save_buckets(str(work / "part"), columns, texts, sorting, "order")
+    text_parts.save_buckets(str(work / "part"), columns, texts, sorting, "order")
     counts = Counter(word for text in texts for word in text.split())
     chosen = vocab.choose(counts, 100_000, 3)
     by_id = vocab.counts_by_id(chosen, counts, 0, counts.total())
     digest, _ = vocab.save_vocab(str(work / "v"), chosen, by_id)
 
     def run(out: str) -> Shard:
-        report = stage_pack.make_shard(
+        report = pack.make_shard(
             str(work), out, ["part"], "train", 0, 1, steps=STEPS, vocab_name="v",
             vocab_sha256=digest,
         )  # fmt: skip
@@ -173,7 +178,7 @@ def main() -> int:
         entries = {}
         for turn in range(-1, int(rounds)):  # the round before the first warms up
             for side, write in sides.items():
-                stage_pack.write_shard = write
+                pack.write_shard = write
                 begin = time.process_time()
                 entries[side] = run(side)
                 if turn >= 0:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.cli.command import main
-from elmwright.jobs.cli.early import check_model, corpus_of, run_of
+from elmwright.jobs.cli.early import check_model, run_of
 from elmwright.jobs.registry.resolve import resolve
+from elmwright.jobs.runbook.find_corpus import corpus_of
 from elmwright.pipeline.errors import UserError
 from tests.jobs.runbook.test_find_run import start
 from tests.support.random_model import write_random_model

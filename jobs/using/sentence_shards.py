@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elmwright.jobs.early import corpus_of
+from elmwright.jobs.runbook.find_corpus import corpus_of
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.loader import BUFFER, sentence_pipeline
+from elmwright.pipeline.format.loader import BUFFER, sentence_pipeline
 
 if TYPE_CHECKING:
     from webdataset import FluidWrapper

@@ -15,11 +15,11 @@ import webdataset
 from torch.utils.data import DataLoader
 
 import elmwright
-from elmwright.pipeline import files
-from elmwright.pipeline.block import Block, pack
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.manifest import Manifest, Shard, Split, Vocab
-from elmwright.pipeline.shards import write_shard
+from elmwright.pipeline.format.block import Block, pack
+from elmwright.pipeline.format.manifest import Manifest, Shard, Split, Vocab
+from elmwright.pipeline.format.shards import write_shard
+from elmwright.pipeline.storage import files
 
 STEPS = 24
 DOCUMENTS = 120
@@ -265,8 +265,8 @@ def test_a_corpus_in_a_store_is_read_by_workers_too(s3: Path) -> None:
 
 def test_nobody_pays_for_webdataset_before_it_is_used() -> None:
     code = (
-        "import sys, elmwright, elmwright.jobs.program\n"
-        "from elmwright.jobs.cli import main\n"
+        "import sys, elmwright, elmwright.jobs.cli.program\n"
+        "from elmwright.jobs.cli.command import main\n"
         "main(['config'])\n"
         "assert not {'webdataset', 'torch'} & set(sys.modules)\n"
         "from elmwright import shards\n"

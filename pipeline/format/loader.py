@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from elmwright.pipeline.block import Block, sentences
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import is_url, join, with_patience
-from elmwright.pipeline.lanes import keyed_hash
-from elmwright.pipeline.manifest import Manifest, Split
-from elmwright.pipeline.shards import ShardReader
+from elmwright.pipeline.format.block import Block, sentences
+from elmwright.pipeline.format.lanes import keyed_hash
+from elmwright.pipeline.format.manifest import Manifest, Split
+from elmwright.pipeline.format.shards import ShardReader
+from elmwright.pipeline.storage.files import is_url, join, with_patience
 
 if TYPE_CHECKING:
     from webdataset import FluidWrapper
