@@ -1,4 +1,4 @@
-"""The plain way to pack sentences into blocks, which `pipeline/format/packing.py` must agree with."""
+"""The plain way to pack sentences into blocks; `pipeline/format/packing.py` must agree with it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
