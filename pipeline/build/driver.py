@@ -23,7 +23,7 @@ from elmwright.pipeline.build.corpus_folder import check_space, claim
 from elmwright.pipeline.build.finish import finish, sweep
 from elmwright.pipeline.build.ray_tasks import Runner, Task, task
 from elmwright.pipeline.build.results import WORK, Built, Found
-from elmwright.pipeline.build.stages import clean, keep, pack, select
+from elmwright.pipeline.build.stages import clean, keep, pack, prepare, select
 from elmwright.pipeline.build.stages.repeats import Lost, count_pieces, find_repeats
 from elmwright.pipeline.build.stages.select import Part, Sides
 from elmwright.pipeline.build.up_to_date import (
@@ -166,7 +166,7 @@ class Build:
         tasks = [
             task(
                 "digests",
-                clean.digest_files,
+                prepare.digest_files,
                 [file.path for file in group],
                 [(file.bytes, file.mtime_ns) for file in group],
             )
@@ -191,7 +191,7 @@ class Build:
         chunks = [_anonymous(chunk) for chunk in sources.cut([*evaluation, *given], self.corpus)]
         # What is broken here would quietly leave text in train that must not be there.
         config = replace(_cleaning(self.corpus), strict=True)
-        make = task("ngrams", clean.make_ngrams, chunks, config)
+        make = task("ngrams", prepare.make_ngrams, chunks, config)
         report = self.runner.run("n-grams", [make])[0]
         if evaluation and not report["ngrams"]:
             raise UserError(
@@ -205,7 +205,7 @@ class Build:
         config = _cleaning(self.corpus)
         limit = select.find_limits(list(self.shares.values()), [])[-1] if self.shares else 0
         tasks = [
-            task("sample", clean.sample_chunk, _anonymous(chunk), config, self.seed, limit)
+            task("sample", prepare.sample_chunk, _anonymous(chunk), config, self.seed, limit)
             for chunk in chunks
             if chunk[0].file.split == "train"
         ]
@@ -216,7 +216,7 @@ class Build:
                 "elmwright corpus CONFIG --sample 1000"
             )
         samples = [r["name"] for r in reports]
-        train = task("pieces", clean.train_pieces, samples, config)
+        train = task("pieces", prepare.train_pieces, samples, config)
         model: str = self.runner.run("sentencepiece", [train])[0]["name"]
         return model
 
