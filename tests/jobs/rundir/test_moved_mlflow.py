@@ -1,4 +1,4 @@
-"""An MLflow database that was moved or copied: its places are put right once, and only by its run."""
+"""An MLflow database that was moved or copied: its paths are corrected once, by its own run."""
 
 import json
 import shutil
