@@ -1,4 +1,4 @@
-"""What a build reads: compressed, broken, named twice or missing files, and docstrings."""
+"""What a build reads: compressed, broken, repeated or missing files, and harvested docstrings."""
 
 import bz2
 import gzip
