@@ -1,0 +1,1 @@
+"""elmwright.pipeline.build.stages."""
