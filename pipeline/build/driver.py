@@ -19,22 +19,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.reading import harvest, sources
-from elmwright.pipeline.build.stages import clean, keep, pack, select
-from elmwright.pipeline.build.results import WORK, Built, Found
-from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
 from elmwright.pipeline.build.corpus_folder import check_space, claim
-from elmwright.pipeline.build.up_to_date import corpus_key, evaluation_files, find_inputs, is_current, vocab_file
-from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.cleaning.funnel import READ
-from elmwright.pipeline.format.manifest import NAME, Manifest
 from elmwright.pipeline.build.finish import finish, sweep
-from elmwright.pipeline.progress import Progress, plural, silent
-from elmwright.pipeline.build.stages.repeats import Lost, count_pieces, find_repeats
-from elmwright.pipeline.reading.sources import Chunk, SourceFile
-from elmwright.pipeline.build.stages.select import Part, Sides
 from elmwright.pipeline.build.ray_tasks import Runner, Task, task
+from elmwright.pipeline.build.results import WORK, Built, Found
+from elmwright.pipeline.build.stages import clean, keep, pack, select
+from elmwright.pipeline.build.stages.repeats import Lost, count_pieces, find_repeats
+from elmwright.pipeline.build.stages.select import Part, Sides
+from elmwright.pipeline.build.up_to_date import (
+    corpus_key,
+    evaluation_files,
+    find_inputs,
+    is_current,
+    vocab_file,
+)
+from elmwright.pipeline.cleaning.funnel import READ
+from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import NAME, Manifest
+from elmwright.pipeline.progress import Progress, plural, silent
+from elmwright.pipeline.reading import harvest, sources
+from elmwright.pipeline.reading.sources import Chunk, SourceFile
+from elmwright.pipeline.storage import files
 
 FILES_PER_DIGEST = 64
 
@@ -332,9 +338,7 @@ class Build:
         names = [r["counts"] for _, r in self.found.kept if r["counts"]]
         types = sum(r["types"] for _, r in self.found.kept)
         count = pack.ranges(types)
-        tasks = [
-            task("counts", pack.count_range, names, number, count) for number in range(count)
-        ]
+        tasks = [task("counts", pack.count_range, names, number, count) for number in range(count)]
         reports = self.runner.run("word counts", tasks)
         sentences = sum(
             r["splits"]["train"]["sentences"] for _, r in self.found.kept if "train" in r["splits"]

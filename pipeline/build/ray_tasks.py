@@ -25,12 +25,12 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
-from elmwright.pipeline.storage import files
 from elmwright.pipeline.config import CorpusConfig, as_settings
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.progress import Advance, Progress, Stage, stage
 from elmwright.pipeline.report.statistics import StageTime
+from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
 
 Report = dict[str, Any]

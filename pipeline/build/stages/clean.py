@@ -9,18 +9,16 @@ simply run again.
 or of the order of the sources: so its output stays good when those change, or when a source is
 added. For a chunk it writes, for n = 000, 001, …
 
-- `out`-n.arrow, the texts (`text_parts.py`), and `out`-n.npy, for each document its 128-bit key, its
-  place (file of the chunk, offset), its words and the bands of its MinHash signature;
+- `out`-n.arrow, the texts (`text_parts.py`), and `out`-n.npy, for each document its 128-bit key,
+  its place (file of the chunk, offset), its words and the bands of its MinHash signature;
 - `out`.quarantine.jsonl, `out`.decontaminated.jsonl and, if asked for, `out`-dropped-000.jsonl.zst.
 """
 
-import pyarrow
-import tempfile
-import shutil
 import atexit
 import heapq
-
 import json
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -31,22 +29,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import xxhash
 from numpy.typing import NDArray
 
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.dedup import minhash, ngrams, text_parts
+from elmwright.pipeline.build.ray_tasks import Report
 from elmwright.pipeline.cleaning import words
 from elmwright.pipeline.cleaning.cleaner import Cleaned, Cleaner
+from elmwright.pipeline.cleaning.funnel import BROKEN, DECONTAMINATE, READ, Funnel
 from elmwright.pipeline.config import CorpusConfig
+from elmwright.pipeline.dedup import minhash, ngrams, text_parts
 from elmwright.pipeline.dedup.keys import keys_of
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.cleaning.funnel import BROKEN, DECONTAMINATE, READ, Funnel
 from elmwright.pipeline.format.lanes import hash64
 from elmwright.pipeline.reading.readers import Record, read
 from elmwright.pipeline.reading.sources import Chunk, SourceFile
 from elmwright.pipeline.report.statistics import Example, Gathered, gather
-from elmwright.pipeline.build.ray_tasks import Report
+from elmwright.pipeline.storage import files
 
 BATCH_BYTES = 2_000_000
 """Text that is cleaned at a time: enough for numpy, small enough for the caches."""

@@ -22,18 +22,18 @@ import pyarrow
 import pytest
 import webdataset
 
-from elmwright.pipeline.build import driver, corpus_folder, ray_tasks
-from elmwright.pipeline.reading import harvest
-from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Pieces, ShardsConfig
+from elmwright.pipeline.build import corpus_folder, driver, ray_tasks
+from elmwright.pipeline.build.ray_tasks import Runner, Task, task
+from elmwright.pipeline.build.stages.repeats import count_pieces
 from elmwright.pipeline.build.up_to_date import corpus_key, is_current
+from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Pieces, ShardsConfig
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.progress import Advance
-from elmwright.pipeline.build.stages.repeats import count_pieces
-from elmwright.pipeline.storage.disk import atomic_file
-from elmwright.pipeline.build.ray_tasks import Runner, Task, task
 from elmwright.pipeline.format.verify_corpus import verify_corpus
 from elmwright.pipeline.format.vocab import load_counts, load_vocab
+from elmwright.pipeline.progress import Advance
+from elmwright.pipeline.reading import harvest
+from elmwright.pipeline.storage.disk import atomic_file
 from tests.support.corpora import SHARDS, VOCAB, digests, make, sentences, some_text
 
 pytestmark = pytest.mark.usefixtures("ray_here")
