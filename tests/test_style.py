@@ -1,8 +1,10 @@
 """What `make check` promises, so that CI, which runs the tests, holds to it too."""
 
+import io
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -100,6 +102,36 @@ def tree_of_the_code() -> Iterator[Path]:
         assert depth <= len(above), f"indented too far: {line!r}"
         above[depth:] = [entry[2]]
         yield Path(*above)
+
+
+def test_files_that_docstrings_and_comments_name_exist() -> None:
+    """`name.py` is in the same folder, or the only one of that name (or path) in the rooms; only
+    what the rooms do not have is looked for in the rest of the repository."""
+    rooms = [path.relative_to(ROOT).as_posix() for path in modules()]
+    rest = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("tests", "docs", "infra")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    wrong, count = [], 0
+    for path in modules():
+        for name in files_named_in(path.read_text(encoding="utf-8")):
+            count += 1
+            if (path.parent / name).is_file():
+                continue
+            found = [file for file in rooms if f"/{file}".endswith(f"/{name}")]
+            found = found or [file for file in rest if f"/{file}".endswith(f"/{name}")]
+            if len(found) != 1:
+                wrong.append(f"{path.relative_to(ROOT)}: {name} is {found or 'nowhere'}")
+    assert count > 100
+    assert wrong == []
+
+
+def files_named_in(source: str) -> Iterator[str]:
+    """The `name.py` and `folder/name.py` in the docstrings and comments of a module."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT or token.string.startswith('"""'):
+            yield from re.findall(r"(?<![\w./*-])(?:\w+/)*\w+\.py\b", token.string)
 
 
 def test_every_slow_test_has_a_make_target() -> None:

@@ -4,7 +4,7 @@ A path is a plain string: `/data/x.txt`, `s3://bucket/x.txt` or `gs://bucket/x.t
 are reached through pyarrow, which reads its credentials and endpoint from the usual environment
 variables (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …); a URL never carries a secret.
 
-Writing is atomic in both: on a disk by a rename (`storage.atomic_file`), in an object store because
+Writing is atomic in both: on a disk by a rename (`disk.atomic_file`), in an object store because
 an object appears only when it is complete. Nothing is ever appended to or changed in place.
 Connections that drop are tried again by the store's client, then by `with_patience`.
 """
