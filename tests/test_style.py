@@ -69,7 +69,7 @@ def test_the_tree_of_the_code_has_every_module_and_no_other() -> None:
 
 
 def test_the_tree_of_the_code_has_the_order_of_the_imports() -> None:
-    """The page says that a room may import those above it, so its order is import-linter's."""
+    """The page says that a room may import those below it, so its order is import-linter's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     tree = list(tree_of_the_code())
     inside = [
@@ -81,14 +81,14 @@ def test_the_tree_of_the_code_has_the_order_of_the_imports() -> None:
     for contract in inside:
         (container,) = contract["containers"]
         folder = Path(*container.split(".")[1:])
-        height = {
-            name.strip(): height
-            for height, layer in enumerate(reversed(contract["layers"]))
+        depth = {
+            name.strip(): depth
+            for depth, layer in enumerate(contract["layers"])
             for name in layer.split("|")
         }
         rooms = [path.stem for path in tree if path.parent == folder]
-        assert sorted(rooms) == sorted(height)
-        assert rooms == sorted(rooms, key=height.__getitem__), f"the order in {folder}/"
+        assert sorted(rooms) == sorted(depth)
+        assert rooms == sorted(rooms, key=depth.__getitem__), f"the order in {folder}/"
 
 
 def tree_of_the_code() -> Iterator[Path]:
