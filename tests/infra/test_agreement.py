@@ -1,8 +1,7 @@
 """Every port, path, name and version in `infra/` is the package's own.
 
 Both directions: a value changed in `infra/` is not the constant any more, and a constant changed in
-`jobs/runbook/ports.py` is not what stands in `infra/`. That no single change goes unnoticed is
-tested in `test_changes.py`.
+`jobs/runbook/ports.py` or `infra_names.py` is not what stands in `infra/`.
 """
 
 import re
@@ -14,6 +13,7 @@ from elmwright import __version__
 from elmwright.jobs.runbook import ports
 from elmwright.jobs.runbook.submission import GRACE_SECONDS
 from elmwright.jobs.runbook.target import Target, _target
+from tests.support import infra_names
 from tests.support.infra_texts import TEXT, everything, source
 from tests.support.validators import INFRA, ROOT, documents, manifests, pod_templates
 
@@ -21,31 +21,31 @@ AGENT_PORT = 52365  # of Ray's agent on every node; Ray's default, which KubeRay
 
 # What stands before or around a number, and the number it must be. Each must occur.
 PORTS = [
-    (r"head:(\d+)", ports.RAY_PORT),
-    (r"RAY_HEAD_IP:(\d+)", ports.RAY_PORT),
-    (r"--head [^\n]*--port=(\d+)", ports.RAY_PORT),
-    (r"name: gcs-server\s+containerPort: (\d+)", ports.RAY_PORT),
-    (r"--dashboard-port=(\d+)", ports.DASHBOARD_PORT),
-    (r"name: dashboard\s+containerPort: (\d+)", ports.DASHBOARD_PORT),
-    (r"http://127\.0\.0\.1:(\d+)/api/gcs_healthz", ports.DASHBOARD_PORT),
-    (r"- 127\.0\.0\.1:(\d+):8265", ports.DASHBOARD_PORT),
-    (r"--to http://[^\s:]+:(\d+)", ports.DASHBOARD_PORT),
-    (r"mlflow:(\d+)", ports.MLFLOW_PORT),
-    (r"mlflow server [^\n]*--port (\d+)", ports.MLFLOW_PORT),
-    (r"- --port=(\d+)", ports.MLFLOW_PORT),
-    (r"name: http\s+(?:port|containerPort): (\d+)", ports.MLFLOW_PORT),
-    (r":(\d+)/health\b", ports.MLFLOW_PORT),
-    (r"postgres:(\d{4,5})\b", ports.POSTGRES_PORT),
-    (r"pg_isready.*--port=(\d+)", ports.POSTGRES_PORT),
-    (r"name: postgres\s+(?:port|containerPort): (\d+)", ports.POSTGRES_PORT),
-    (r"store:(\d+)", ports.STORE_PORT),
-    (r"--addr :(\d+)", ports.STORE_PORT),
-    (r'nc, -z, 127\.0\.0\.1, "(\d+)"', ports.STORE_PORT),
+    (r"head:(\d+)", infra_names.RAY_PORT),
+    (r"RAY_HEAD_IP:(\d+)", infra_names.RAY_PORT),
+    (r"--head [^\n]*--port=(\d+)", infra_names.RAY_PORT),
+    (r"name: gcs-server\s+containerPort: (\d+)", infra_names.RAY_PORT),
+    (r"--dashboard-port=(\d+)", infra_names.DASHBOARD_PORT),
+    (r"name: dashboard\s+containerPort: (\d+)", infra_names.DASHBOARD_PORT),
+    (r"http://127\.0\.0\.1:(\d+)/api/gcs_healthz", infra_names.DASHBOARD_PORT),
+    (r"- 127\.0\.0\.1:(\d+):8265", infra_names.DASHBOARD_PORT),
+    (r"--to http://[^\s:]+:(\d+)", infra_names.DASHBOARD_PORT),
+    (r"mlflow:(\d+)", infra_names.MLFLOW_PORT),
+    (r"mlflow server [^\n]*--port (\d+)", infra_names.MLFLOW_PORT),
+    (r"- --port=(\d+)", infra_names.MLFLOW_PORT),
+    (r"name: http\s+(?:port|containerPort): (\d+)", infra_names.MLFLOW_PORT),
+    (r":(\d+)/health\b", infra_names.MLFLOW_PORT),
+    (r"postgres:(\d{4,5})\b", infra_names.POSTGRES_PORT),
+    (r"pg_isready.*--port=(\d+)", infra_names.POSTGRES_PORT),
+    (r"name: postgres\s+(?:port|containerPort): (\d+)", infra_names.POSTGRES_PORT),
+    (r"store:(\d+)", infra_names.STORE_PORT),
+    (r"--addr :(\d+)", infra_names.STORE_PORT),
+    (r'nc, -z, 127\.0\.0\.1, "(\d+)"', infra_names.STORE_PORT),
     (r":(\d+)/api/local_raylet_healthz", AGENT_PORT),
 ]
 
-RUNS, CONFIGS, SECRETS = ports.RUNS_PATH, ports.CONFIGS_PATH, ports.SECRETS_PATH
-WORDS = ports.TEXT_PATH
+RUNS, CONFIGS, SECRETS = ports.RUNS_PATH, infra_names.CONFIGS_PATH, ports.SECRETS_PATH
+WORDS = infra_names.TEXT_PATH
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point
 ARTIFACTS, STORE = "/artifacts", "/data"  # of the MLflow and the store that are started here
 
@@ -66,10 +66,10 @@ PLACES = [
     (r"elmwright run (\S+)/\w+\.toml", CONFIGS),
     (r"name: secrets\s+mountPath: (\S+)", SECRETS),
     (r"AWS_SHARED_CREDENTIALS_FILE\s+value: (\S+)/credentials", SECRETS),
-    (r"--home-dir (\S+)", ports.HOME_PATH),
-    (r"\bHOME=(\S+)", ports.HOME_PATH),
-    (r"USER [\d:]+\nWORKDIR (\S+)", ports.HOME_PATH),
-    (r"(\S+)/\.ray/auth_token: ~", ports.HOME_PATH),
+    (r"--home-dir (\S+)", infra_names.HOME_PATH),
+    (r"\bHOME=(\S+)", infra_names.HOME_PATH),
+    (r"USER [\d:]+\nWORKDIR (\S+)", infra_names.HOME_PATH),
+    (r"(\S+)/\.ray/auth_token: ~", infra_names.HOME_PATH),
     (r"name: shared-memory\s+mountPath: (\S+)", SHARED_MEMORY),
     (r"name: artifacts\s+mountPath: (\S+)", ARTIFACTS),
     (r"--artifacts-destination=(\S+)", ARTIFACTS),
@@ -84,7 +84,7 @@ PATHS = {
         RUNS, CONFIGS, WORDS, STORE, "/dev/null", "/bin/sh", "/var/lib/postgresql/data",
     },
     "docker/Dockerfile": {
-        RUNS, ports.HOME_PATH, "/source", "/wheel", "/opt/elmwright",
+        RUNS, infra_names.HOME_PATH, "/source", "/wheel", "/opt/elmwright",
         "/etc/profile.d/elmwright.sh", "/var/lib/apt/lists",
     },
     "kubernetes/base/mlflow.yaml": {ARTIFACTS, "/dev/null"},
@@ -94,7 +94,7 @@ PATHS = {
     "kubernetes/overlays/dev/storage/kustomization.yaml": OVERLAY,
     "kubernetes/overlays/gpu/kustomization.yaml": OVERLAY,
     "kubernetes/storage/claims.yaml": {RUNS},
-    "ray/aws.yaml": {RUNS, ports.HOME_PATH, "/dev/sda1"},
+    "ray/aws.yaml": {RUNS, infra_names.HOME_PATH, "/dev/sda1"},
     "slurm/elmwright.sbatch": {"/bin/bash", "/dev/null", "/dev/urandom", "/dev/tcp", "/tmp"},  # noqa: S108
     "slurm/targets.toml": {"/shared/elmwright"},
 }  # fmt: skip
@@ -157,7 +157,7 @@ def test_every_node_mounts_what_the_package_expects() -> None:
     for name in ("head", "worker"):
         targets = {volume.split(":")[-1 if volume.count(":") == 1 else -2]
                    for volume in compose["services"][name]["volumes"]}  # fmt: skip
-        assert targets == {ports.RUNS_PATH, ports.CONFIGS_PATH, ports.TEXT_PATH}
+        assert targets == {ports.RUNS_PATH, infra_names.CONFIGS_PATH, infra_names.TEXT_PATH}
 
 
 def test_image_tags_are_those_of_this_version() -> None:
@@ -184,34 +184,34 @@ def test_versions_are_the_pinned_ones() -> None:
 
 
 def test_names_of_secrets_services_database_and_bucket_are_the_packages() -> None:
-    secrets = {ports.SECRET_AWS, ports.SECRET_DATABASE}
+    secrets = {ports.SECRET_AWS, infra_names.SECRET_DATABASE}
     assert set(re.findall(r"secretName: (\S+)|secretKeyRef:\s+name: (\S+)", everything())) == {
         (ports.SECRET_AWS, ""),
-        ("", ports.SECRET_DATABASE),
+        ("", infra_names.SECRET_DATABASE),
     }
     assert set(re.findall(r"create secret generic (\S+)", everything())) == secrets
     registry = {ports.SECRET_REGISTRY}
     assert set(re.findall(r"create secret docker-registry (\S+)", everything())) == registry
     assert set(re.findall(r"imagePullSecrets:.*\s+- name: (\S+)", everything())) == registry
     assert set(re.findall(r"configMapRef:\s+name: (\S+)", everything())) == {ports.CONFIG_STORE}
-    assert set(re.findall(r"postgresql[+\w]*://(\w+):", everything())) == {ports.DATABASE}
+    assert set(re.findall(r"postgresql[+\w]*://(\w+):", everything())) == {infra_names.DATABASE}
     assert set(re.findall(r"@(\w+):\d+/(\w+)", everything())) == {
-        (ports.SERVICE_POSTGRES, ports.DATABASE)
+        (infra_names.SERVICE_POSTGRES, infra_names.DATABASE)
     }
     assert set(re.findall(r"s3://(\w+)/mlflow", everything())) == {ports.BUCKET}
     assert set(re.findall(r"/data/(\w+) ", everything())) == {ports.BUCKET}
     (compose,) = documents(INFRA / "compose" / "compose.yaml")
-    services = {ports.SERVICE_HEAD, ports.SERVICE_MLFLOW, ports.SERVICE_POSTGRES}
-    assert set(compose["services"]) == services | {ports.SERVICE_STORE, "worker"}
-    names = {d["metadata"]["name"] for _, d in manifests(INFRA) if d["kind"] == "Service"}
-    assert names == {ports.SERVICE_MLFLOW, ports.SERVICE_POSTGRES}
+    services = {infra_names.SERVICE_HEAD, infra_names.SERVICE_MLFLOW, infra_names.SERVICE_POSTGRES}
+    assert set(compose["services"]) == services | {infra_names.SERVICE_STORE, "worker"}
+    found = {d["metadata"]["name"] for _, d in manifests(INFRA) if d["kind"] == "Service"}
+    assert found == {infra_names.SERVICE_MLFLOW, infra_names.SERVICE_POSTGRES}
 
 
 def test_the_containers_user_is_the_same_everywhere() -> None:
     docker = TEXT["docker/Dockerfile"]
     assert re.findall(r"USER (\d+):(\d+)", docker) == [(str(ports.USER_ID),) * 2]
     assert set(re.findall(r"--[ug]id (\d+)", docker)) == {str(ports.USER_ID)}
-    assert f"--home-dir {ports.HOME_PATH} " in docker
+    assert f"--home-dir {infra_names.HOME_PATH} " in docker
     numbers = set(re.findall(r"(?:runAs\w+|fsGroup): (\d+)", everything()))
     assert numbers == {str(ports.USER_ID), "999"}  # 999: PostgreSQL's own image
     assert re.findall(r"chown (\d+):(\d+) /runs", TEXT["ray/aws.yaml"]) == [

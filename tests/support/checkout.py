@@ -10,18 +10,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def copy_tree(target: Path) -> None:
-    """The files that git would give a stranger."""
+def tracked_files() -> list[str]:
+    """Every file that git would give a stranger, by its path in the repository."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if listed.returncode:
         pytest.skip("not a git checkout")
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, target / name)
+    return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def copy_tree(target: Path) -> None:
+    """Copy the files that git would give a stranger."""
+    for name in tracked_files():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target / name)
 
 
 def clone(target: Path) -> Path:

@@ -9,7 +9,7 @@ import pytest
 import webdataset
 
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.format.block import Block, pack, to_members
+from elmwright.pipeline.format.block import Block, to_members
 from elmwright.pipeline.format.shards import (
     ShardReader,
     index_path,
@@ -18,6 +18,7 @@ from elmwright.pipeline.format.shards import (
     write_shard,
 )
 from elmwright.pipeline.storage.disk import atomic_file, sha256_bytes
+from tests.support.plain_packing import pack
 
 
 def some_blocks(count: int = 30) -> list[Block]:
