@@ -1,6 +1,6 @@
 """The folder a corpus is built in: whether it is ours to fill and to sweep, and large enough.
 
-Both are checked before anything is started (`jobs/stages/preflight.py`) and again by the build.
+Both are asked before anything is started (`jobs/stages/preflight.py`) and again by the build.
 """
 
 from collections.abc import Sequence

@@ -34,7 +34,8 @@ from elmwright.pipeline.format.block import Block, remap, streams
 from elmwright.pipeline.format.lanes import block_at
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
-from elmwright.pipeline.storage.files import is_url, join, with_patience
+from elmwright.pipeline.storage.files import is_url, join
+from elmwright.pipeline.storage.object_store import with_patience
 
 Array = NDArray[Any]
 AHEAD = 4

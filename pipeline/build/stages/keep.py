@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmwright.pipeline.build.ray_tasks import Report
-from elmwright.pipeline.build.stages.clean import SHUFFLE, mix, write_documents
-from elmwright.pipeline.build.stages.clean import WEIGHT as WEIGHT_HASH
+from elmwright.pipeline.build.stages.clean import write_documents
+from elmwright.pipeline.build.stages.hashes import SHUFFLE, mix
+from elmwright.pipeline.build.stages.hashes import WEIGHT as WEIGHT_HASH
 from elmwright.pipeline.build.stages.select import (
     Part,
     Sides,

@@ -49,9 +49,8 @@ def find_repeats(runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], si
     """Decide what loses, from documents down to sentences."""
     train = [part for part in parts if part.split == "train"]
     if corpus.heldout_overlap == "keep":
-        parts = (
-            train  # given sets lose nothing themselves: without them here, nothing loses to them
-        )
+        # Given sets lose nothing themselves: without them here, nothing loses to them.
+        parts = train
     has_heldout = len(train) < len(parts) or bool(sides.names)
     lost = Lost()
     if corpus.dedup != "none":

@@ -25,7 +25,7 @@ from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import Shelf
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
-from tests.jobs.registry.test_registries import SENTENCE, kill_often
+from tests.support.registries import SENTENCE, kill_often
 from tests.support.servers import (
     BUCKET,
     answers,
