@@ -1,9 +1,10 @@
 """How fast this machine trains, measured: a second or two of real steps on the config's own shapes.
 
-One process makes the training loop's own step (`train.py`): its share of the lanes, the configured
-threads, the real model and optimiser, words of the user's text spelled as they are. Included is all
-that a step computes; not included are exchange between processes, reading blocks, evaluation and
-checkpoints. Other processes are taken to be as fast, as long as there is a core for each thread.
+One process makes the training loop's own step (`training_step.py`): its share of the lanes, the
+configured threads, the real model and optimiser, words of the user's text spelled as they are.
+Included is all that a step computes; not included are exchange between processes, reading blocks,
+evaluation and checkpoints. Other processes are assumed to be as fast, as long as there is a core
+for each thread.
 
 A softmax of which only sampled rows are touched costs the same whatever its size, so it is measured
 with at most `ROWS` words: a vocabulary of 800,000 would fill the memory for nothing.
@@ -84,7 +85,7 @@ def measure(
 
 
 def _process(config: RunConfig, vocabulary: int) -> Process:
-    """What `train` and `training_state.begin` set up, for one process without a corpus."""
+    """What `train` and `state.begin` set up, for one process without a corpus."""
     ranks = Ranks()
     bilm = BiLM(config.model, 1)
     softmax = Softmax.create(vocabulary, config.model.projection_dim, 2)

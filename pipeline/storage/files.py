@@ -2,7 +2,7 @@
 
 A path is a plain string: `/data/x.txt`, `s3://bucket/x.txt` or `gs://bucket/x.txt`.
 
-Writing is atomic in both: on a disk by a rename (`storage.atomic_file`), in an object store because
+Writing is atomic in both: on a disk by a rename (`disk.atomic_file`), in an object store because
 an object appears only when it is complete. Nothing is ever appended to or changed in place. How a
 store is reached is in `object_store.py`.
 """
