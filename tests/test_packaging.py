@@ -15,8 +15,8 @@ import pytest
 
 import elmwright
 from tests.support.checkout import copy_tree
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {"elmwright/pipeline": "pipeline", "elmwright/model": "model", "elmwright/jobs": "jobs"}
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.places import ROOT
+
 PATHS = ["pipeline", "model", "jobs", "infra", "docs", "tests"]
 ROOMS = ["pipeline", "model", "jobs"]
 

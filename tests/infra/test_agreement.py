@@ -14,8 +14,9 @@ from elmwright import __version__
 from elmwright.jobs.runbook import ports
 from elmwright.jobs.runbook.submission import GRACE_SECONDS
 from elmwright.jobs.runbook.target import Target, _target
-from tests.support.infra_texts import TEXT, everything, source
-from tests.support.validators import INFRA, ROOT, documents, manifests, pod_templates
+from tests.support.infra.texts import TEXT, everything, source
+from tests.support.infra.validators import documents, manifests, pod_templates
+from tests.support.places import INFRA, ROOT
 
 AGENT_PORT = 52365  # of Ray's agent on every node; Ray's default, which KubeRay's probes count on
 

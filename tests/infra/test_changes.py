@@ -10,7 +10,7 @@ from elmwright import __version__
 from elmwright.jobs.runbook import ports
 from tests.infra import test_agreement as agreement
 from tests.infra import test_commands as commands
-from tests.support.infra_texts import TEXT
+from tests.support.infra.texts import TEXT
 
 CHANGES = {
     rf"\b(?:{ports.RAY_PORT}|{ports.DASHBOARD_PORT}|{ports.MLFLOW_PORT}|{ports.POSTGRES_PORT}|"

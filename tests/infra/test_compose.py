@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from elmwright.jobs.runbook import ports
-from tests.support.infra_texts import TEXT
-from tests.support.validators import INFRA, ROOT, documents
+from tests.support.infra.texts import TEXT
+from tests.support.infra.validators import documents
+from tests.support.places import INFRA, ROOT
 
 NODES = ("head", "worker")
 UNITS = {"m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.runbook import ports
-from tests.support.validators import INFRA, ROOT
+from tests.support.places import INFRA, ROOT
 
 ON_CLUSTER = [
     "--set", f"cluster.address={ports.SERVICE_HEAD}:{ports.RAY_PORT}",

@@ -16,7 +16,7 @@ from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.build.driver import build_corpus
 from elmwright.pipeline.progress import silent
 from elmwright.pipeline.storage.files import write_json
-from tests.support.dashboard import Dashboard, submission_to
+from tests.support.cluster.dashboard import Dashboard, submission_to
 from tests.support.tiny import write_config, write_text
 
 

@@ -21,8 +21,9 @@ from mlflow.pyfunc.scoring_server import invocations
 from elmwright.jobs.publishing.promotion import publish_bundle
 from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.using.pretrained import load
+from tests.support.places import DOCS
 
-USING = (Path(__file__).resolve().parents[2] / "docs" / "using.md").read_text(encoding="utf-8")
+USING = (DOCS / "using.md").read_text(encoding="utf-8")
 SENTENCES = [["The", "old", "cat"], ["A", "bird", "sees"]]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from elmwright.jobs.stages.closing import Outcome, choose_example, closing_lines
 from elmwright.jobs.terminal.wording import wrap
-from tests.support.screen import Terminal
+from tests.support.terminal.screen import Terminal
 from tests.support.tiny import command, write_config, write_text
 
 SCORE = {

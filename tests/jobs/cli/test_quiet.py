@@ -12,7 +12,7 @@ from elmwright.jobs.stages import workflow
 from elmwright.jobs.terminal.console import console_for_run
 from elmwright.pipeline.progress import Progress
 from tests.support.random_model import write_random_model
-from tests.support.shown_run import write_run
+from tests.support.runs.shown_run import write_run
 from tests.support.tiny import write_config, write_text
 from tests.terminal.test_closing import outcome
 

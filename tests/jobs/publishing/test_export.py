@@ -40,8 +40,7 @@ from elmwright.pipeline.config import Pieces
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import write_json
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.places import ROOT
 
 
 def contents(folder: Path) -> dict[str, bytes]:

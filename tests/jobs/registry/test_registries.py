@@ -30,6 +30,7 @@ from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import Shelf
 from elmwright.jobs.using.pretrained import load
 from elmwright.pipeline.errors import UserError
+from tests.support.places import ROOT
 
 SENTENCE = ["The", "old", "cat", "sees", "the", "river", "."]
 
@@ -346,9 +347,9 @@ def test_from_checkpoint_to_a_clean_process_that_loads_by_alias(
 def publisher(uri: str) -> Iterator["subprocess.Popen[str]"]:
     """The process of publisher.py, ready to publish."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.publisher", uri],
+        [sys.executable, "-m", "tests.support.runs.publisher", uri],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        cwd=Path(__file__).resolve().parents[3],
+        cwd=ROOT,
     )  # fmt: skip
     try:
         assert read(process).startswith("ready")

@@ -17,7 +17,7 @@ import pytest
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.files import join, read_bytes
-from tests.support.clusters import RayHead, ray_head
+from tests.support.cluster.ray_nodes import RayHead, ray_head
 from tests.support.servers import mlflow_server
 from tests.support.tiny import elmwright, write_config, write_text
 

@@ -24,8 +24,8 @@ from elmwright.jobs.tracking.tracker import Tracker
 from elmwright.jobs.upkeep import ui
 from elmwright.pipeline.storage.files import write_json
 from tests.support.browser import Browser, chromium
+from tests.support.runs.shown_run import write_journal, write_run
 from tests.support.servers import free_port
-from tests.support.shown_run import write_journal, write_run
 from tests.support.tiny import command, manifest
 
 NOT_OURS = ("mlflow/users/current", "ResizeObserver loop", "AG Grid:")

@@ -24,7 +24,7 @@ from elmwright.pipeline.config import (
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.report.statistics import Statistics, from_json
-from tests.support.corpora import digests, dropped, make, random_document, sentences, some_text
+from tests.support.corpus.corpora import digests, dropped, make, random_document, sentences, some_text
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 

@@ -18,7 +18,7 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.build.sample import try_rules
 from elmwright.pipeline.build.ray_tasks import Runner, task
 from elmwright.pipeline.format.verify_corpus import verify_corpus
-from tests.support.corpora import digests, dropped, make, random_document, sentences, some_text
+from tests.support.corpus.corpora import digests, dropped, make, random_document, sentences, some_text
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 

@@ -34,7 +34,7 @@ from elmwright.pipeline.storage.disk import atomic_file
 from elmwright.pipeline.build.ray_tasks import Runner, Task, task
 from elmwright.pipeline.format.verify_corpus import verify_corpus
 from elmwright.pipeline.format.vocab import load_counts, load_vocab
-from tests.support.corpora import SHARDS, VOCAB, digests, make, sentences, some_text
+from tests.support.corpus.corpora import SHARDS, VOCAB, digests, make, sentences, some_text
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 

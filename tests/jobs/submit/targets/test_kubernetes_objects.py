@@ -27,7 +27,7 @@ from elmwright.jobs.submit.targets.kubernetes_objects import (
     render,
     state_of_rayjob,
 )
-from tests.support.rayjobs import GPU, submission
+from tests.support.cluster.rayjobs import GPU, submission
 
 
 def test_the_objects_hang_together(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from elmwright.jobs.submit.send import submit
 from elmwright.jobs.submit.targets import ray_jobs
 from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable, parcel, state_of_job
 from elmwright.pipeline.errors import Failed, UserError
-from tests.support.dashboard import Answer, Dashboard, nodes, play_job, submission_to
+from tests.support.cluster.dashboard import Answer, Dashboard, nodes, play_job, submission_to
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
