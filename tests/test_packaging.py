@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 import elmwright
-from tests.support.checkout import copy_tree
+from tests.support.checkout import PACKAGES, copy_tree, wheel_files
 from tests.support.places import ROOT
-
-ROOMS = {"elmwright/pipeline": "pipeline", "elmwright/model": "model", "elmwright/jobs": "jobs"}
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +31,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def tree() -> set[str]:
-    """Every module, recipe and type marker of the tree, under its name in the wheel."""
-    expected = {"elmwright/__init__.py", "elmwright/py.typed"}
-    for package, folder in ROOMS.items():
-        for path in (ROOT / folder).rglob("*"):
-            relative = path.relative_to(ROOT / folder)
-            if path.suffix in (".py", ".toml", ".sbatch") and relative.parts[0] != "api":
-                expected.add(f"{package}/{relative}")
-    return expected
-
-
 def test_the_wheel_holds_exactly_the_tree(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
-    assert names == tree()
+    assert names == wheel_files()
 
 
 def test_the_sdist_holds_the_tree_and_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
@@ -61,7 +48,7 @@ def test_the_sdist_holds_the_tree_and_builds_the_same_wheel(built: Path, tmp_pat
     )  # fmt: skip
     (again,) = (source / "dist").glob("*.whl")
     names = {n for n in zipfile.ZipFile(again).namelist() if ".dist-info/" not in n}
-    assert names == tree()
+    assert names == wheel_files()
 
 
 def test_the_wheel_works_in_a_folder_with_a_hostile_model_py(built: Path, tmp_path: Path) -> None:
@@ -163,7 +150,7 @@ def test_imports_run_one_way() -> None:
 
 
 def test_nothing_writes_or_loads_a_pickle() -> None:
-    for room in ROOMS.values():
+    for room in PACKAGES.values():
         for path in (ROOT / room).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
             for word in ("import pickle", "torch.save(", "torch.load(", "allow_pickle=True"):

@@ -9,6 +9,9 @@ import pytest
 
 from tests.support.places import ROOT
 
+PACKAGES = {"elmwright/pipeline": "pipeline", "elmwright/model": "model", "elmwright/jobs": "jobs"}
+"""Folder in the wheel to folder in the tree."""
+
 
 def copy_tree(target: Path) -> None:
     """The files that git would give a stranger."""
@@ -38,3 +41,14 @@ def clone(target: Path) -> Path:
         (links / room).symlink_to(target / room)
     (links / "__init__.py").symlink_to(target / "jobs" / "api" / "__init__.py")
     return target
+
+
+def wheel_files() -> set[str]:
+    """Every module, recipe and type marker of the tree, under its name in the wheel."""
+    expected = {"elmwright/__init__.py", "elmwright/py.typed"}
+    for package, folder in PACKAGES.items():
+        for path in (ROOT / folder).rglob("*"):
+            relative = path.relative_to(ROOT / folder)
+            if path.suffix in (".py", ".toml", ".sbatch") and relative.parts[0] != "api":
+                expected.add(f"{package}/{relative}")
+    return expected

@@ -12,9 +12,9 @@ from elmwright.jobs.stages import workflow
 from elmwright.jobs.terminal.console import console_for_run
 from elmwright.pipeline.progress import Progress
 from tests.support.random_model import write_random_model
-from tests.support.runs.shown_run import write_run
+from tests.support.terminal.closing import outcome
 from tests.support.tiny import write_config, write_text
-from tests.terminal.test_closing import outcome
+from tests.support.tiny_runs.shown_run import write_run
 
 
 def test_a_quiet_console_says_only_warnings_and_results(

@@ -14,11 +14,11 @@ from elmwright.jobs.environment.wheel import (
     write_wheel,
     zipped,
 )
-from tests.test_packaging import tree
+from tests.support.checkout import wheel_files
 
 
 def test_the_shipped_files_are_those_of_the_built_wheel() -> None:
-    assert set(package_files()) == tree()
+    assert set(package_files()) == wheel_files()
 
 
 def test_a_changed_line_changes_the_version_and_nothing_else_does() -> None:

@@ -384,21 +384,6 @@ def test_weights_with_anything_else_in_them_are_refused(
         load(hostile)
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> tuple[Path, Path]:
-    """A private and a public key, as openssl makes them."""
-    pytest.importorskip("model_signing.signing")
-    pytest.importorskip("OpenSSL")
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    private, public = tmp_path / "key.pem", tmp_path / "key.pub"
-    make = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(private)]
-    show = ["openssl", "ec", "-in", str(private), "-pubout", "-out", str(public)]
-    for command in (make, show):
-        subprocess.run(command, check=True, capture_output=True)
-    return private, public
-
-
 def test_a_signed_bundle_loads_where_a_signature_is_required_and_only_if_nothing_was_changed(
     trained: Path,
     bundle: Path,

@@ -21,10 +21,7 @@ from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.training_facts import TrainingFacts
 from elmwright.jobs.rundir.work_folder import alone_in
 from elmwright.pipeline.errors import UserError
-from tests.jobs.publishing.test_export import keys
 from tests.support.tiny import manifest
-
-__all__ = ["keys"]  # a fixture
 
 
 def changed(trained: Path, home: Path, **settings: Any) -> Path:

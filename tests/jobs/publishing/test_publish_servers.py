@@ -25,7 +25,6 @@ from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import Shelf
 from elmwright.jobs.using.pretrained import load
 from elmwright.pipeline.errors import UserError
-from tests.jobs.registry.test_registries import SENTENCE, kill_often
 from tests.support.places import DOCS
 from tests.support.servers import (
     BUCKET,
@@ -38,6 +37,7 @@ from tests.support.servers import (
     s3_server,
     wait_for,
 )
+from tests.support.tiny_runs.registries import SENTENCE, kill_often
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 

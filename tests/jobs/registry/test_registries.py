@@ -2,15 +2,11 @@
 
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +26,7 @@ from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import Shelf
 from elmwright.jobs.using.pretrained import load
 from elmwright.pipeline.errors import UserError
-from tests.support.places import ROOT
-
-SENTENCE = ["The", "old", "cat", "sees", "the", "river", "."]
-
-
-@pytest.fixture(params=["mlflow", "shelf"])
-def registry(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    empty_database: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Registry]:
-    monkeypatch.setenv("ELMWRIGHT_CACHE", str(tmp_path / "cache"))
-    if request.param == "shelf":
-        yield Shelf(str(tmp_path / "shelf"))
-        return
-    yield sqlite(tmp_path, empty_database, monkeypatch)
-
-
-def sqlite(folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowRegistry:
-    (folder / "mlflow").mkdir()
-    shutil.copyfile(database, folder / "mlflow" / "mlflow.db")
-    uri = f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    return MlflowRegistry(uri)
+from tests.support.tiny_runs.registries import SENTENCE, kill_often, leftovers, sqlite
 
 
 def reference(registry: Registry, alias: str) -> str:
@@ -62,14 +34,6 @@ def reference(registry: Registry, alias: str) -> str:
     return (
         f"{registry.uri}/tiny@{alias}" if isinstance(registry, Shelf) else f"models:/tiny@{alias}"
     )
-
-
-def leftovers(registry: Registry) -> int:
-    """Stored bundles, of which a version should know each."""
-    if isinstance(registry, Shelf):
-        return len([path for path in Path(registry.uri).glob("*/*") if path.is_dir()])
-    stored = Path(registry.uri.removeprefix("sqlite:///")).parent / "artifacts" / "models"
-    return len(list(stored.glob("*/artifacts"))) if stored.exists() else 0
 
 
 def test_a_bundle_becomes_one_version_however_often_it_is_published_and_exported(
@@ -341,69 +305,6 @@ def test_from_checkpoint_to_a_clean_process_that_loads_by_alias(
     subprocess.run([sys.executable, "-c", code, reference(registry, "champion"), saved], check=True)
     checkpoint = sorted((trained / "train" / "checkpoints").iterdir())[-1]
     np.testing.assert_array_equal(np.load(saved), load(checkpoint).embed([SENTENCE])[0])
-
-
-@contextmanager
-def publisher(uri: str) -> Iterator["subprocess.Popen[str]"]:
-    """The process of publisher.py, ready to publish."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.runs.publisher", uri],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        cwd=ROOT,
-    )  # fmt: skip
-    try:
-        assert read(process).startswith("ready")
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def read(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def publish_there(
-    process: "subprocess.Popen[str]", bundle: Path, name: str, kill_after: float | None = None
-) -> bool:
-    """Publish in the other process, which may be killed meanwhile; whether it came to its end."""
-    assert process.stdin is not None
-    process.stdin.write(f"{name} {bundle}\n")
-    process.stdin.flush()
-    child = int(read(process))
-    if kill_after is not None:
-        time.sleep(kill_after)
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-    line = read(process)
-    done = line.startswith("done")
-    assert (read(process) if done else line) == "gone"
-    return done
-
-
-def kill_often(registry: Registry, uri: str, bundle: Path, times: int) -> None:
-    """Publish under new names and be killed at seeded moments of what a publish takes: whatever is
-    listed verifies, and the retry leaves one version."""
-    draw = random.Random(11)
-    ended = 0
-    with publisher(uri) as process:
-        assert publish_there(process, bundle, "first")
-        start = time.monotonic()
-        assert publish_there(process, bundle, "measured")
-        longest = time.monotonic() - start
-        for number in range(times):
-            name = f"killed-{number}"
-            after = longest * (number + draw.random()) / times
-            ended += publish_there(process, bundle, name, after)
-            for version in registry.versions(name):
-                registry.fetch(name, version.version)
-            publish_bundle(registry, bundle, name, "candidate")
-            (version,) = registry.versions(name)
-            assert version.aliases == ("candidate",)
-            registry.fetch(name, version.version)
-    print(f"{times} kills within {longest:.2f} s, {ended} came too late")
-    assert ended < times
 
 
 @pytest.mark.heavy

@@ -31,11 +31,9 @@ from elmwright.jobs.serving import Embedder
 from elmwright.jobs.using.pretrained import load
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.disk import sha256_bytes
-from tests.jobs.registry.test_registries import leftovers, registry, sqlite
 from tests.support.servers import missing
 from tests.support.tiny import write_config, write_text
-
-__all__ = ["registry"]
+from tests.support.tiny_runs.registries import leftovers, sqlite
 
 
 def another(bundle: Path, folder: Path, number: int = 0, **config: Any) -> Path:

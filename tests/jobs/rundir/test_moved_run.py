@@ -37,8 +37,8 @@ from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.build.driver import build_corpus
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import write_json
-from tests.support.runs.shown_run import write_journal, write_run
 from tests.support.tiny import manifest, write_config, write_text
+from tests.support.tiny_runs.shown_run import write_journal, write_run
 
 STEPS = 12
 

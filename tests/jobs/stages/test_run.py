@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,65 +22,12 @@ from mlflow import MlflowClient
 from elmwright.jobs.bundles.bundle import FILES, SUMS
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
 from elmwright.jobs.publishing.choose_checkpoint import list_scored
-from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.using.embed import embed_file
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.storage.disk import sha256_file
-from tests.support.tiny import command, elmwright, write_config, write_text
-
-STEPS = 240
-
-
-class Run:
-    """A tiny run: its config file and its folder."""
-
-    def __init__(self, folder: Path, **changes: object) -> None:
-        self.home = folder
-        settings = {"train_max_steps": STEPS, "checkpoint_every_steps": 20, "eval_every_steps": 80}
-        self.config = write_config(folder, write_text(folder / "text.txt"), **settings, **changes)
-        self.folder = folder / "run"
-
-    def start(self, *more: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            command("run", self.config, *more),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
-
-    def wait_for_corpus(self, process: "subprocess.Popen[str]") -> None:
-        """Until the work on the corpus has begun."""
-        for _ in range(1200):
-            if list((self.folder / "corpus").rglob("*.done.json")):
-                return
-            assert process.poll() is None, process.stdout and process.stdout.read()
-            time.sleep(0.02)
-        raise AssertionError("no work on the corpus within half a minute")
-
-    def forget_corpus(self) -> None:
-        """Let the next command work on the corpus again, also where one has just finished it."""
-        (self.folder / "corpus" / "MANIFEST.json").unlink(missing_ok=True)
-        for mark in (self.folder / "corpus").rglob("*.done.json"):
-            mark.unlink()
-
-    def wait_for_step(self, step: int, process: "subprocess.Popen[str]") -> None:
-        journal = self.folder / "train" / "journal.jsonl"
-        for _ in range(6000):
-            if any(record["step"] >= step for record, _ in read_journal(journal, 0)):
-                return
-            if process.poll() is not None:
-                assert process.returncode == 0, process.stdout and process.stdout.read()
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"step {step} was not reached in five minutes")
-
-    def digests(self) -> dict[str, str]:
-        names = ("model.safetensors", "softmax.safetensors", "weights.hdf5", "vocab.txt")
-        return {name: sha256_file(self.folder / "bundle" / name) for name in names}
-
-    @property
-    def uri(self) -> str:
-        return f"sqlite:///{self.folder / 'mlflow' / 'mlflow.db'}"
+from tests.support.tiny import elmwright
+from tests.support.tiny_runs.whole_run import STEPS, Run
 
 
 @pytest.fixture(scope="module")
@@ -365,28 +311,6 @@ def test_ctrl_c_once_and_twice_in_the_corpus_and_in_training_ends_in_the_same_bu
     done = elmwright("run", run.config)
     assert done.returncode == 0, done.stdout + done.stderr
     assert run.digests() == finished.digests()
-
-
-def training_process(driver: int) -> int:
-    """A Ray Train worker below the driver's process tree."""
-    parents: dict[int, int] = {}
-    names: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                names[int(entry.name)] = (entry / "cmdline").read_text()
-                status = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except (OSError, IndexError):
-                continue
-            parents[int(entry.name)] = int(status[1])
-    for process, name in names.items():
-        if "RayTrainWorker" in name:
-            ancestor = process
-            while ancestor in parents and ancestor != driver:
-                ancestor = parents[ancestor]
-            if ancestor == driver:
-                return process
-    raise AssertionError("no training process found")
 
 
 def test_load_by_alias_in_python(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,9 +37,9 @@ from elmwright.pipeline.storage.files import (
     write_bytes,
     write_json,
 )
-from tests.jobs.training.loop.test_train import STEPS, losses, prepare, weights
 from tests.support.s3_server import SECRET
 from tests.support.tiny import write_config
+from tests.support.tiny_runs.training import STEPS, losses, prepare, weights
 
 pytestmark = pytest.mark.usefixtures("s3")
 

@@ -36,7 +36,7 @@ from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import read_json
-from tests.jobs.training.loop.test_train import prepare
+from tests.support.tiny_runs.training import prepare
 
 
 class Flow:

@@ -21,9 +21,9 @@ from mlflow import MlflowClient
 
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.pipeline.storage.files import read_json, write_bytes
-from tests.jobs.submit.test_cluster import PLANTED, Cluster, digests, until
 from tests.support.cluster.machines import Namespace, Network
 from tests.support.cluster.ray_nodes import RayHead
+from tests.support.cluster.user import PLANTED, Cluster, digests, until
 from tests.support.s3_server import SECRET
 from tests.support.servers import BUCKET, environment, mlflow_server, postgres, s3_server
 from tests.support.tiny import write_config

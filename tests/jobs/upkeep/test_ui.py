@@ -24,9 +24,9 @@ from elmwright.jobs.tracking.tracker import Tracker
 from elmwright.jobs.upkeep import ui
 from elmwright.pipeline.storage.files import write_json
 from tests.support.browser import Browser, chromium
-from tests.support.runs.shown_run import write_journal, write_run
 from tests.support.servers import free_port
 from tests.support.tiny import command, manifest
+from tests.support.tiny_runs.shown_run import write_journal, write_run
 
 NOT_OURS = ("mlflow/users/current", "ResizeObserver loop", "AG Grid:")
 """What MLflow's pages always write to the console: a question for a login that is not configured,

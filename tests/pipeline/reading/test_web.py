@@ -15,8 +15,7 @@ from elmwright.pipeline.reading import web
 from elmwright.pipeline.reading.readers import Record, read
 from elmwright.pipeline.reading.record import DAMAGED
 from elmwright.pipeline.reading.sources import Piece
-from tests.pipeline.reading.test_readers import problems, texts
-from tests.pipeline.reading.test_sources import listed
+from tests.support.corpus.records import listed, problems, texts
 from tests.support.places import SHARED
 
 SAMPLES = SHARED / "data" / "warc"

@@ -22,9 +22,9 @@ from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoint
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.pipeline.storage.files import exists
-from tests.jobs.stages.test_run import STEPS, Run, training_process
-from tests.jobs.training.loop.test_train import losses, prepare, process
 from tests.support.tiny import elmwright
+from tests.support.tiny_runs.training import losses, prepare, process
+from tests.support.tiny_runs.whole_run import STEPS, Run, training_process
 
 pytestmark = pytest.mark.heavy
 

@@ -23,8 +23,8 @@ from elmwright.jobs.training.loop.exchange import PeerLost, Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import read_json, write_json
-from tests.jobs.training.loop.test_train import losses, prepare, process, weights
 from tests.support.tiny import damage, write_config
+from tests.support.tiny_runs.training import losses, prepare, process, weights
 
 LONG = 200
 """Steps of the runs whose curves are compared."""

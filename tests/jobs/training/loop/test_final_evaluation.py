@@ -29,7 +29,7 @@ from elmwright.model.formats.folder import load_folder
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Advance
 from elmwright.pipeline.storage.files import read_json, write_json
-from tests.jobs.training.loop.test_train import prepare
+from tests.support.tiny_runs.training import prepare
 
 
 class Bars:
