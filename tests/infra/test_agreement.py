@@ -1,12 +1,14 @@
 """Every port, path, name and version in `infra/` is the package's own.
 
 Both directions: a value changed in `infra/` is not the constant any more, and a constant changed in
-`jobs/runbook/ports.py` is not what stands in `infra/`. That no single change goes unnoticed is
-tested in `test_changes.py`.
+`jobs/runbook/ports.py` is not what stands in `infra/`. The last two tests plant every single change
+and see that it is noticed.
 """
 
+import inspect
 import re
 import tomllib
+from functools import partial
 
 import pytest
 
@@ -14,6 +16,8 @@ from elmwright import __version__
 from elmwright.jobs.runbook import ports
 from elmwright.jobs.runbook.submission import GRACE_SECONDS
 from elmwright.jobs.runbook.target import Target, _target
+from elmwright.jobs.tracking.tracker import Tracker
+from tests.support.infra.mutations import Check, changes, places, unnoticed
 from tests.support.infra.texts import TEXT, everything, source
 from tests.support.infra.validators import documents, manifests, pod_templates
 from tests.support.places import INFRA, ROOT
@@ -231,8 +235,7 @@ def test_a_stopped_job_has_the_time_it_was_promised() -> None:
 
 def test_a_stopped_job_has_time_for_all_that_it_must_do() -> None:
     """A checkpoint as large as the readme counts with, and everything that may come before it."""
-    tracking = (ROOT / "jobs" / "tracking.py").read_text()
-    (silent,) = re.findall(r"def finish\(self, .*seconds: float = ([\d.]+)\)", tracking)
+    silent = inspect.signature(Tracker.finish).parameters["seconds"].default
     (drain,) = re.findall(
         r'"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", (\d+)',
         source("ray", "_private/ray_constants.py"),
@@ -240,7 +243,7 @@ def test_a_stopped_job_has_time_for_all_that_it_must_do() -> None:
     (row,) = [r for r in TEXT["README.md"].splitlines() if r.startswith("| storage bandwidth")]
     (within, checkpoint) = re.findall(r"(\d+) s\b", row)[:2]
     assert int(within) == ports.STOP_SECONDS
-    assert float(silent) + int(drain) + int(checkpoint) < ports.STOP_SECONDS
+    assert silent + int(drain) + int(checkpoint) < ports.STOP_SECONDS
 
 
 def test_ray_has_time_to_drain_a_node_that_is_stopped() -> None:
@@ -252,3 +255,51 @@ def test_ray_has_time_to_drain_a_node_that_is_stopped() -> None:
     given = re.findall(r"(?:stop_grace_period|GracePeriodSeconds): (\d+)", everything())
     assert len(given) >= 3
     assert all(int(seconds) > int(drain) for seconds in given)
+
+
+CHANGES = {
+    rf"\b(?:{ports.RAY_PORT}|{ports.DASHBOARD_PORT}|{ports.MLFLOW_PORT}|{ports.POSTGRES_PORT}|"
+    rf"{ports.STORE_PORT}|{AGENT_PORT})\b": "7777",
+    rf"\b{re.escape(__version__)}-(?:cpu|cuda)": "0.0.9-cpu",
+    r"(?<=rayVersion: )\S+": "2.59.0",
+    r"(?<=grace_period: )\d+|(?<=GracePeriodSeconds: )\d+": "30",
+}
+"""What is looked for, and what it is changed to: each occurrence alone."""
+
+CHECKS: list[Check] = [
+    test_every_path_is_one_that_its_file_may_name,
+    *(partial(test_a_path_is_the_packages, *pair) for pair in PLACES),
+    test_no_other_port_is_named,
+    test_image_tags_are_those_of_this_version,
+    test_versions_are_the_pinned_ones,
+    test_a_stopped_job_has_the_time_it_was_promised,
+    test_ray_has_time_to_drain_a_node_that_is_stopped,
+    *(partial(test_a_port_is_the_packages, *pair) for pair in PORTS),
+]
+
+
+@pytest.mark.parametrize("pattern", CHANGES)
+def test_each_change_of_a_single_value_is_noticed(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistakes = changes(pattern, CHANGES[pattern])
+    assert mistakes
+    assert unnoticed(mistakes, CHECKS, monkeypatch) == []
+
+
+def test_each_change_of_a_single_path_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also to a path that another file may name; a mount point, also to one of its own file's."""
+    everywhere = set().union(*PATHS.values())
+    mounts = {path for _, path in PLACES}
+    mistakes = []
+    for name, match in places(PATH, (".md", ".py")):
+        path = below(match[0].rstrip("./"), name)
+        foreign = sorted(everywhere - PATHS[name])
+        others = everywhere - {path} if path in mounts else {foreign[0], foreign[-1]}
+        end = match.start() + len(path)
+        mistakes += [
+            (name, match.start(), end, other) for other in sorted(others | {"/mnt/elsewhere"})
+        ]
+    assert unnoticed(mistakes, CHECKS, monkeypatch) == []
+    files = {name for name, *_ in mistakes}
+    assert files >= PATHS.keys() - {"kubernetes/storage/claims.yaml"}  # prose alone
