@@ -29,6 +29,7 @@ from elmwright.model.formats.folder import load_folder
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Advance
 from elmwright.pipeline.storage.files import read_json, write_json
+from tests.support.servers import free_port
 from tests.support.tiny_runs.training import prepare
 
 
@@ -108,8 +109,7 @@ def _on_two(rank: int, world: int, run: str, port: int) -> None:
 def test_several_processes_agree_on_the_probe(trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained, run, symlinks=True)
-    port = 20000 + np.random.default_rng().integers(20000)
-    mp.spawn(_on_two, (2, str(run), int(port)), nprocs=2)
+    mp.spawn(_on_two, (2, str(run), free_port()), nprocs=2)
     one = evaluate(*model_of(run), Ranks(), lanes=4, window=10, probe=30).probe
     assert one is not None
     for rank in range(2):

@@ -23,6 +23,7 @@ from elmwright.jobs.training.loop.train import learning_rate, train
 from elmwright.model.softmax import draw_negatives
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import exists, join, read_json, remove
+from tests.support.servers import free_port
 from tests.support.tiny_runs.training import STEPS, losses, prepare, process, weights
 
 
@@ -38,7 +39,7 @@ def test_two_processes_give_the_curve_and_the_evaluation_of_one(
         if world == 1:
             train(config, run, 1, Ranks())
         else:
-            port = 20000 + int(torch.randint(20000, ()))
+            port = free_port()
             mp.spawn(process, (world, str(folder / "tiny.toml"), port), nprocs=world)
         curves.append(losses(run))
         scores.append(read_json(run.result)["evaluation"]["heldout"])
