@@ -20,9 +20,9 @@ from elmwright.pipeline.format.shards import (
     index_path,
     read_tar,
     tar_header,
-    verify_corpus,
     write_shard,
 )
+from elmwright.pipeline.format.verify_corpus import verify_corpus
 from elmwright.pipeline.format.vocab import load_counts, load_vocab
 from elmwright.pipeline.reading import harvest
 from elmwright.pipeline.storage import files
