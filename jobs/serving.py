@@ -4,7 +4,7 @@ The published folder holds the bundle and the name of this module, nothing that 
 bundle's digests are checked before anything is loaded, and it must be the one that MLmodel beside
 it was written for; where ELMWRIGHT_REQUIRE_SIGNATURE names a public key, its signature is checked,
 too. MLflow does not tell us which version it was asked for: who can write MLmodel as well can put
-one version in another's place, and only `elmwright.load` or a signature would notice.
+one version in another's place, and only `elmwright.Elmo` or a signature would notice.
 
 The input is a list (or a column) of tokenised sentences, each a string of words separated by spaces
 or a list of words; the answer has, for each, the vectors of `elmwright embed`:

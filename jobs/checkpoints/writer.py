@@ -31,6 +31,7 @@ from elmwright.jobs.checkpoints.checkpoint import (
     read_info,
     verify_checkpoint,
 )
+from elmwright.jobs.checkpoints.retention import Keep
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.storage.disk import sha256_bytes, sha256_file, sync_to_disk
@@ -66,32 +67,6 @@ class Snapshot:
     perplexity: dict[str, float]
     tokens: int
     """Held-out tokens behind that perplexity."""
-
-
-@dataclass(frozen=True)
-class Keep:
-    """Which checkpoints outlive the next one."""
-
-    last: int
-    """The newest so many."""
-    every: int = 0
-    """Those whose step is a multiple of this; 0 for none."""
-
-    def doomed(self, infos: list[CheckpointInfo]) -> list[CheckpointInfo]:
-        """Those to be removed.
-
-        An evaluation in the loop and the final one score different numbers of tokens and are not
-        compared: there can be a best of each kind.
-        """
-        keep = {info.step for info in infos[-self.last :]}
-        keep |= {info.step for info in infos if self.every and info.step % self.every == 0}
-        best: dict[int, tuple[float, int]] = {}
-        for info in infos:
-            for score in list(info.perplexity.values())[:1]:
-                mine = (score, info.step)
-                best[info.tokens] = min(best.get(info.tokens, mine), mine)
-        keep |= {step for _, step in best.values()}
-        return [info for info in infos if info.step not in keep]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ What may change when a run is resumed is said once, in `RESUMABLE`.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from elmwright.model.config import ModelConfig
+from elmwright.model.config import ModelConfig, OptimConfig
 from elmwright.pipeline.config import CorpusConfig, ShardsConfig, VocabConfig
 
 CONFIG_VERSION = 1
@@ -31,32 +31,6 @@ class RunSection:
     run.dir, or in ~/.cache/elmwright where that is a URL."""
     seed: int = 1
     """Every draw of the run (shuffle, initial weights, dropout, negatives) comes from this."""
-
-
-@dataclass(frozen=True)
-class OptimSection:
-    """How weights are updated. The defaults are the original ELMo's."""
-
-    name: Literal["adagrad", "adamw"] = "adagrad"
-    """Adagrad as in the original, or AdamW."""
-    lr: float = 0.2
-    """Learning rate."""
-    initial_accumulator: float = 1.0
-    """Adagrad's accumulator before the first step."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's decay rates."""
-    eps: float = 1e-8
-    """AdamW's epsilon."""
-    weight_decay: float = 0.0
-    """AdamW's weight decay."""
-    clip_norm: float = 10.0
-    """The gradient's global norm is clipped to this; 0 never clips."""
-    scale_by_window: bool = True
-    """Multiply the loss by train.window, as the original did."""
-    schedule: Literal["constant", "cosine", "inverse-sqrt"] = "constant"
-    """What the learning rate does after the warm-up."""
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises to lr."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +165,7 @@ class RunConfig:
     vocab: VocabConfig = field(default_factory=VocabConfig)
     shards: ShardsConfig = field(default_factory=ShardsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    optim: OptimSection = field(default_factory=OptimSection)
+    optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainSection = field(default_factory=TrainSection)
     eval: EvalSection = field(default_factory=EvalSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from elmwright import __version__
-from elmwright.jobs.environment.checkout import git_state
+from elmwright.jobs.environment.checkout import checkout, commit_of, git_state
 from elmwright.jobs.environment.wheel import content_version, package_files
 
 PACKAGES = (
@@ -21,7 +21,7 @@ def environment() -> dict[str, Any]:
     return {
         "elmwright": __version__,
         "code": content_version(package_files()),
-        "git": git_facts(),
+        "git": own_git(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "machine": machine(),
@@ -54,7 +54,6 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def git_facts() -> dict[str, Any] | None:
+def own_git() -> dict[str, Any] | None:
     """Commit and cleanliness of the checkout this code runs from, if it is one."""
-    state = git_state()
-    return {"commit": state.commit, "dirty": state.is_dirty} if state else None
+    return commit_of(git_state(checkout()))

@@ -1,9 +1,12 @@
 """This package as a wheel, written directly from its files: what a submission ships.
 
+It holds the files of the wheel that setuptools builds. A checkout ships what its pyproject lists,
+and nothing else that is in its folders. An installed package ships all of its files. No build tool
+and no network are needed.
+
 The version carries a digest of the files, so that changed code can never hide behind an old name
-(Ray keeps wheels by name and would run the old one). No build tool and no network are needed, and
-an installed package can ship itself as well as a checkout can. The dependencies are named in the
-metadata and never shipped: the cluster's own environment has them, which the job checks first.
+(Ray keeps wheels by name and would run the old one). The dependencies are named in the metadata and
+never shipped: the cluster's own environment has them, which the job checks first.
 
 The same members also travel unpacked: a folder with them on the path *is* the installed wheel. That
 is how Ray gets them, because its pip plugin copies the whole virtual environment that Ray runs in,
@@ -11,38 +14,61 @@ on every node and for every change (2.3 GB here).
 """
 
 import base64
+import glob
 import hashlib
 import io
-import tomllib
 import zipfile
 from collections.abc import Mapping
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import elmwright
-from elmwright.jobs.environment.checkout import checkout
+from elmwright.jobs.environment.checkout import checkout, read_pyproject
 
-ROOMS = ("pipeline", "model", "jobs")
-ENDINGS = (".py", ".toml", ".sbatch", ".typed")
-"""Files of the package; nothing else is shipped, whatever lies beside them."""
+ALWAYS = ("*.py", "*.pyi", "py.typed")
+"""What setuptools takes from the folder of every package that is listed."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The time of every member, so that the same files give the same bytes."""
 
 
 def package_files() -> dict[str, bytes]:
     """Every file of the package: its name below site-packages, and its content."""
+    project = checkout()
+    if project is not None:
+        return listed_files(project)
+    return installed_files(Path(elmwright.__path__[0]))
+
+
+def listed_files(project: Path) -> dict[str, bytes]:
+    """The files of a checkout that its pyproject lists, as setuptools would take them."""
+    setup = read_pyproject(project)["tool"]["setuptools"]
+    data: dict[str, list[str]] = setup.get("package-data", {})
     found = {}
-    top = Path(str(elmwright.__file__)).resolve().parent
-    for name in ("__init__.py", "py.typed"):
-        found[f"elmwright/{name}"] = (top / name).read_bytes()
-    for room in ROOMS:
-        folder = Path(str(import_module(f"elmwright.{room}").__file__)).resolve().parent
-        for path in sorted(folder.rglob("*")):
-            inside = path.relative_to(folder)
-            # In a checkout the top of the package lies in jobs/api.
-            if path.suffix in ENDINGS and path.is_file() and inside.parts[0] != "api":
-                found[f"elmwright/{room}/{inside.as_posix()}"] = path.read_bytes()
-    return found
+    for package in setup["packages"]:
+        folder = project / _folder_of(package, setup["package-dir"])
+        for pattern in (*ALWAYS, *data.get("*", ()), *data.get(package, ())):
+            for name in glob.glob(pattern, root_dir=folder, recursive=True):
+                if (folder / name).is_file():
+                    found[f"{package.replace('.', '/')}/{name}"] = (folder / name).read_bytes()
+    return dict(sorted(found.items()))
+
+
+def _folder_of(package: str, folders: Mapping[str, str]) -> str:
+    """The folder of a package: its own, else the one of its name in its parent's."""
+    if package in folders:
+        return folders[package]
+    parent, _, name = package.rpartition(".")
+    return f"{_folder_of(parent, folders)}/{name}" if parent else name
+
+
+def installed_files(top: Path) -> dict[str, bytes]:
+    """The files of an installed package, or of one that was sent, without bytecode."""
+    return {
+        f"{top.name}/{path.relative_to(top).as_posix()}": path.read_bytes()
+        for path in sorted(top.rglob("*"))
+        if path.is_file() and path.suffix != ".pyc"
+    }
 
 
 def content_version(files: Mapping[str, bytes]) -> str:
@@ -55,14 +81,22 @@ def content_version(files: Mapping[str, bytes]) -> str:
 
 
 def requirements() -> list[str]:
-    """What the package needs, as pip would write it: from the checkout, else from its metadata."""
-    root = checkout()
-    if root is not None:
-        found = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-            "dependencies"
-        ]
-        return sorted(str(line) for line in found)
-    return sorted(line for line in metadata.requires("elmwright") or [] if "extra ==" not in line)
+    """What the package needs, as pip would write it."""
+    return sorted(_project()["dependencies"])
+
+
+def _project() -> dict[str, Any]:
+    """The project table of the checkout's pyproject, else the same facts from the metadata."""
+    folder = checkout()
+    if folder is not None:
+        return dict(read_pyproject(folder)["project"])
+    installed = metadata.distribution("elmwright")
+    commands = installed.entry_points.select(group="console_scripts")
+    return {
+        "requires-python": installed.metadata["Requires-Python"],
+        "dependencies": [line for line in installed.requires or [] if "extra ==" not in line],
+        "scripts": {command.name: command.value for command in commands},
+    }
 
 
 def wheel_members(files: Mapping[str, bytes] | None = None) -> tuple[str, dict[str, bytes]]:
@@ -70,13 +104,15 @@ def wheel_members(files: Mapping[str, bytes] | None = None) -> tuple[str, dict[s
     files = package_files() if files is None else files
     version = content_version(files)
     info = f"elmwright-{version}.dist-info"
-    needs = "".join(f"Requires-Dist: {line}\n" for line in requirements())
+    project = _project()
+    needs = "".join(f"Requires-Dist: {line}\n" for line in sorted(project["dependencies"]))
+    scripts = "".join(f"{name} = {value}\n" for name, value in sorted(project["scripts"].items()))
     about = {
         "METADATA": "Metadata-Version: 2.1\nName: elmwright\n"
-        f"Version: {version}\nRequires-Python: >=3.11\n{needs}",
+        f"Version: {version}\nRequires-Python: {project['requires-python']}\n{needs}",
         "WHEEL": "Wheel-Version: 1.0\nGenerator: elmwright\nRoot-Is-Purelib: true\n"
         "Tag: py3-none-any\n",
-        "entry_points.txt": "[console_scripts]\nelmwright = elmwright.jobs.cli.program:main\n",
+        "entry_points.txt": f"[console_scripts]\n{scripts}",
     }
     members = dict(files) | {f"{info}/{name}": text.encode() for name, text in about.items()}
     lines = [f"{name},{_record(content)},{len(content)}" for name, content in members.items()]
@@ -100,11 +136,3 @@ def zipped(members: Mapping[str, bytes]) -> bytes:
             member.external_attr = 0o644 << 16
             archive.writestr(member, content)
     return out.getvalue()
-
-
-def write_wheel(folder: Path) -> Path:
-    """Write the wheel into a folder; pip installs it."""
-    version, members = wheel_members()
-    path = folder / f"elmwright-{version}-py3-none-any.whl"
-    path.write_bytes(zipped(members))
-    return path

@@ -26,7 +26,7 @@ from elmwright.jobs.training.loop.stream import Batch
 from elmwright.jobs.training.loop.train import _Process, _step
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE, char_ids
-from elmwright.model.optim import Optimizer, OptimSettings
+from elmwright.model.optim import Optimizer
 from elmwright.model.softmax import Softmax
 
 ROWS = 50_000
@@ -85,13 +85,10 @@ def measure(
 
 def _process(config: RunConfig, vocabulary: int) -> _Process:
     """What `train` and `training_state.begin` set up, for one process without a corpus."""
-    ranks, optim = Ranks(), config.optim
+    ranks = Ranks()
     bilm = BiLM(config.model, 1)
     softmax = Softmax.create(vocabulary, config.model.projection_dim, 2)
-    settings = OptimSettings(
-        optim.name, optim.initial_accumulator, optim.betas, optim.eps, optim.weight_decay
-    )
-    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, settings)
+    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
     lanes = ranks.lanes(config.train.lanes)
     trainer = Trainer(bilm, softmax, optimizer, States.zeros(config.model, len(lanes)))
     per_block = max(1, config.shards.block_steps // config.train.window)

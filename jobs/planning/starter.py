@@ -20,18 +20,12 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from elmwright.jobs.config.sections import (
-    CheckpointSection,
-    EvalSection,
-    OptimSection,
-    RunConfig,
-    TrainSection,
-)
+from elmwright.jobs.config.sections import CheckpointSection, EvalSection, RunConfig, TrainSection
 from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.planning.estimate import CORPUS_BYTES, START_SECONDS, in_words, rule_of_thumb
 from elmwright.jobs.planning.survey import Survey, survey
 from elmwright.jobs.terminal.wording import size
-from elmwright.model.config import ModelConfig
+from elmwright.model.config import ModelConfig, OptimConfig
 from elmwright.pipeline.cleaning.language import name_of
 from elmwright.pipeline.config import EMBEDDED, Pieces
 from elmwright.pipeline.errors import UserError
@@ -113,7 +107,7 @@ def choose(found: Survey, hours: float, cores: int) -> Start:
     def shaped(model: ModelConfig, lr: float, negatives: int) -> tuple[RunConfig, float]:
         config = RunConfig(
             model=model,
-            optim=OptimSection("adamw", lr, clip_norm=1.0, scale_by_window=False,
+            optim=OptimConfig("adamw", lr, clip_norm=1.0, scale_by_window=False,
                                schedule="cosine"),
             train=TrainSection(processes, threads, lanes=lanes, window=WINDOW,
                                negatives=negatives, reset_states="block"),
@@ -190,9 +184,9 @@ def starter_text(file: Path, paths: list[str], found: Survey, start: Start, hour
         "",
         *_corpus_lines(file, paths, found, start),
         "",
-        *_shape_lines(found, start),
+        *_shape_lines(start),
         "",
-        *_training_lines(found, start, hours),
+        *_training_lines(start, hours),
     ]
     return "\n".join(lines) + "\n"
 
@@ -258,7 +252,7 @@ def _pieces_lines(found: Survey) -> list[str]:
     return ["", "[corpus.sentencepiece]", _line(f"size = {size}", comment)]
 
 
-def _shape_lines(found: Survey, start: Start) -> list[str]:
+def _shape_lines(start: Start) -> list[str]:
     model = start.config.model
     filters = json.dumps([list(pair) for pair in model.filters])
     which = (
@@ -282,7 +276,7 @@ def _shape_lines(found: Survey, start: Start) -> list[str]:
     ]
 
 
-def _training_lines(found: Survey, start: Start, hours: float) -> list[str]:
+def _training_lines(start: Start, hours: float) -> list[str]:
     config = start.config
     optim, train = config.optim, config.train
     trained = train.max_steps * train.tokens

@@ -15,8 +15,6 @@ from itertools import islice
 from statistics import median
 from typing import Any
 
-from pyarrow import ArrowException, parquet
-
 from elmwright.jobs.planning.estimate import HARVEST_BYTES, HARVEST_STEPS
 from elmwright.pipeline.build.preview import Look, look_at, text_bytes
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Source
@@ -224,6 +222,8 @@ def _records(file: SourceFile) -> list[dict[str, Any]]:
 
 
 def _rows(file: SourceFile) -> list[dict[str, Any]]:
+    from pyarrow import ArrowException, parquet
+
     with storage.reading(file.path) as stream:
         try:
             batches = parquet.ParquetFile(stream).iter_batches(100)

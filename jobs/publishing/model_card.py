@@ -91,16 +91,16 @@ def _use(config: RunConfig, has_softmax: bool) -> Iterator[str]:
     yield "**In Python**, as numpy arrays:"
     yield from _code(
         "python",
-        "from elmwright import load",
-        'elmo = load("FOLDER")',
+        "from elmwright import Elmo",
+        'elmo = Elmo.from_pretrained("FOLDER")',
         'vectors = elmo.embed([["The", "quick", "brown", "fox"]])  '
         f"# [({model.n_layers + 1}, 4, {2 * model.projection_dim})]",
     )
     yield "**In a task model**, as a `torch.nn.Module` whose mix of layers is learned:"
     yield from _code(
         "python",
-        "from elmwright import load",
-        'elmo = load("FOLDER", dropout=0.5)',
+        "from elmwright import Elmo",
+        'elmo = Elmo.from_pretrained("FOLDER", dropout=0.5)',
         'output = elmo([["The", "quick", "brown", "fox"]])',
         "output.mixes[0], output.mask",
     )

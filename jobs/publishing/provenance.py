@@ -5,7 +5,8 @@ from typing import Any
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, to_dict
-from elmwright.jobs.environment.machine_facts import environment, git_facts
+from elmwright.jobs.environment.checkout import commit_of
+from elmwright.jobs.environment.machine_facts import environment, own_git
 from elmwright.jobs.environment.wheel import content_version, package_files
 from elmwright.jobs.runbook.runbook import left_in
 from elmwright.jobs.secrets.hiding import store_all, without_secret
@@ -30,7 +31,7 @@ def provenance(
     """
     return {
         **environment(),
-        "git": git_facts() or submitted_git(run),
+        "git": own_git() or submitted_git(run),
         "exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": store_all(to_dict(config)),
         "config_sha256": config_hash(config),
@@ -57,7 +58,7 @@ def submitted_git(run: str) -> dict[str, Any] | None:
         return None  # a note that cannot be read must not keep a trained model from its bundle
     for job in reversed(jobs):
         sent = job.submission
-        if sent.version == own and sent.git:
-            commit, changes, _ = sent.git.partition("+changes")
-            return {"commit": commit, "dirty": bool(changes), "submission": sent.id}
+        commit = commit_of(sent.git)
+        if sent.version == own and commit:
+            return commit | {"submission": sent.id}
     return None

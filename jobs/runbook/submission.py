@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, to_dict
-from elmwright.jobs.environment.checkout import git_state
+from elmwright.jobs.environment.checkout import checkout, git_state
 from elmwright.jobs.runbook.ports import STOP_SECONDS
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.secrets.hiding import SECRET, secret_in
@@ -148,7 +148,7 @@ def new_submission(
         config=data,
         config_sha256=config_hash(config),
         version=version,
-        git=commit_sent(),
+        git=git_state(checkout()),
         cwd=str(Path.cwd()),
         sender=f"{getpass.getuser()}@{socket.gethostname()}",
         time=time.strftime("%Y-%m-%d %H:%M:%S", now),
@@ -196,14 +196,6 @@ def check_lines(lines: tuple[str, ...]) -> None:
                 "lines = […] holds a URL with a password or a token; put it into a file on the "
                 "cluster and name that as env_file"
             )
-
-
-def commit_sent() -> str:
-    """The commit that is sent, with a mark if files were changed since; nothing without one."""
-    state = git_state()
-    if state is None:
-        return ""
-    return state.commit + ("+changes" if state.is_dirty else "")
 
 
 def folder_of(config: RunConfig) -> str:

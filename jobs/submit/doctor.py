@@ -33,7 +33,8 @@ from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.job import check_names, missing_dependencies
 from elmwright.jobs.submit.send import prepare
 from elmwright.jobs.submit.targets.kubernetes import Kubernetes
-from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable, check_nodes
+from elmwright.jobs.submit.targets.kubernetes_objects import filled
+from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable, check_nodes, parcel
 from elmwright.jobs.submit.targets.ray_token import find_token
 from elmwright.jobs.submit.targets.slurm import Slurm, run_slurm
 from elmwright.jobs.tracking.check_server import check_server
@@ -344,8 +345,10 @@ def _kubernetes(target: Target, config: RunConfig | None, found: list[Finding]) 
         else:
             missing = "" if there else f"; create it in namespace {target.namespace}"
             found.append((bool(there), f"{kind} {name} is {'' if there else 'not '}there{missing}"))
+    submission = _submission(target, config)
+    found.append((True, filled(parcel(submission)[1])))
     if config is not None:
-        place.check(_submission(target, config))
+        place.check(submission)
         found.append((True, "the target asks for enough for the config"))
     if not target.address:
         said = "no address of the target: the machines, their storage and the token are not seen"

@@ -29,7 +29,7 @@ from elmwright.jobs.checkpoints.checkpoint import (
     list_checkpoints,
     verify_checkpoint,
 )
-from elmwright.jobs.checkpoints.writer import Keep
+from elmwright.jobs.checkpoints.retention import Keep
 from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.runbook.find_run import lock_text
 from elmwright.jobs.rundir.journal import Journal

@@ -15,11 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-from pyarrow import parquet
 
 from elmwright.pipeline.errors import UserError
 
@@ -51,6 +48,8 @@ def vectors_file(path: Path, kind: str) -> Iterator[Add]:
 
 @contextmanager
 def _hdf5(path: Path) -> Iterator[Add]:
+    import h5py
+
     with h5py.File(path, "w") as file:
 
         def add(line: int, _tokens: list[str], vectors: Vectors) -> None:
@@ -73,6 +72,9 @@ def _npz(path: Path) -> Iterator[Add]:
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Add]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
     schema = pa.schema(
         [
             ("line", pa.int64()),

@@ -52,11 +52,3 @@ def choose_device(name: str) -> str:
             f"torch has no device {name!r} here ({reason}); take cpu, cuda, cuda:N or auto"
         ) from error
     return name
-
-
-def load(model: str | Path, **options: Any) -> "Elmo":
-    """The ELMo layer over `model`, ready to embed: `load("models:/demo@candidate")`.
-
-    The same as `elmwright.Elmo.from_pretrained`, which tells the options.
-    """
-    return Elmo.from_pretrained(model, **options)

@@ -115,7 +115,8 @@ class Elmo(nn.Module):
         """From any kind of model folder; `options` are those of `Elmo`."""
         if str(folder).startswith("models:/"):
             raise UserError(
-                f"{folder} is a registry URI; open it with elmwright.load({str(folder)!r})"
+                f"{folder} is a registry URI; open it with "
+                f"elmwright.Elmo.from_pretrained({str(folder)!r})"
             )
         return cls(load_folder(folder, device).bilm, **options).to(device)
 

@@ -30,7 +30,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import sentencepiece as library
 from sentencex import segment
 
 from elmwright.pipeline.config import Pieces
@@ -249,6 +248,8 @@ def sentencepiece(model: Path) -> Tokenise:
 
 @lru_cache(maxsize=1)
 def _load(model: str, _changed: int) -> Any:
+    import sentencepiece as library
+
     try:
         return library.SentencePieceProcessor(model_file=model)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -265,6 +266,8 @@ def train_sentencepiece(sentences: Iterator[str], pieces: Pieces, language: str)
 
     One thread, because the result depends on the number of threads.
     """
+    import sentencepiece as library
+
     model = io.BytesIO()
     library.SentencePieceTrainer.train(
         sentence_iterator=sentences,

@@ -53,17 +53,13 @@ def bands(tokens: Tokens, config: MinHash) -> NDArray[np.uint64]:
         end = min(begin + _GROUP, len(tokens))
         group = ngrams.Words(words.hashes, words.offsets[begin : end + 1], words.places)
         filled = begin + np.flatnonzero(np.diff(group.offsets))
-        keys[filled] = _band_keys(_signatures(group, config), config)
+        keys[filled] = _band_keys(signatures(group, config), config)
     return keys
 
 
-def signatures(tokens: Tokens, config: MinHash) -> NDArray[np.uint32]:
+def signatures(words: ngrams.Words, config: MinHash) -> NDArray[np.uint32]:
     """[bands × rows, documents with words] The smallest permuted shingle, permutation by
     permutation."""
-    return _signatures(ngrams.words_of(tokens), config)
-
-
-def _signatures(words: ngrams.Words, config: MinHash) -> NDArray[np.uint32]:
     sizes = np.diff(words.offsets)
     offsets = np.append(words.offsets[:-1][sizes > 0], words.offsets[-1])
     words = ngrams.Words(words.hashes, offsets, words.places)

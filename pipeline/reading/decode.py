@@ -19,7 +19,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-import pyarrow as pa
 from resiliparse.parse.encoding import detect_encoding
 
 from elmwright.pipeline.errors import UserError
@@ -220,6 +219,8 @@ def _members(source: Watched, new: Callable[[], Any]) -> Iterator[bytes]:
 
 
 def _zstd(source: Watched) -> Iterator[bytes]:
+    import pyarrow as pa
+
     out = 0
     stream = pa.input_stream(pa.PythonFile(source, "r"), compression="zstd")
     while True:

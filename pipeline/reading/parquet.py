@@ -8,9 +8,6 @@ other column is looked at, so a path in one is never followed. Memory is bounded
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
-from pyarrow import parquet
-
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading import decode
 from elmwright.pipeline.reading.record import DAMAGED, NO_FIELD, Broken, Record, too_large
@@ -23,6 +20,9 @@ ROWS = 256
 
 def rows(piece: Piece, limit: int) -> Iterator[Record]:
     """The rows of the row groups of a piece."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
     with files.reading(piece.file.path) as stream:
         watched = decode.WatchedFile(stream)
         row = 0
@@ -46,6 +46,8 @@ def rows(piece: Piece, limit: int) -> Iterator[Record]:
 
 def _column(table: Any, file: SourceFile) -> int:
     """Which column holds the text."""
+    import pyarrow as pa
+
     schema = table.schema_arrow
     kinds = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.string_view())
     if file.text_field in schema.names:
@@ -70,6 +72,8 @@ def _check_expansion(column: Any, row: int) -> None:
 
 
 def _documents(column: Any, row: int, encoding: str, limit: int) -> Iterator[Record]:
+    import pyarrow as pa
+
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     # As bytes, because Parquet does not promise that texts are valid.

@@ -18,8 +18,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pyarrow import parquet
-
 from elmwright.pipeline.config import CorpusConfig, Source
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading.decode import (
@@ -282,6 +280,8 @@ def _skip_line(stream: BinaryIO) -> bool:
 
 def _row_groups(file: SourceFile, limit: int) -> list[tuple[Piece, int]]:
     """Runs of row groups with about `limit` bytes of text; none if the file is damaged."""
+    from pyarrow import parquet
+
     with files.reading(file.path) as stream:
         try:
             metadata = parquet.ParquetFile(stream).metadata

@@ -10,14 +10,10 @@ end, fail and be run again as they like.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from elmwright.pipeline.errors import UserError
-
-Key = TypeVar("Key", str, int)
 
 EXAMPLES = 4
 """Dropped documents to keep for each rule."""
@@ -25,7 +21,6 @@ EXAMPLE_CHARS = 600
 """Characters of a document to keep as an example."""
 LONGEST_SENTENCE = 100
 """The last bin of `sentence_words`, which holds all longer sentences too."""
-_INT_KEYS = ("document_words", "sentence_words", "clusters", "truncated")
 
 Gathered = dict[str, list[list[Any]]]
 """Examples on their way to the driver: rule → rows [hash, source, offset, text, detail], by rising
@@ -130,27 +125,6 @@ def to_json(statistics: Statistics) -> bytes:
     ASCII with escapes, because an example may hold half a surrogate pair, which UTF-8 cannot.
     """
     return json.dumps(asdict(statistics), sort_keys=True, indent=1).encode() + b"\n"
-
-
-def from_json(content: bytes) -> Statistics:
-    """What `to_json` wrote."""
-    try:
-        values = json.loads(content)
-        for name in _INT_KEYS:
-            values[name] = {int(key): value for key, value in values[name].items()}
-        values["sources"] = tuple(SourceCount(**source) for source in values["sources"])
-        values["stages"] = tuple(StageTime(**stage) for stage in values["stages"])
-        values["examples"] = {
-            rule: tuple(Example(**example) for example in examples)
-            for rule, examples in values["examples"].items()
-        }
-        for name in ("zipf", "coverage"):
-            values[name] = tuple((rank, value) for rank, value in values[name])
-        return Statistics(**values)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"the corpus statistics are damaged ({error!r}); build the corpus again"
-        ) from error
 
 
 def gather(into: Gathered, rule: str, key: int, example: Example, *, keep: int = EXAMPLES) -> None:

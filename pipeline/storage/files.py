@@ -25,9 +25,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-import pyarrow
-from pyarrow import fs
-
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import count_bytes
 from elmwright.pipeline.storage import disk
@@ -103,6 +100,8 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
 @contextmanager
 def arrow_file(path: str | Path) -> Iterator[Any]:
     """A file for pyarrow to read from: mapped into memory on a disk, by ranges in a store."""
+    import pyarrow
+
     if not is_url(path):
         with explained(Path(path)), pyarrow.memory_map(str(path)) as file:
             yield file
@@ -204,6 +203,8 @@ def unchanged(path: str, size: int, mtime_ns: int) -> bool:
 
 def list_folder(folder: str | Path) -> list[Stat]:
     """All files below a folder, sorted by path; none if there is no such folder."""
+    from pyarrow import fs
+
     if not is_url(folder):
         paths = (os.path.join(top, name) for top, _, names in os.walk(folder) for name in names)
         return [found for path in sorted(paths) if (found := stat(path))]
@@ -377,6 +378,8 @@ def _connect(scheme: str, _process: int) -> Any:
     A forked process (a worker of torch's DataLoader) must not use its parent's: both would read
     from the same connections, and each request waits for a minute before it is tried again.
     """
+    from pyarrow import fs
+
     if scheme == "gs":
         return fs.GcsFileSystem()
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

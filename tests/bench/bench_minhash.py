@@ -118,7 +118,7 @@ def estimates() -> None:
         tokens = Tokens(np.concatenate(sets).astype(np.int32), offsets, lexicon)
         strings = [[f"w{n}" for n in some.tolist()] for some in sets]
         made = {
-            "ours": minhash.signatures(tokens, MinHash(ngram=1)).T,
+            "ours": minhash.signatures(ngrams.words_of(tokens), MinHash(ngram=1)).T,
             "RMinHash": np.array(r_strings(strings)),
             "CMinHash": np.array(c_strings(strings)),
         }

@@ -9,7 +9,6 @@ import pytest
 
 from elmwright.jobs.cli import command as cli
 from elmwright.jobs.config.toml_file import explain, load_config
-from tests.support.infra.mutations import Check, changes, unnoticed
 from tests.support.infra.texts import TEXT, everything, source
 from tests.support.places import ROOT
 
@@ -127,26 +126,3 @@ def test_the_sizes_in_the_readme_are_what_the_formulas_give() -> None:
                     speed = int(row[0].replace(",", ""))
                     assert row[1] == f"{768_648_884 * 10 / speed / 86_400:.1f}"
                     assert row[2] == f"{two_digits(ring * speed / tokens / 1e9)} GB/s"
-
-
-CHANGES = {
-    r"(?<=elmwright )run(?= )": "walk",
-    r"(?<=--set )[a-z]+\.[a-z]+(?==)": "cluster.adress",
-    r"--(?:dashboard-host|num-cpus|allowed-hosts)(?==| )": "--no-such-option",
-}
-"""What is looked for, and what it is changed to: each occurrence alone."""
-
-CHECKS: list[Check] = [
-    test_options_of_ray_and_mlflow_exist,
-    test_every_subcommand_that_is_named_exists,
-    test_every_command_line_is_understood_by_the_real_parser,
-]
-
-
-@pytest.mark.parametrize("pattern", CHANGES)
-def test_each_change_of_a_single_command_is_noticed(
-    pattern: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mistakes = changes(pattern, CHANGES[pattern])
-    assert mistakes
-    assert unnoticed(mistakes, CHECKS, monkeypatch) == []

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from elmwright.jobs.runbook import ports
+from tests.support.infra import shared_names
 from tests.support.infra.texts import TEXT
 from tests.support.infra.validators import documents
 from tests.support.places import INFRA, ROOT
@@ -73,8 +74,8 @@ def test_mlflows_database_is_upgraded_before_the_server_starts(tmp_path: Path) -
     for _ in range(2):
         subprocess.run([sys.executable, *arguments], env=environment, check=True, timeout=300)
         with closing(sqlite3.connect(database)) as opened:
-            names = opened.execute("SELECT name FROM sqlite_master").fetchall()
-            assert {("runs",), ("alembic_version",)} <= set(names)
+            tables = opened.execute("SELECT name FROM sqlite_master").fetchall()
+            assert {("runs",), ("alembic_version",)} <= set(tables)
 
 
 def test_the_databases_password_is_on_no_command_line() -> None:
@@ -103,7 +104,7 @@ def test_the_image_is_named_in_one_place_where_it_can_be_changed() -> None:
 @pytest.mark.parametrize("name", NODES)
 def test_text_and_configs_are_mounted_and_cannot_be_changed(name: str) -> None:
     volumes = services()[name]["volumes"]
-    for path in (ports.CONFIGS_PATH, ports.TEXT_PATH):
+    for path in (shared_names.CONFIGS_PATH, shared_names.TEXT_PATH):
         assert [volume for volume in volumes if volume.endswith(f":{path}:ro")], path
 
 

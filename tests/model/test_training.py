@@ -10,8 +10,8 @@ import torch
 
 from elmwright.model.bilm import BiLM, States, dropout_masks
 from elmwright.model.chars import char_ids
-from elmwright.model.config import ModelConfig
-from elmwright.model.optim import Optimizer, OptimSettings, global_norm
+from elmwright.model.config import ModelConfig, OptimConfig
+from elmwright.model.optim import Optimizer, global_norm
 from elmwright.model.softmax import Softmax, draw_negatives, nll, sampled_loss
 from tests.support.places import SHARED
 
@@ -49,7 +49,7 @@ def fit(vocab, lanes, windows, autocast, n_negatives, nudge=0.0) -> tuple[float,
     bilm, softmax = BiLM(CONFIG, 0), Softmax.create(len(vocab), CONFIG.projection_dim, 0)
     with torch.no_grad():
         bilm.encoder.char_embed.mul_(1 + nudge)
-    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, OptimSettings())
+    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, OptimConfig())
     states = States.zeros(CONFIG, lanes)
     chars = torch.from_numpy(char_ids(vocab, CONFIG.max_chars))
     losses = []

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +144,3 @@ def read_from(path: Path, start: int) -> tuple[str, int]:
     except FileNotFoundError:
         return "", start
     return data.decode(errors="replace"), start + len(data)
-
-
-def wait_until(condition: Any, seconds: float, pause: float = 0.2) -> bool:
-    """Whether a condition came true in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() >= end:
-            return False
-        time.sleep(pause)
-    return True

@@ -25,13 +25,16 @@ from elmwright.jobs.runbook.submission import (
 )
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.targets.kubernetes_objects import (
+    CONFIG_MAP_BYTES,
     LABEL,
+    NEARLY_FULL,
+    filled,
     label_of,
     object_name,
     render,
     state_of_rayjob,
 )
-from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable
+from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable, parcel
 from elmwright.jobs.submit.targets.slurm import job_size
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.storage.files import is_url
@@ -47,9 +50,13 @@ class Kubernetes:
         self.target = target
 
     def check(self, submission: Submission) -> None:
-        """What is asked of Kubernetes must be enough for the run."""
+        """What is sent must fit, and what is asked of Kubernetes must be enough for the run."""
         config = config_from(submission.config, "the config")
         check_paths(submission, config)
+        content = parcel(submission)[1]
+        told = filled(content)
+        if len(content) >= NEARLY_FULL * CONFIG_MAP_BYTES:
+            print(f"note: {told}", file=sys.stderr)
         train = config.train
         workers, cpus = job_size(submission)
         if workers * (cpus // train.threads) < train.processes:
@@ -97,6 +104,7 @@ class Kubernetes:
         return ""
 
     def describe(self, submission: Submission) -> str:
+        print(f"note: {filled(parcel(submission)[1])}", file=sys.stderr)
         return json.dumps(render(submission), indent=1)
 
     def submit(self, submission: Submission) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What the target `k8s` asks of Kubernetes: a KubeRay RayJob, and a ConfigMap with what is shipped.
 
-The ConfigMap (the package is well below its limit of 1 MiB) is mounted by every pod, and Ray
-unpacks it from there: no image has to be built for a changed line. Both fit the files in
+The ConfigMap takes 1 MiB, and the package is about half of that (`filled`). Every pod mounts it,
+and Ray unpacks it from there: no image has to be built for a changed line. Both fit the files in
 `infra/kubernetes`: a namespace that enforces restricted pods, `/runs` on every node, a token for
 Ray, credentials of the store as a mounted file.
 
@@ -29,8 +29,10 @@ from elmwright.jobs.submit.targets.slurm import job_size
 from elmwright.pipeline.errors import UserError
 
 MOUNT = "/elmwright-job"
-CONFIG_MAP_BYTES = 1_000_000
-"""A little below what Kubernetes takes, encoding included."""
+CONFIG_MAP_BYTES = 1_048_576
+"""What Kubernetes takes in one ConfigMap. It counts bytes as they are before base64."""
+NEARLY_FULL = 0.9
+"""From this share on, `submit` says how full it is."""
 DEADLINE_SECONDS = 14 * 24 * 3600
 """After so long KubeRay gives an attempt up, whether it waits for machines or trains."""
 LABEL = "elmwright.run"
@@ -65,16 +67,22 @@ def image_of(target: Target) -> str:
     return f"{ports.IMAGE}:{ports.IMAGE_TAGS[1 if target.gpus else 0]}"
 
 
+def filled(content: bytes) -> str:
+    """How much of a ConfigMap the code and the config fill, to read; refused if they do not fit."""
+    size = f"code and config are {len(content):,} bytes"
+    if len(content) > CONFIG_MAP_BYTES:
+        raise UserError(
+            f"{size}, and a ConfigMap takes {CONFIG_MAP_BYTES:,}; make the config smaller, or "
+            "submit to the Ray address of a cluster that is up, which has no such limit"
+        )
+    return f"{size} of the {CONFIG_MAP_BYTES:,} that a ConfigMap takes"
+
+
 def render(submission: Submission) -> dict[str, Any]:
     """The ConfigMap and the RayJob, as one list."""
     name = object_name(submission.id)
     package, content = parcel(submission)
-    encoded = base64.b64encode(content).decode()
-    if len(encoded) > CONFIG_MAP_BYTES:
-        raise UserError(
-            f"the package is {len(encoded):,} bytes, more than a ConfigMap takes; submit to the "
-            "cluster's Ray address instead"
-        )
+    filled(content)
     meta = {
         "name": name,
         "namespace": submission.target.namespace,
@@ -85,7 +93,7 @@ def render(submission: Submission) -> dict[str, Any]:
         "kind": "ConfigMap",
         "metadata": meta,
         "immutable": True,
-        "binaryData": {package: encoded},
+        "binaryData": {package: base64.b64encode(content).decode()},
     }
     return {
         "apiVersion": "v1",

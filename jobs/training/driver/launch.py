@@ -17,8 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pyarrow.fs import PyFileSystem
-
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints, read_checked
 from elmwright.jobs.cluster.capacity import NoRoom, Room, RoomLost, check_room, machines
 from elmwright.jobs.cluster.connection import FITTING, is_remote
@@ -253,6 +251,8 @@ def fit_with_ray(config: RunConfig, folder: RunFolder, attempt: int, again: bool
 
 def _storage(folder: RunFolder) -> dict[str, Any]:
     """Where Ray Train keeps its own few files: all its processes must see it."""
+    from pyarrow.fs import PyFileSystem
+
     if not folder.remote:
         return {"storage_path": join(folder.train, "ray")}
 

@@ -34,7 +34,7 @@ from elmwright.model.formats.folder import (
     model_tensors,
     read_tensors,
 )
-from elmwright.model.optim import Optimizer, OptimSettings
+from elmwright.model.optim import Optimizer
 from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import keyed_hash
@@ -96,15 +96,7 @@ def begin(
     bilm = BiLM(config.model, keyed_hash(seed, _BILM) >> 1).to(device)
     width = config.model.projection_dim
     softmax = Softmax.create(manifest.vocab.size, width, keyed_hash(seed, _SOFTMAX) >> 1, device)
-    optim = config.optim
-    settings = OptimSettings(
-        name=optim.name,
-        initial_accumulator=optim.initial_accumulator,
-        betas=optim.betas,
-        eps=optim.eps,
-        weight_decay=optim.weight_decay,
-    )
-    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, settings)
+    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
     states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
     trainer = Trainer(bilm, softmax, optimizer, states)
     if not resume(trainer, config, folder, ranks) and config.train.init_from:

@@ -34,7 +34,7 @@ from elmwright.jobs.checkpoints.checkpoint import (
     read_info,
 )
 from elmwright.jobs.checkpoints.writer import journalled_writer
-from elmwright.jobs.config.sections import OptimSection, RunConfig
+from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.journal import Journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
@@ -56,6 +56,7 @@ from elmwright.jobs.training.loop.state import (
 from elmwright.jobs.training.loop.step_clock import Clock
 from elmwright.jobs.training.loop.stream import Batch, Blocks, Prefetch
 from elmwright.model.bilm import States, dropout_masks
+from elmwright.model.config import OptimConfig
 from elmwright.model.flops import step_flops
 from elmwright.model.optim import global_norm
 from elmwright.model.softmax import Negatives, draw_negatives, full_table_loss, sampled_loss
@@ -342,7 +343,7 @@ def _window(
     return loss, output.states.detach()
 
 
-def learning_rate(optim: OptimSection, step: int, max_steps: int) -> float:
+def learning_rate(optim: OptimConfig, step: int, max_steps: int) -> float:
     """Linear warm-up, then the schedule."""
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / optim.warmup_steps

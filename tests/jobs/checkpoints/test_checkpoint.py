@@ -17,7 +17,8 @@ from elmwright.jobs.checkpoints.checkpoint import (
     newest_valid,
     verify_checkpoint,
 )
-from elmwright.jobs.checkpoints.writer import CheckpointWriter, Keep, Listener, Snapshot
+from elmwright.jobs.checkpoints.retention import Keep
+from elmwright.jobs.checkpoints.writer import CheckpointWriter, Listener, Snapshot
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.storage.disk import sha256_bytes

@@ -33,7 +33,7 @@ from elmwright.jobs.runbook.submission import Job, new_submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.secrets.hiding import without_secret
-from elmwright.jobs.using.pretrained import load
+from elmwright.jobs.using.pretrained import Elmo
 from elmwright.model.formats.bilm_format import write_weights
 from elmwright.pipeline.cleaning.words import train_sentencepiece
 from elmwright.pipeline.config import Pieces
@@ -114,7 +114,9 @@ def test_a_bundle_without_softmax_embeds_and_says_that_it_cannot_score(
     assert not (small / "softmax.safetensors").exists()
     assert "comes without its softmax" in (small / "README.md").read_text()
     words = [["The", "old", "cat"]]
-    np.testing.assert_array_equal(load(small).embed(words)[0], load(bundle).embed(words)[0])
+    np.testing.assert_array_equal(
+        Elmo.from_pretrained(small).embed(words)[0], Elmo.from_pretrained(bundle).embed(words)[0]
+    )
     assert main(["eval", str(small), "--corpus", str(trained)]) == 2
     assert "no softmax" in capsys.readouterr().err
 
@@ -264,7 +266,7 @@ def test_provenance_names_the_mlflow_run_and_what_a_submission_came_from(
     for version, commit in ((wheel_members()[0], "1" * 40), ("0.0.1+000000000000", "2" * 40)):
         sent = new_submission(config, target, until="publish", version=version)
         lay_down(Job(dataclasses.replace(sent, dir=str(run), git=f"{commit}+changes")))
-    monkeypatch.setattr(provenance_module, "git_facts", lambda: None)
+    monkeypatch.setattr(provenance_module, "own_git", lambda: None)
     target_folder, _ = export_run(str(run), "12", "", overrides=[])
     found = json.loads((target_folder / "provenance.json").read_text())
     assert found["mlflow_run_id"] == "abc123"
@@ -317,27 +319,27 @@ def test_a_list_that_names_other_files_is_refused(bundle: Path, tmp_path: Path, 
     with (hostile / SUMS).open("a") as file:
         file.write(f"{'0' * 64}  {line}\n")
     with pytest.raises(UserError, match="SHA256SUMS is damaged"):
-        load(hostile)
+        Elmo.from_pretrained(hostile)
 
 
 def test_a_pickle_a_link_or_a_missing_file_is_refused(bundle: Path, tmp_path: Path) -> None:
     hostile = copy(bundle, tmp_path / "bundle")
     (hostile / "model.pkl").write_bytes(b"\x80\x04.")
     with pytest.raises(UserError, match=r"model\.pkl does not belong"):
-        load(hostile)
+        Elmo.from_pretrained(hostile)
     (hostile / "model.pkl").unlink()
     (hostile / "vocab.txt").unlink()
     with pytest.raises(UserError, match=r"vocab\.txt is missing"):
-        load(hostile)
+        Elmo.from_pretrained(hostile)
     (hostile / "vocab.txt").symlink_to(bundle / "vocab.txt")
     with pytest.raises(UserError, match=r"vocab\.txt is missing or not a plain file"):
-        load(hostile)
+        Elmo.from_pretrained(hostile)
     (hostile / "vocab.txt").unlink()
     shutil.copyfile(bundle / "vocab.txt", hostile / "vocab.txt")
     (hostile / "model.safetensors").write_bytes(b"\x80\x04\x95" + b"x" * 40)
     write_sums(hostile)
     with pytest.raises(UserError, match="cannot be read as safetensors"):
-        load(hostile)
+        Elmo.from_pretrained(hostile)
 
 
 def _external_storage(file: h5py.File) -> None:
@@ -381,7 +383,7 @@ def test_weights_with_anything_else_in_them_are_refused(
         change(file)
     write_sums(hostile)
     with pytest.raises(UserError, match=r"weights\.hdf5"):
-        load(hostile)
+        Elmo.from_pretrained(hostile)
 
 
 def test_a_signed_bundle_loads_where_a_signature_is_required_and_only_if_nothing_was_changed(
@@ -398,7 +400,7 @@ def test_a_signed_bundle_loads_where_a_signature_is_required_and_only_if_nothing
     assert main(["verify", str(signed), "--key", str(public)]) == 0
     assert main(["verify", str(signed)]) == 0
     assert digest(signed) == digest(bundle)  # who signed it does not make it another model
-    load(signed, require_signature=public)
+    Elmo.from_pretrained(signed, require_signature=public)
 
     # Changed by someone who can write the list, but not sign.
     (signed / "README.md").write_text("Trust me.")
@@ -407,13 +409,13 @@ def test_a_signed_bundle_loads_where_a_signature_is_required_and_only_if_nothing
     assert main(["verify", str(signed), "--key", str(public)]) == 2
     assert "does not verify" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"model\.sig does not verify.*do not trust"):
-        load(signed, require_signature=public)
+        Elmo.from_pretrained(signed, require_signature=public)
     with pytest.raises(UserError, match="is not signed"):
-        load(bundle, require_signature=public)
+        Elmo.from_pretrained(bundle, require_signature=public)
     (signed / SIGNATURE).write_text("{}")
     write_sums(signed)
     with pytest.raises(UserError, match=r"model\.sig does not verify"):
-        load(signed, require_signature=public)
+        Elmo.from_pretrained(signed, require_signature=public)
     text = tmp_path / "text.txt"
     text.write_text("A word")
     monkeypatch.delenv("ELMWRIGHT_REQUIRE_SIGNATURE", raising=False)

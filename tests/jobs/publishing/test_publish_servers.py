@@ -23,7 +23,7 @@ from elmwright.jobs.registry.logged_models import LoggedModels
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import Shelf
-from elmwright.jobs.using.pretrained import load
+from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
 from tests.support.places import DOCS
 from tests.support.servers import (
@@ -69,8 +69,8 @@ def cache(tmp_path: Path) -> Iterator[Path]:
 def clean_process(model: str, out: Path) -> np.ndarray:
     """The vectors of a process that knows nothing but the model's name."""
     code = (
-        "import sys, numpy; from elmwright import load\n"
-        f"numpy.save(sys.argv[2], load(sys.argv[1]).embed([{SENTENCE!r}])[0])"
+        "import sys, numpy; from elmwright import Elmo\n"
+        f"numpy.save(sys.argv[2], Elmo.from_pretrained(sys.argv[1]).embed([{SENTENCE!r}])[0])"
     )
     subprocess.run([sys.executable, "-c", code, model, out], check=True)
     return np.load(out)
@@ -91,12 +91,12 @@ def test_from_checkpoint_to_a_clean_process_that_loads_by_alias(
     shutil.rmtree(cache, ignore_errors=True)
     shutil.rmtree(out)
     checkpoint = sorted((trained / "train" / "checkpoints").iterdir())[-1]
-    expected = load(checkpoint).embed([SENTENCE])[0]
+    expected = Elmo.from_pretrained(checkpoint).embed([SENTENCE])[0]
     found = clean_process("models:/tiny@champion", tmp_path / "vectors.npy")
     np.testing.assert_array_equal(found, expected)
     (kept,) = cache.iterdir()  # what was fetched is fetched once
     before = kept.stat().st_mtime_ns
-    load("models:/tiny@champion")
+    Elmo.from_pretrained("models:/tiny@champion")
     assert kept.stat().st_mtime_ns == before
     registry = MlflowRegistry(server)
     assert len(registry.versions("tiny")) == 2
@@ -177,10 +177,10 @@ def test_a_shelf_in_an_object_store(
     assert publish_bundle(shelf, bundle, "tiny", "candidate") == 2
     assert publish_bundle(shelf, bundle, "tiny", "candidate") == 2
     promote(shelf, "tiny", 2, "champion")
-    expected = load(bundle).embed([SENTENCE])[0]
+    expected = Elmo.from_pretrained(bundle).embed([SENTENCE])[0]
     folder = shelf.versions("tiny")[1].about["folder"]
     for model in (f"{uri}/tiny@champion", f"{uri}/tiny/2", f"{uri}/tiny/{folder}"):
-        np.testing.assert_array_equal(load(model).embed([SENTENCE])[0], expected)
+        np.testing.assert_array_equal(Elmo.from_pretrained(model).embed([SENTENCE])[0], expected)
     found = clean_process(f"{uri}/tiny@champion", tmp_path / "vectors.npy")
     np.testing.assert_array_equal(found, expected)
     rollback(shelf, "tiny", "champion")
@@ -189,7 +189,7 @@ def test_a_shelf_in_an_object_store(
     changed.write_bytes(changed.read_bytes()[:-1] + b"x")
     shutil.rmtree(os.environ["ELMWRIGHT_CACHE"])
     with pytest.raises(UserError, match=r"vocab\.txt does not match its digest"):
-        load(f"{uri}/tiny/2")
+        Elmo.from_pretrained(f"{uri}/tiny/2")
 
 
 def test_the_server_of_mlflow_answers_the_request_in_the_docs_with_the_vectors_of_embed(

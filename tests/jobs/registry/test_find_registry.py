@@ -16,7 +16,7 @@ from elmwright.jobs.registry.find_registry import (
     run_of_bundle,
 )
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.using.pretrained import load
+from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import write_json
 from tests.support.tiny import write_config
@@ -159,7 +159,7 @@ def test_publish_versions_promote_rollback_and_models_without_naming_it(
     told = capsys.readouterr()
     assert [row["aliases"] for row in json.loads(told.out)] == [["champion"], ["candidate"]]
     assert told.err == "note: using the registry sqlite:///runs/tiny/mlflow/mlflow.db\n"
-    load("models:/tiny@champion")
+    Elmo.from_pretrained("models:/tiny@champion")
     text = home / "words.txt"
     text.write_text("The cat sees the dog .\n")
     assert main(["embed", "models:/tiny@champion", str(text), "-o", str(home / "o.npz")]) == 0

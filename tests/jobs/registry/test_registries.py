@@ -24,7 +24,7 @@ from elmwright.jobs.registry.contract import Registry, find_version
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import Shelf
-from elmwright.jobs.using.pretrained import load
+from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
 from tests.support.tiny_runs.registries import SENTENCE, kill_often, leftovers, sqlite
 
@@ -136,13 +136,13 @@ def test_a_stored_model_that_was_exchanged_for_another_is_refused(
     for name in ("README.md", SUMS):
         (stored / name).write_text((stored / name).read_text() + " ")
         with pytest.raises(UserError, match=name.replace(".", r"\.")):
-            load(reference(registry, "candidate"))
+            Elmo.from_pretrained(reference(registry, "candidate"))
         shutil.copyfile(bundle / name, stored / name)
-    load(reference(registry, "candidate"))
+    Elmo.from_pretrained(reference(registry, "candidate"))
     for path in worse_bundle.iterdir():
         shutil.copyfile(path, stored / path.name)
     with pytest.raises(UserError, match="is not the model that was published as version 1"):
-        load(reference(registry, "candidate"))
+        Elmo.from_pretrained(reference(registry, "candidate"))
     with pytest.raises(UserError, match="is not the model that was published"):
         promote(registry, "tiny", 1, "champion")
 
@@ -193,7 +193,7 @@ def test_an_index_that_leads_elsewhere_is_refused(
     change(index)
     (tmp_path / "tiny" / "index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"index\.json is damaged"):
-        load(tmp_path / "tiny@candidate")
+        Elmo.from_pretrained(tmp_path / "tiny@candidate")
 
 
 def test_an_mlflow_that_stops_answering_leaves_nothing_listed_and_the_next_publish_cleans_up(
@@ -272,14 +272,16 @@ def test_pyfunc_answers_with_the_vectors_of_embed_and_holds_no_code(
     try:
         model = mlflow.pyfunc.load_model("models:/tiny@champion")
         answer = model.predict([" ".join(SENTENCE), "A"])
-        expected = load(bundle).embed([SENTENCE, ["A"]])
+        expected = Elmo.from_pretrained(bundle).embed([SENTENCE, ["A"]])
         for got, wanted in zip(answer, expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
         (top,) = model.predict([" ".join(SENTENCE)], params={"layers": "top"})
         np.testing.assert_allclose(top[0], expected[0][-1], atol=1e-6)
         example = model.input_example
         words = [sentence.split() for sentence in example]
-        for got, wanted in zip(model.predict(example), load(bundle).embed(words), strict=True):
+        for got, wanted in zip(
+            model.predict(example), Elmo.from_pretrained(bundle).embed(words), strict=True
+        ):
             np.testing.assert_allclose(got, wanted, atol=1e-6)
         (stored / "vocab.txt").write_text("changed")
         with pytest.raises(UserError, match=r"vocab\.txt does not match its digest"):
@@ -298,13 +300,15 @@ def test_from_checkpoint_to_a_clean_process_that_loads_by_alias(
     assert main(["promote", "tiny", "1", "--alias", "champion", *to]) == 0
     shutil.rmtree(out)
     code = (
-        "import sys, numpy; from elmwright import load\n"
-        f"numpy.save(sys.argv[2], load(sys.argv[1]).embed([{SENTENCE!r}])[0])"
+        "import sys, numpy; from elmwright import Elmo\n"
+        f"numpy.save(sys.argv[2], Elmo.from_pretrained(sys.argv[1]).embed([{SENTENCE!r}])[0])"
     )
     saved = tmp_path / "vectors.npy"
     subprocess.run([sys.executable, "-c", code, reference(registry, "champion"), saved], check=True)
     checkpoint = sorted((trained / "train" / "checkpoints").iterdir())[-1]
-    np.testing.assert_array_equal(np.load(saved), load(checkpoint).embed([SENTENCE])[0])
+    np.testing.assert_array_equal(
+        np.load(saved), Elmo.from_pretrained(checkpoint).embed([SENTENCE])[0]
+    )
 
 
 @pytest.mark.heavy

@@ -28,7 +28,7 @@ from elmwright.jobs.registry.plain_folder import Shelf
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.serving import Embedder
-from elmwright.jobs.using.pretrained import load
+from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.disk import sha256_bytes
 from tests.support.servers import missing
@@ -371,7 +371,7 @@ def test_a_folder_as_registry_is_one_for_models_and_for_verify_too(
 ) -> None:
     shelf = Shelf(str(tmp_path))
     publish_bundle(shelf, bundle, "tiny", "candidate")
-    load("models:/tiny@candidate", tracking_uri=str(tmp_path))
+    Elmo.from_pretrained("models:/tiny@candidate", tracking_uri=str(tmp_path))
     assert main(["verify", f"{tmp_path}/tiny@candidate"]) == 0
     assert main(["verify", f"{tmp_path}/tiny/1"]) == 0
     (shelf.fetch("tiny", 1) / "vocab.txt").write_text("changed")

@@ -8,7 +8,7 @@ import pytest
 
 from elmwright.jobs.checkpoints.checkpoint import newest_valid
 from elmwright.jobs.registry.resolve import resolve
-from elmwright.jobs.using.pretrained import load
+from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
 from tests.support.tiny import damage, write_config
 from tests.support.tiny_runs.started_run import start
@@ -34,7 +34,9 @@ def test_a_run_is_its_newest_checkpoint_until_it_has_a_bundle(
         assert resolve(said) == run / "bundle"
     assert capsys.readouterr().err == ""
     words = [["The", "old", "cat"]]
-    assert np.array_equal(load("tiny").embed(words)[0], load(bundle).embed(words)[0])
+    assert np.array_equal(
+        Elmo.from_pretrained("tiny").embed(words)[0], Elmo.from_pretrained(bundle).embed(words)[0]
+    )
 
 
 def test_a_damaged_checkpoint_is_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

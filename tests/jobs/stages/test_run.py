@@ -320,7 +320,7 @@ def test_load_by_alias_in_python(finished: Run, monkeypatch: pytest.MonkeyPatch)
 
     before = mlflow.get_tracking_uri()
     try:
-        elmo = package.load("models:/tiny@candidate")
+        elmo = package.Elmo.from_pretrained("models:/tiny@candidate")
     finally:
         mlflow.set_tracking_uri(before)
     (vectors,) = elmo.embed([["The", "cat"]])

@@ -18,8 +18,8 @@ from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.attempts import DRIVER_FILE, Attempts
 from elmwright.jobs.submit.retries import STANDSTILLS
 from elmwright.jobs.submit.send import prepare
-from elmwright.jobs.submit.targets.background import wait_until
 from tests.support.tiny import write_config
+from tests.support.waiting import wait_until
 
 JOB = """
 import json, sys

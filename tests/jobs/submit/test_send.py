@@ -20,9 +20,10 @@ from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit import job as entry
 from elmwright.jobs.submit import send as submit_module
 from elmwright.jobs.submit.send import prepare, state_of, submit
-from elmwright.jobs.submit.targets.background import Background, is_alive, process_mark, wait_until
+from elmwright.jobs.submit.targets.background import Background, is_alive, process_mark
 from elmwright.pipeline.errors import UserError
 from tests.support.tiny import elmwright, write_config, write_text
+from tests.support.waiting import wait_until
 
 PLANTED = "planted-secret-42d1"
 

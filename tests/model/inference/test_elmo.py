@@ -183,7 +183,9 @@ def test_the_users_mistakes(elmo, tmp_path):
         elmo.embed(["not a list"])
     with pytest.raises(UserError, match=r"expected \(sentences, words, 12\)"):
         elmo(torch.zeros(2, 3, 50))
-    with pytest.raises(UserError, match=r"elmwright\.load\('models:/demo@champion'\)"):
+    with pytest.raises(
+        UserError, match=r"elmwright\.Elmo\.from_pretrained\('models:/demo@champion'\)"
+    ):
         Elmo.from_pretrained("models:/demo@champion")
     write_model(tmp_path, elmo.bilm)
     loaded = Elmo.from_pretrained(tmp_path, n_mixes=2)

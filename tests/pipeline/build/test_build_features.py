@@ -23,8 +23,9 @@ from elmwright.pipeline.config import (
 )
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.report.statistics import Statistics, from_json
+from elmwright.pipeline.report.statistics import Statistics
 from tests.support.corpus.corpora import digests, dropped, make, random_document, sentences, some_text
+from tests.support.corpus.read_statistics import read_statistics
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 
@@ -39,7 +40,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def statistics_of(folder: Path) -> Statistics:
-    return from_json((folder / "statistics.json").read_bytes())
+    return read_statistics((folder / "statistics.json").read_bytes())
 
 
 def ran(folder: Path) -> dict[str, int]:

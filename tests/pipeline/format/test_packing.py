@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elmwright.pipeline.format.block import pack, to_members
+from elmwright.pipeline.format.block import to_members
 from elmwright.pipeline.format.packing import pack_words, words_of
 from elmwright.pipeline.format.shards import tar_header
+from tests.support.corpus.plain_packing import pack
 
 word = st.text(st.sampled_from("abcé漢😀-."), min_size=1, max_size=4)
 sentence = st.lists(word, min_size=1, max_size=12)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.format.block import pack
 from elmwright.pipeline.format.vocab import (
     choose,
     counts_by_id,
@@ -15,6 +14,7 @@ from elmwright.pipeline.format.vocab import (
     target_counts,
     unigram_perplexity,
 )
+from tests.support.corpus.plain_packing import pack
 
 
 def test_words_fall_in_frequency_and_ties_go_by_their_bytes():

@@ -14,10 +14,10 @@ from elmwright.pipeline.report.statistics import (
     SourceCount,
     StageTime,
     Statistics,
-    from_json,
     to_json,
 )
 from tests.support.corpus.demo_report import demo_manifest, demo_statistics
+from tests.support.corpus.read_statistics import read_statistics
 
 TAGS = set(
     "html head meta link title style body header main footer nav section div p h1 h2 h3 dl dt dd "
@@ -132,7 +132,7 @@ def test_the_page_loads_and_runs_nothing():
 def test_the_same_corpus_gives_the_same_page():
     manifest, statistics = demo_manifest(), demo_statistics()
     first = render(manifest, statistics, title="t")
-    assert render(manifest, from_json(to_json(statistics)), title="t") == first
+    assert render(manifest, read_statistics(to_json(statistics)), title="t") == first
 
 
 @pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))

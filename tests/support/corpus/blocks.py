@@ -1,6 +1,7 @@
 """Blocks of made-up words."""
 
-from elmwright.pipeline.format.block import Block, pack
+from elmwright.pipeline.format.block import Block
+from tests.support.corpus.plain_packing import pack
 
 
 def some_blocks(count: int = 30) -> list[Block]:

@@ -1,8 +1,4 @@
-"""Every file of `infra/` as text, for the tests that compare them with the package.
-
-One dictionary for all of them: a test that plants a mistake changes it here, and every other test
-sees it.
-"""
+"""Every file of `infra/` as text, for the tests that compare them with the package."""
 
 import importlib.util
 from functools import lru_cache

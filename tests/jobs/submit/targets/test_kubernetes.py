@@ -6,6 +6,7 @@ No Kubernetes is needed: kubectl is played by a script.
 import http.server
 import json
 import os
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +15,14 @@ from typing import Any
 import pytest
 
 from elmwright.jobs.cli.command import main
-from elmwright.jobs.runbook.runbook import lay_down_outcome
+from elmwright.jobs.runbook.runbook import attempts_of, lay_down_outcome
 from elmwright.jobs.runbook.submission import Job
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.doctor import examine
 from elmwright.jobs.submit.send import state_of, submit
 from elmwright.jobs.submit.targets.kubernetes import Kubernetes
 from elmwright.jobs.submit.targets.kubernetes_objects import object_name, render
-from elmwright.jobs.submit.targets.ray_jobs import Unreachable
+from elmwright.jobs.submit.targets.ray_jobs import Unreachable, parcel
 from elmwright.pipeline.errors import Failed, UserError
 from tests.support.cluster.rayjobs import GPU, submission
 
@@ -317,6 +318,40 @@ def test_a_folder_that_no_pod_has_is_refused(
 def test_a_run_in_a_store_needs_no_volume(kubectl: Path) -> None:
     submit(submission(kubectl, Target("k8s"), run_dir="s3://bucket/tiny"))
     assert (kubectl / "created").exists()
+
+
+def test_what_does_not_fit_into_a_config_map_is_refused_before_anything_is_sent(
+    kubectl: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = submission(kubectl, GPU)
+    package = {"noise.bin": random.Random(1).randbytes(1_048_576)}  # which cannot be compressed
+    monkeypatch.setattr(
+        "elmwright.jobs.submit.targets.ray_jobs.wheel_members", lambda: ("1", package)
+    )
+    sentence = r"are 1,0\d\d,\d\d\d bytes, and a ConfigMap takes 1,048,576; make the config smaller"
+    with pytest.raises(UserError, match=sentence):
+        submit(sent)
+    with pytest.raises(UserError, match=sentence):
+        Kubernetes(GPU).describe(sent)
+    assert not (kubectl / "created").exists()
+    assert attempts_of(sent.run) == []
+    package["noise.bin"] = package["noise.bin"][:1_040_000]
+    submit(sent)
+    assert "bytes of the 1,048,576 that a ConfigMap takes" in capsys.readouterr().err
+
+
+def test_how_much_of_a_config_map_is_filled_is_told_on_request(
+    kubectl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = submission(kubectl, GPU)
+    told = f"code and config are {len(parcel(sent)[1]):,} bytes of the 1,048,576 that a ConfigMap"
+    json.loads(Kubernetes(GPU).describe(sent))
+    assert told in capsys.readouterr().err
+    (kubectl / "answer").write_text("yes\n")
+    assert any("of the 1,048,576 that a ConfigMap takes" in text for _, text in examine(GPU))
+    (kubectl / "answer").write_text('{"items": []}')
+    submit(sent)
+    assert "ConfigMap" not in capsys.readouterr().err
 
 
 def test_the_doctor_looks_for_what_a_target_names(kubectl: Path) -> None:

@@ -8,7 +8,6 @@ import torch
 import torch.multiprocessing as mp
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
-from elmwright.jobs.config.sections import OptimSection
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.rundir.stop_request import ask_to_stop, take_back
 from elmwright.jobs.training.loop.exchange import Ranks, touched_rows
@@ -20,6 +19,7 @@ from elmwright.jobs.training.loop.stream import (
     training_batch,
 )
 from elmwright.jobs.training.loop.train import learning_rate, train
+from elmwright.model.config import OptimConfig
 from elmwright.model.softmax import draw_negatives
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import exists, join, read_json, remove
@@ -205,12 +205,12 @@ def test_of_a_large_softmax_only_the_touched_rows_are_exchanged() -> None:
 
 
 def test_learning_rate_schedules() -> None:
-    constant = OptimSection(lr=0.2, warmup_steps=4)
+    constant = OptimConfig(lr=0.2, warmup_steps=4)
     assert [learning_rate(constant, s, 100) for s in (0, 3, 4, 99)] == [0.05, 0.2, 0.2, 0.2]
-    cosine = OptimSection(lr=1.0, schedule="cosine")
+    cosine = OptimConfig(lr=1.0, schedule="cosine")
     assert learning_rate(cosine, 0, 100) == 1.0
     assert learning_rate(cosine, 50, 100) == pytest.approx(0.5)
     assert learning_rate(cosine, 100, 100) == pytest.approx(0.0)
-    inverse = OptimSection(lr=1.0, schedule="inverse-sqrt", warmup_steps=100)
+    inverse = OptimConfig(lr=1.0, schedule="inverse-sqrt", warmup_steps=100)
     assert learning_rate(inverse, 100, 0) == pytest.approx(1.0, rel=0.01)
     assert learning_rate(inverse, 399, 0) == pytest.approx(0.5)
