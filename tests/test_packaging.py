@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 import elmwright
 from elmwright.jobs.environment.wheel import listed_files, wheel_members
 from tests.support.checkout import copy_tree, tracked_files
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("pipeline", "model", "jobs")
 API = "jobs/api/"
 """The folder of the package `elmwright` itself."""

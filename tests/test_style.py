@@ -1,5 +1,6 @@
 """What `make check` promises, so that CI, which runs the tests, holds to it too."""
 
+import ast
 import io
 import re
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.places import ROOT
+
 PATHS = ["pipeline", "model", "jobs", "infra", "docs", "tests"]
 ROOMS = ["pipeline", "model", "jobs"]
 
@@ -142,3 +144,40 @@ def test_every_slow_test_has_a_make_target() -> None:
             name = path.relative_to(ROOT).as_posix()
             folder = f"pytest {path.parent.relative_to(ROOT).as_posix()} "
             assert name in makefile or folder in makefile, f"no make target runs {name}"
+
+
+def test_no_test_file_is_imported() -> None:
+    """What two of them need is in tests/support, or a fixture in a conftest."""
+    wrong = []
+    paths = list((ROOT / "tests").rglob("*.py"))
+    assert len(paths) > 100
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for name in imports(node):
+                parts = name.split(".")
+                if "conftest" in parts or any(part.startswith("test_") for part in parts):
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert wrong == []
+
+
+def imports(node: ast.AST) -> list[str]:
+    """Every module that an import statement may mean."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module or ''}.{alias.name}" for alias in node.names]
+    return []
+
+
+def test_every_folder_of_tests_is_named_after_a_folder_of_the_package() -> None:
+    for room in ROOMS:
+        for path in (ROOT / "tests" / room).rglob("test_*.py"):
+            folder = path.parent.relative_to(ROOT / "tests")
+            assert (ROOT / folder / "__init__.py").is_file(), f"{path} tests no {folder}/"
+
+
+def test_no_folder_of_helpers_has_more_than_fifteen_modules() -> None:
+    folders = Counter(path.parent for path in (ROOT / "tests" / "support").rglob("*.py"))
+    assert len(folders) > 3
+    for folder, modules in folders.items():
+        assert modules <= 15 + 1, f"{folder} needs folders of its own"  # and __init__.py

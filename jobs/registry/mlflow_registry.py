@@ -23,8 +23,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from elmwright.jobs.bundles.bundle import digest, verify_bundle
 from elmwright.jobs.registry import version_page
 from elmwright.jobs.registry.alias_history import History, Move, tag_name
@@ -252,6 +250,7 @@ class MlflowRegistry:
     def _answering(self, what: str) -> Iterator[None]:
         """Say in a sentence that MLflow does not answer, or why it refuses."""
         from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
 
         try:
             yield

@@ -10,9 +10,6 @@ from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
-
 from elmwright.jobs.secrets.hiding import secret_in, without_secret
 from elmwright.pipeline.errors import UserError
 
@@ -24,6 +21,8 @@ def check_driver(uri: str) -> None:
     """A database that is spoken to directly needs a package that speaks to it."""
     if uri.startswith(("http", "sqlite")):
         return
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
 
     name = urlsplit(uri).scheme
     advice = "or give the address of an MLflow server (http://…)"

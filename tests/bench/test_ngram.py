@@ -23,7 +23,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest, Split, Vocab
 from elmwright.pipeline.format.shards import write_shard
 from elmwright.pipeline.format.vocab import unigram_perplexity
-from tests.support.plain_packing import pack
+from tests.support.corpus.plain_packing import pack
 
 BOS, EOS, SIZE = 0, 1, 12
 Gram = tuple[int, ...]

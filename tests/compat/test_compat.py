@@ -25,8 +25,9 @@ from safetensors.numpy import load_file
 
 from elmwright import Elmo
 from tests.fixtures.compat.make import processor
+from tests.support.places import ROOT
 
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "compat"
+FIXTURES = ROOT / "tests" / "fixtures" / "compat"
 FOLDERS = sorted(path.parent for path in FIXTURES.glob("*/expected.json"))
 COMMAND = Path(sys.executable).with_name("elmwright")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.config.toml_file import RECIPES
-from tests.support.doc_shell import Shell
-from tests.support.doc_texts import write_texts
+from tests.support.docs.shell import Shell
+from tests.support.docs.texts import write_texts
 from tests.support.tiny import write_config
 
 COMMAND = """\

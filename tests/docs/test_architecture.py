@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doc_blocks import ROOT, text_of
+from tests.support.docs.blocks import ROOT, text_of
 
 PAGE = "docs/architecture.md"
 ROOMS = ("pipeline", "model", "jobs")

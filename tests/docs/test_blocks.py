@@ -15,7 +15,7 @@ from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_from, explain, load_config
 from elmwright.jobs.runbook.target import KINDS as TARGET_KINDS
 from elmwright.jobs.runbook.target import find_target
-from tests.support.doc_blocks import (
+from tests.support.docs.blocks import (
     KINDS,
     PAGES,
     ROOT,
@@ -25,7 +25,7 @@ from tests.support.doc_blocks import (
     subcommands,
     text_of,
 )
-from tests.support.doc_texts import write_texts
+from tests.support.docs.texts import write_texts
 
 
 def test_every_block_says_where_it_runs() -> None:

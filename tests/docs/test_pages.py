@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkout import clone
-from tests.support.doc_blocks import PAGES, Block, all_blocks, blocks_of
-from tests.support.doc_shell import Shell, is_free
-from tests.support.doc_texts import write_texts
+from tests.support.docs.blocks import PAGES, Block, all_blocks, blocks_of
+from tests.support.docs.shell import Shell, is_free
+from tests.support.docs.texts import write_texts
 
 HERE = ("sh demo", "sh serve", "python demo")
 PRINTED = {

@@ -11,8 +11,8 @@ import yaml
 import elmwright
 from elmwright.jobs.config.sections import RESUMABLE
 from elmwright.jobs.config.toml_file import explain
-from tests.support.doc_blocks import PAGES, ROOT, text_of
-from tests.support.doc_configuration import PAGE, page
+from tests.support.docs.blocks import PAGES, ROOT, text_of
+from tests.support.docs.configuration import PAGE, page
 
 MAX_LINES, MAX_WORDS = 180, 1600
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -90,7 +90,7 @@ def test_files_that_pages_name_exist() -> None:
 
 def test_the_page_of_settings_is_what_the_code_says() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), (
-        "run: python -m tests.support.doc_configuration"
+        "run: python -m tests.support.docs.configuration"
     )
 
 

@@ -13,8 +13,9 @@ import botocore.client
 import pytest
 
 from elmwright.jobs.runbook import ports
-from tests.support.infra_texts import TEXT, source
-from tests.support.validators import INFRA, documents
+from tests.support.infra.texts import TEXT, source
+from tests.support.infra.validators import documents
+from tests.support.places import INFRA
 
 
 class Account:

@@ -9,8 +9,8 @@ import pytest
 
 from elmwright.jobs.cli import command as cli
 from elmwright.jobs.config.toml_file import explain, load_config
-from tests.support.infra_texts import TEXT, everything, source
-from tests.support.validators import ROOT
+from tests.support.infra.texts import TEXT, everything, source
+from tests.support.places import ROOT
 
 
 def known() -> dict[str, argparse.ArgumentParser]:

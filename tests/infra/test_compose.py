@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from elmwright.jobs.runbook import ports
-from tests.support import infra_names
-from tests.support.infra_texts import TEXT
-from tests.support.validators import INFRA, ROOT, documents
+from tests.support.infra import shared_names
+from tests.support.infra.texts import TEXT
+from tests.support.infra.validators import documents
+from tests.support.places import INFRA, ROOT
 
 NODES = ("head", "worker")
 UNITS = {"m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
@@ -103,7 +104,7 @@ def test_the_image_is_named_in_one_place_where_it_can_be_changed() -> None:
 @pytest.mark.parametrize("name", NODES)
 def test_text_and_configs_are_mounted_and_cannot_be_changed(name: str) -> None:
     volumes = services()[name]["volumes"]
-    for path in (infra_names.CONFIGS_PATH, infra_names.TEXT_PATH):
+    for path in (shared_names.CONFIGS_PATH, shared_names.TEXT_PATH):
         assert [volume for volume in volumes if volume.endswith(f":{path}:ro")], path
 
 

@@ -10,8 +10,9 @@ import pytest
 import sqlalchemy
 
 from elmwright.jobs.runbook import ports
-from tests.support.infra_texts import TEXT, source
-from tests.support.validators import INFRA, ROOT, documents
+from tests.support.infra.texts import TEXT, source
+from tests.support.infra.validators import documents
+from tests.support.places import INFRA, ROOT
 
 
 def test_rays_launcher_finds_its_tools_in_the_image() -> None:

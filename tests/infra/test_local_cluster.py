@@ -19,7 +19,7 @@ import sqlalchemy
 from mlflow.store.tracking.dbmodels.initial_models import Base as InitialBase
 
 from tests.support.checkout import clone
-from tests.support.validators import INFRA
+from tests.support.places import INFRA
 
 SCRIPT = INFRA / "local" / "cluster.py"
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
+from tests.support.infra.validators import documents
+from tests.support.places import INFRA
 from tests.support.servers import mlflow_server, postgres
-from tests.support.validators import INFRA, documents
 
 pytestmark = pytest.mark.heavy
 

@@ -12,8 +12,9 @@ from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.attempts import DRIVER_FILE
 from elmwright.jobs.submit.send import prepare
 from elmwright.jobs.submit.targets.kubernetes_objects import DEADLINE_SECONDS, render
-from tests.support import validators
-from tests.support.validators import INFRA, documents, pod_templates
+from tests.support.infra import validators
+from tests.support.infra.validators import documents, pod_templates
+from tests.support.places import INFRA
 
 CLUSTER = INFRA / "kubernetes" / "cluster" / "raycluster.yaml"
 

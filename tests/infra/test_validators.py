@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from elmwright.jobs.submit.targets.kubernetes_objects import STAY
-from tests.support import validators
-from tests.support.validators import INFRA, ROOT
+from tests.support.infra import validators
+from tests.support.places import INFRA, ROOT
 
 Validator = Callable[[Path], list[str]]
 CLUSTER = "kubernetes/cluster/raycluster.yaml"

@@ -18,11 +18,12 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.scoring_server import invocations
 
-from elmwright.jobs.registry import open_registry
-from elmwright.jobs.registry.contract import publish_bundle
+from elmwright.jobs.publishing.promotion import publish_bundle
+from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.using.pretrained import Elmo
+from tests.support.places import DOCS
 
-USING = (Path(__file__).resolve().parents[2] / "docs" / "using.md").read_text(encoding="utf-8")
+USING = (DOCS / "using.md").read_text(encoding="utf-8")
 SENTENCES = [["The", "old", "cat"], ["A", "bird", "sees"]]
 
 

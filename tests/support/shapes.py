@@ -9,8 +9,6 @@ from elmwright.model.config import ModelConfig
 from elmwright.model.formats.bilm_format import write_options, write_weights
 from elmwright.model.formats.folder import model_tensors
 
-GOLDEN = Path(__file__).parents[3] / "shared/golden/allennlp"
-
 TINY = ModelConfig(
     dim=12,
     projection_dim=6,

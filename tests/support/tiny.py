@@ -122,3 +122,9 @@ def elmwright(
         env={**os.environ, **environment},
         check=False,
     )
+
+
+def imported(profile: str) -> set[str]:
+    """The packages that a process imported, from what it says with PYTHONPROFILEIMPORTTIME=1."""
+    lines = (line for line in profile.splitlines() if line.startswith("import time:"))
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}

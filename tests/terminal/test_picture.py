@@ -9,9 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.support.places import DOCS
+
 pytest.importorskip("pyte")
 
-SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "make_terminal_svg.py"
+SCRIPT = DOCS / "make_terminal_svg.py"
 COMMAND = """
 import os, sys, time
 print("corpus \\x1b[32mdone\\x1b[0m, \\x1b[2mquiet\\x1b[0m, \\x1b[38;2;1;2;3mown\\x1b[0m")

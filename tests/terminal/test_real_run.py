@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.screen import Seen, Terminal
+from tests.support.terminal.screen import Seen, Terminal
 from tests.support.tiny import command, write_config, write_text
 
 

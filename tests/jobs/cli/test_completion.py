@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.runbook.test_find_run import start
 from tests.support.tiny import write_config
+from tests.support.tiny_runs.started_run import start
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ SIGNALS = {
 class Slow:
     """A command of which one function takes its time."""
 
-    def __init__(self, mark: Path, place: str, *arguments: object, seconds: float = 30) -> None:
+    def __init__(self, mark: Path, place: str, *arguments: object, seconds: float = 120) -> None:
         module, _, name = place.rpartition(".")
         mark.unlink(missing_ok=True)
         script = SLOW.format(module=module, name=name, mark=str(mark), seconds=seconds)
@@ -60,26 +60,26 @@ class Slow:
                 pytest.fail("".join(self.process.communicate()))
             time.sleep(0.02)
 
-    def send(self, how: str) -> tuple[str, float]:
-        """Send the signals; what it said on stderr, and how long it took to end."""
-        begun = time.monotonic()
+    def send(self, how: str) -> str:
+        """Send the signals; what it said on stderr. Fails if it waits for the slow function."""
         for number in SIGNALS[how]:
             try:
                 os.killpg(self.process.pid, number)
             except ProcessLookupError:
                 break
             time.sleep(0.05)
-        _, said = self.process.communicate(timeout=60)
-        return said, time.monotonic() - begun
+        try:
+            return self.process.communicate(timeout=60)[1]
+        finally:
+            self.process.kill()
 
 
 def check_stopped(slow: Slow, how: str) -> str:
-    said, seconds = slow.send(how)
+    said = slow.send(how)
     assert slow.process.returncode == 75, said
     assert "Traceback" not in said
     stopped = [line for line in said.splitlines() if line.startswith("stopped: ")]
     assert len(stopped) == 1, said
-    assert seconds < 10
     return stopped[0]
 
 
@@ -221,22 +221,22 @@ with stop_signals() as stop:
         print("up", flush=True)
         while not stop.is_set():
             time.sleep(0.01)
-        time.sleep(1)
+        sys.stdin.readline()
         print("saved", flush=True)
 """
 
 
 def test_work_that_saves_is_asked_first_and_says_so_right_away() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        process = subprocess.Popen([sys.executable, "-c", SAVES], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(number)
-        begun = time.monotonic()
-        assert process.stdout.readline() == "stopping: saving first\n"
-        assert time.monotonic() - begun < 0.9, "before the work is saved"
+        assert process.stdout.readline() == "stopping: saving first\n", "before the work is saved"
         process.send_signal(signal.SIGTERM)  # again: a batch system
-        assert process.communicate(timeout=10)[0] == "saved\n"
+        assert process.communicate("save\n", timeout=60)[0] == "saved\n"
         assert process.returncode == 0
 
 

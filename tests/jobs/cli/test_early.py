@@ -14,9 +14,9 @@ from elmwright.jobs.cli.early import check_model, run_of
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.runbook.find_corpus import corpus_of
 from elmwright.pipeline.errors import UserError
-from tests.jobs.runbook.test_find_run import start
 from tests.support.random_model import write_random_model
 from tests.support.tiny import write_config
+from tests.support.tiny_runs.started_run import start
 
 HEAVY = ("torch", "ray", "mlflow", "pyarrow", "h5py", "sentencepiece", "pandas")
 PROBE = f"""

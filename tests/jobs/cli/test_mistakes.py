@@ -13,7 +13,7 @@ from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.training.driver.launch import check_size
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
-from tests.support.tiny import elmwright, write_config, write_text
+from tests.support.tiny import elmwright, imported, write_config, write_text
 
 
 def fails(*arguments: object) -> str:
@@ -152,13 +152,9 @@ def test_init_never_overwrites_and_its_file_is_a_valid_config(tmp_path: Path) ->
     assert "exists already" in fails("init", path, "--source", books)
 
 
-def test_help_answers_at_once() -> None:
-    """Best of five, because other work may be going on: 0.4 s is promised."""
-    import time
-
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        assert elmwright("--help").returncode == 0
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.4
+def test_help_loads_no_large_library() -> None:
+    """It takes 0.3 s on a quiet machine, and each of these would add to it."""
+    done = elmwright("--help", PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0
+    large = {"torch", "ray", "mlflow", "sqlalchemy", "pyarrow", "h5py", "sentencepiece"}
+    assert imported(done.stderr).isdisjoint(large)

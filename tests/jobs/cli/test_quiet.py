@@ -12,9 +12,9 @@ from elmwright.jobs.stages import workflow
 from elmwright.jobs.terminal.console import console_for_run
 from elmwright.pipeline.progress import Progress
 from tests.support.random_model import write_random_model
-from tests.support.shown_run import write_run
+from tests.support.terminal.closing import outcome
 from tests.support.tiny import write_config, write_text
-from tests.terminal.test_closing import outcome
+from tests.support.tiny_runs.shown_run import write_run
 
 
 def test_a_quiet_console_says_only_warnings_and_results(
@@ -46,8 +46,9 @@ def test_commands_that_do_stages_hand_it_on(
 def test_a_run_says_only_what_came_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(workflow, "is_done", lambda *_: True)
-    monkeypatch.setattr(workflow, "_check_training", lambda *_: None)
+    for stage in workflow.ALL_STAGES:
+        monkeypatch.setattr(type(stage), "is_done", lambda *_: True)
+        monkeypatch.setattr(type(stage), "check", lambda *_: None)
     monkeypatch.setattr(workflow, "find_outcome", lambda *_: outcome(tmp_path))
     config = str(write_config(tmp_path, write_text(tmp_path / "text.txt", 2)))
     assert main(["run", config]) == 0

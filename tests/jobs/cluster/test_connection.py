@@ -134,7 +134,7 @@ def test_a_wish_to_stop_ends_the_waiting_for_a_cluster(
         machines_for(config, folder, gpu=False, stopped=stop.is_set, say=lambda _: None),
     ):
         pytest.fail("there is no room")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60, "0.2 s on a quiet machine; cluster.wait_minutes is 5"
     assert shut == [True]
     assert asked == [[{"CPU": 1}] * config.train.processes, []], "asked for, and given back"
 

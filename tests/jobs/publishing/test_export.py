@@ -38,8 +38,7 @@ from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import write_json
 from tests.support.bundles import contents, copy
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.places import ROOT
 
 
 def test_the_same_checkpoint_gives_the_same_bytes(

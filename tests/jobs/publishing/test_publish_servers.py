@@ -25,7 +25,7 @@ from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import Shelf
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
-from tests.support.registries import SENTENCE, kill_often
+from tests.support.places import DOCS
 from tests.support.servers import (
     BUCKET,
     answers,
@@ -37,6 +37,7 @@ from tests.support.servers import (
     s3_server,
     wait_for,
 )
+from tests.support.tiny_runs.registries import SENTENCE, kill_often
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
@@ -194,7 +195,7 @@ def test_a_shelf_in_an_object_store(
 def test_the_server_of_mlflow_answers_the_request_in_the_docs_with_the_vectors_of_embed(
     bundle: Path, tmp_path: Path
 ) -> None:
-    docs = Path(__file__).resolve().parents[3] / "docs"
+    docs = DOCS
     page = (docs / "using.md").read_text(encoding="utf-8")
     request = json.loads(re.search(r"/invocations .*?-d '(\{.*?\})'", page, re.DOTALL)[1])  # type: ignore[index]
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"

@@ -7,7 +7,7 @@ import pytest
 
 from elmwright.jobs.registry.contract import Registry
 from elmwright.jobs.registry.plain_folder import Shelf
-from tests.support.registries import sqlite
+from tests.support.tiny_runs.registries import sqlite
 
 
 @pytest.fixture(params=["mlflow", "shelf"])

@@ -19,8 +19,8 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import write_json
-from tests.jobs.runbook.test_find_run import start
 from tests.support.tiny import write_config
+from tests.support.tiny_runs.started_run import start
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from elmwright.jobs.registry.logged_models import LoggedModels
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.serving import Embedder
 from elmwright.pipeline.errors import UserError
-from tests.support.registries import change, leftovers, sqlite
+from tests.support.tiny_runs.registries import change, leftovers, sqlite
 
 
 def test_files_that_a_copy_of_a_deleted_version_uses_stay(

@@ -26,7 +26,7 @@ from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import Shelf
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
-from tests.support.registries import SENTENCE, kill_often, leftovers, reference, sqlite
+from tests.support.tiny_runs.registries import SENTENCE, kill_often, leftovers, reference, sqlite
 
 
 def test_a_bundle_becomes_one_version_however_often_it_is_published_and_exported(

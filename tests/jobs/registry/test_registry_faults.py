@@ -23,9 +23,9 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.disk import sha256_bytes
-from tests.support.registries import another, change
 from tests.support.servers import missing
 from tests.support.tiny import write_config, write_text
+from tests.support.tiny_runs.registries import another, change
 
 
 def folders(shelf: Shelf) -> set[str]:

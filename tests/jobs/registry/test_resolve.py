@@ -10,8 +10,8 @@ from elmwright.jobs.checkpoints.checkpoint import newest_valid
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
-from tests.jobs.runbook.test_find_run import start
 from tests.support.tiny import damage, write_config
+from tests.support.tiny_runs.started_run import start
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.training_facts import TrainingFacts, training_facts, training_svg
 from elmwright.jobs.using.neighbours import Found, Occurrence, as_table, write_page
 from elmwright.pipeline.report.report import render
-from tests.pipeline.report.test_report import demo_manifest, demo_statistics
 from tests.support.browser import ask, complaints, needs_chromium
+from tests.support.corpus.demo_report import demo_manifest, demo_statistics
 from tests.support.tiny import manifest
 
 SVG = "{http://www.w3.org/2000/svg}"

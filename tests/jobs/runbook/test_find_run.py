@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.cli.command import main
-from elmwright.jobs.config.toml_file import load_config, to_dict
+from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.runbook import runbook
 from elmwright.jobs.runbook.find_run import find_attempts, find_run, is_locked, run_names, user_of
 from elmwright.jobs.runbook.submission import Job, Submission
@@ -16,27 +16,7 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.submit.send import prepare
 from elmwright.pipeline.errors import UserError
-from tests.support.tiny import write_config
-
-
-@pytest.fixture
-def project(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with one run in runs/ that was made by hand."""
-    home = own_home / "project"
-    home.mkdir()
-    monkeypatch.chdir(home)
-    config = write_config(home, home / "text.txt", run_dir="runs/{name}")
-    start(config)
-    return home
-
-
-def start(config: Path, *overrides: str) -> Path:
-    """The folder of a run as its first moments leave it."""
-    loaded = load_config(str(config), list(overrides))
-    folder = Path(RunFolder.of(loaded).root)
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(to_dict(loaded)))
-    return folder
+from tests.support.tiny_runs.started_run import start
 
 
 def submitted(config: Path, *overrides: str) -> Submission:

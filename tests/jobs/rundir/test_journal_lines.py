@@ -19,7 +19,7 @@ from elmwright.jobs.upkeep.verify import verify_path
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import exists, read_json
-from tests.jobs.training.loop.test_train import losses, prepare, weights
+from tests.support.tiny_runs.training import losses, prepare, weights
 
 RANDOM = bytes(range(1, 10)) + b"\x8e\xff\x00 {[" + bytes(range(11, 90))
 DAMAGE = {

@@ -18,8 +18,8 @@ from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.tracking.store import connect
 from elmwright.jobs.tracking.tracker import Tracker
 from elmwright.pipeline.storage.files import write_json
-from tests.support.shown_run import write_journal, write_run
 from tests.support.tiny import manifest
+from tests.support.tiny_runs.shown_run import write_journal, write_run
 
 
 def moved_store(tmp_path: Path, empty_database: Path) -> tuple[RunConfig, Path]:

@@ -35,7 +35,7 @@ def test_a_megabyte_is_searched_in_seconds(text: str) -> None:
     began = time.process_time()
     secret_in(text)
     for_others(text)
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 10  # at most 0.8 s on a quiet machine
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from elmwright.jobs.tracking.store import same_store
 from elmwright.jobs.tracking.tracker import Tracker, tracking_uri
 from elmwright.pipeline.storage.files import read_json, write_json
 from tests.support.servers import mlflow_server, wait_for
-from tests.support.shown_run import write_run
 from tests.support.tiny import command, manifest, write_config, write_text
+from tests.support.tiny_runs.shown_run import write_run
 
 PASSWORD = "Pl4nted-p@ss/77aa"  # noqa: S105 - planted, to be looked for
 ESCAPED = "Pl4nted-p%40ss%2F77aa"

@@ -14,7 +14,6 @@ import pytest
 from mlflow import MlflowClient
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints, verify_checkpoint
-from elmwright.jobs.cli import command
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import load_config
@@ -36,7 +35,7 @@ from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import read_json
-from tests.jobs.training.loop.test_train import prepare
+from tests.support.tiny_runs.training import prepare
 
 
 class Flow:
@@ -278,8 +277,7 @@ def test_only_errors_that_speak_of_a_store_are_blamed_on_it(
     def fail(*_: object) -> None:
         raise OSError(text)
 
-    monkeypatch.setattr(command, "_config", fail)
-    assert main(["config"]) == 1
+    assert exit_codes.exit_code(fail) == 1
     assert capsys.readouterr().err.startswith(f"failed: {said}")
 
 
@@ -289,9 +287,8 @@ def test_a_connection_that_breaks_is_no_reader_that_left(
     def fail(*_: object) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr(command, "_config", fail)
     monkeypatch.setenv("ELMWRIGHT_CACHE", str(tmp_path))
-    assert main(["config"]) == 1
+    assert exit_codes.exit_code(fail) == 1
     assert capsys.readouterr().err.startswith("failed: an unexpected error (BrokenPipeError")
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
@@ -299,4 +296,4 @@ def test_a_connection_that_breaks_is_no_reader_that_left(
         os.close(reading)
         assert exit_codes._has_no_reader(stream)
         monkeypatch.setattr("sys.stdout", stream)
-        assert main(["config"]) == 0
+        assert exit_codes.exit_code(fail) == 0

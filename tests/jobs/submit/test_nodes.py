@@ -21,9 +21,9 @@ from mlflow import MlflowClient
 
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.pipeline.storage.files import read_json, write_bytes
-from tests.jobs.submit.test_cluster import PLANTED, Cluster, digests, until
-from tests.support.clusters import RayHead
-from tests.support.machines import Namespace, Network
+from tests.support.cluster.machines import Namespace, Network
+from tests.support.cluster.ray_nodes import RayHead
+from tests.support.cluster.user import PLANTED, Cluster, digests, until
 from tests.support.s3_server import SECRET
 from tests.support.servers import BUCKET, environment, mlflow_server, postgres, s3_server
 from tests.support.tiny import write_config
@@ -31,8 +31,9 @@ from tests.support.tiny import write_config
 pytestmark = pytest.mark.heavy
 
 STEPS = 700
-GOES_ON_WITHIN = 120.0
-"""Seconds from the loss of a machine to the next step in the journal."""
+GOES_ON_WITHIN = 460.0
+"""Seconds from the loss of a machine to the next step in the journal: on a quiet machine 31 if it
+was killed and 91 if it was cut off, because Ray takes about a minute to call a silent node dead."""
 
 
 class StoreCluster(Cluster):
@@ -125,9 +126,9 @@ def test_a_lost_machine_is_replaced_by_the_spare_and_the_run_ends_identical(
         assert isinstance(victim, Namespace)
         victim.cut()
     # What was done before the loss may still arrive: the next attempt must get further than that.
-    until(lambda: attempts(place) > 1, 3 * GOES_ON_WITHIN, lambda: lab.cluster.run("logs", how))
+    until(lambda: attempts(place) > 1, GOES_ON_WITHIN, lambda: lab.cluster.run("logs", how))
     step = newest_step(place)
-    until(lambda: newest_step(place) > step, 3 * GOES_ON_WITHIN,
+    until(lambda: newest_step(place) > step, GOES_ON_WITHIN,
           lambda: lab.cluster.run("logs", how))  # fmt: skip
     seconds = time.monotonic() - begun
     print(f"{how}: training went on {seconds:.0f} s after the loss of {victim.address}")

@@ -15,8 +15,8 @@ from elmwright.jobs.registry import version_page
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.tracking.metric_names import NAMES, charted, heldout_metric, said, tagged
 from elmwright.jobs.tracking.tracker import Tracker
-from tests.support.shown_run import write_journal, write_run
 from tests.support.tiny import manifest
+from tests.support.tiny_runs.shown_run import write_journal, write_run
 
 
 def feed(config: RunConfig, folder: RunFolder) -> MlflowClient:

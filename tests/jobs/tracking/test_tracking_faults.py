@@ -23,8 +23,8 @@ from elmwright.jobs.tracking.check_server import check_server
 from elmwright.jobs.tracking.tracker import Tracker
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
-from tests.jobs.training.loop.test_train import prepare, process
 from tests.support.servers import free_port, mlflow_server
+from tests.support.tiny_runs.training import prepare, process
 
 STEPS = 300
 REALISTIC = {

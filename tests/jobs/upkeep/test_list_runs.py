@@ -13,10 +13,7 @@ from elmwright.jobs.cli.command import main
 from elmwright.jobs.runbook.find_run import find_run
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.upkeep.list_runs import ago, as_table, list_runs, measure
-from tests.jobs.runbook.test_find_run import project, start
-from tests.jobs.upkeep.test_status import write
-
-__all__ = ["project"]  # a fixture
+from tests.support.tiny_runs.started_run import start, write
 
 
 def trained_to(root: Path, step: int, perplexity: float = 0.0) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.send import prepare
 from elmwright.jobs.upkeep.status import as_lines, read_progress
 from tests.support.tiny import write_config
+from tests.support.tiny_runs.started_run import write
 
 
 @pytest.fixture
@@ -19,11 +19,6 @@ def sent(tmp_path: Path) -> Submission:
     return prepare(
         load_config(str(write_config(tmp_path, tmp_path / "text.txt"))), Target("local"), "export"
     )
-
-
-def write(path: Path, content: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
 def test_a_folder_that_is_not_here_tells_nothing(sent: Submission) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from elmwright.jobs.using.embed import embed_file
-
-GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "allennlp"
+from tests.support.places import GOLDEN
 
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the golden vectors are not here")
 

@@ -26,7 +26,6 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
 from tests.support.random_model import SHAPE, VOCAB, write_random_model
 
-ROOT = Path(__file__).resolve().parents[3]
 LINES = [
     "The cat sees the dog .",
     "bird",

@@ -20,7 +20,8 @@ from elmwright.model.formats.bilm_format import (
 )
 from elmwright.model.formats.folder import load_folder, load_tensors, model_tensors
 from elmwright.pipeline.errors import UserError
-from tests.support.shapes import GOLDEN, TINY, configs, write_model
+from tests.support.places import GOLDEN
+from tests.support.shapes import TINY, configs, write_model
 
 CELL = "RNN_1/RNN/MultiRNNCell/Cell0/LSTMCell"
 

@@ -11,7 +11,7 @@ from elmwright.model.chars import char_ids
 from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference.elmo import Elmo
 from elmwright.model.reference import ReferenceBiLM
-from tests.support.shapes import GOLDEN
+from tests.support.places import GOLDEN
 
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden vectors at {GOLDEN}")
 CLOSE = {"atol": 1e-6, "rtol": 1e-5}

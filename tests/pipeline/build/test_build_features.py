@@ -24,8 +24,15 @@ from elmwright.pipeline.config import (
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.report.statistics import Statistics
-from tests.support.corpora import digests, dropped, make, random_document, sentences, some_text
-from tests.support.read_statistics import read_statistics
+from tests.support.corpus.corpora import (
+    digests,
+    dropped,
+    make,
+    random_document,
+    sentences,
+    some_text,
+)
+from tests.support.corpus.read_statistics import read_statistics
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 

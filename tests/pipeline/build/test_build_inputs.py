@@ -10,7 +10,7 @@ import pytest
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading import harvest
-from tests.support.corpora import make, sentences, some_text
+from tests.support.corpus.corpora import make, sentences, some_text
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 

@@ -18,7 +18,14 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.verify_corpus import verify_corpus
 from elmwright.pipeline.storage import files
-from tests.support.corpora import digests, dropped, make, random_document, sentences, some_text
+from tests.support.corpus.corpora import (
+    digests,
+    dropped,
+    make,
+    random_document,
+    sentences,
+    some_text,
+)
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 

@@ -27,7 +27,7 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.verify_corpus import verify_corpus
 from elmwright.pipeline.format.vocab import load_counts, load_vocab
 from elmwright.pipeline.progress import Advance
-from tests.support.corpora import SHARDS, VOCAB, digests, make, sentences, some_text
+from tests.support.corpus.corpora import SHARDS, VOCAB, digests, make, sentences, some_text
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 

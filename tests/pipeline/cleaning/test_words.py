@@ -85,7 +85,7 @@ def test_long_paragraphs_keep_every_character_and_cost_linear_time(unit):
     text = (unit * 100_000)[:100_000].strip()
     begin = time.process_time()
     sentences = words.split(text, "split", "en").sentences
-    assert time.process_time() - begin < 5
+    assert time.process_time() - begin < 10  # at most 1 s on a quiet machine
     assert "".join("".join(sentences).split()) == "".join(text.split())
 
 

@@ -18,7 +18,7 @@ from elmwright.pipeline.format.block import (
     streams,
     to_members,
 )
-from tests.support.plain_packing import pack
+from tests.support.corpus.plain_packing import pack
 
 WORD = st.text(st.characters(exclude_categories=("Z", "C")), min_size=1, max_size=6).filter(
     lambda word: word.split() == [word] and word not in (BOS, EOS)

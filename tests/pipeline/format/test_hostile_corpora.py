@@ -29,7 +29,7 @@ from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.files import JSON_BYTES, read_json, read_range
 from elmwright.pipeline.storage.untrusted import read_row, read_small
-from tests.pipeline.format.test_shards import some_blocks
+from tests.support.corpus.blocks import some_blocks
 from tests.support.hostile import VALUES, bounded, refusals, texts, waiting_at_most
 
 

@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader
 
 import elmwright
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.format.block import Block, pack
+from elmwright.pipeline.format.block import Block
 from elmwright.pipeline.format.manifest import Manifest, Shard, Split, Vocab
 from elmwright.pipeline.format.shards import write_shard
 from elmwright.pipeline.storage import files
+from tests.support.corpus.plain_packing import pack
 
 STEPS = 24
 DOCUMENTS = 120

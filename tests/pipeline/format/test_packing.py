@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from elmwright.pipeline.format.block import to_members
 from elmwright.pipeline.format.packing import pack_words, words_of
 from elmwright.pipeline.format.shards import tar_header
-from tests.support.plain_packing import pack
+from tests.support.corpus.plain_packing import pack
 
 word = st.text(st.sampled_from("abcé漢😀-."), min_size=1, max_size=4)
 sentence = st.lists(word, min_size=1, max_size=12)

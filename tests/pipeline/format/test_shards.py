@@ -9,7 +9,7 @@ import pytest
 import webdataset
 
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.format.block import Block, to_members
+from elmwright.pipeline.format.block import to_members
 from elmwright.pipeline.format.shards import (
     ShardReader,
     index_path,
@@ -18,12 +18,7 @@ from elmwright.pipeline.format.shards import (
     write_shard,
 )
 from elmwright.pipeline.storage.disk import atomic_file, sha256_bytes
-from tests.support.plain_packing import pack
-
-
-def some_blocks(count: int = 30) -> list[Block]:
-    sentences = [(n // 3, [f"w{n * k % 41}" for k in range(1, n % 9 + 2)]) for n in range(count)]
-    return list(pack(sentences, {f"w{n}": n + 3 for n in range(30)}, 24))
+from tests.support.corpus.blocks import some_blocks
 
 
 def test_any_block_is_read_by_its_number(tmp_path):

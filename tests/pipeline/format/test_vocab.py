@@ -14,7 +14,7 @@ from elmwright.pipeline.format.vocab import (
     target_counts,
     unigram_perplexity,
 )
-from tests.support.plain_packing import pack
+from tests.support.corpus.plain_packing import pack
 
 
 def test_words_fall_in_frequency_and_ties_go_by_their_bytes():

@@ -1,32 +1,20 @@
 """Compressed files are unpacked in bounded memory, and encodings are found."""
 
-import bz2
 import gzip
 import io
 import lzma
 import os
-from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from elmwright.pipeline.reading import decode
 from elmwright.pipeline.reading.record import DAMAGED, Broken
+from tests.support.corpus.packed import PACKERS, Cut
 
 TEXT = "".join(f"line {n} of {os.urandom(6).hex()}\n" for n in range(20_000)).encode()
 
 
-def zstd(data: bytes) -> bytes:
-    return bytes(pa.compress(data, codec="zstd", asbytes=True))
-
-
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": zstd,
-}
 each = pytest.mark.parametrize("ending", PACKERS)
 
 
@@ -103,15 +91,6 @@ def test_xz_may_not_ask_for_gigabytes() -> None:
     _, broken = unpack(bytes(packed), ".xz")
     assert broken is not None
     assert "emory" in broken.detail
-
-
-class Cut(io.BytesIO):
-    """A file on a disk that fails after some bytes."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if self.tell() > 50_000:
-            raise OSError(5, "Input/output error")
-        return super().read(min(size or 0, 30_000) if size and size > 0 else 30_000)
 
 
 @each

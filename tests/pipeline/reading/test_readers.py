@@ -21,8 +21,8 @@ from elmwright.pipeline.reading.readers import Record
 from elmwright.pipeline.reading.record import DAMAGED
 from elmwright.pipeline.reading.sources import Piece
 from elmwright.pipeline.storage import files
-from tests.pipeline.reading.test_decode import PACKERS, Cut
-from tests.pipeline.reading.test_sources import listed
+from tests.support.corpus.packed import PACKERS, Cut
+from tests.support.corpus.records import listed, problems, texts
 
 
 def read(path: Path, content: bytes | None = None, **settings: Any) -> list[Record]:
@@ -30,14 +30,6 @@ def read(path: Path, content: bytes | None = None, **settings: Any) -> list[Reco
         path.write_bytes(content)
     config = CorpusConfig(**settings)
     return list(readers.read(Piece(listed(path, config), 0, -1), config))
-
-
-def texts(records: list[Record]) -> list[str | None]:
-    return [record.text for record in records]
-
-
-def problems(records: list[Record]) -> list[tuple[int, str]]:
-    return [(record.offset, record.problem) for record in records if record.text is None]
 
 
 def test_plain_text_in_its_three_ways(tmp_path: Path) -> None:

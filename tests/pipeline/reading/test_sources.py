@@ -16,6 +16,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading import decode, readers, sources
 from elmwright.pipeline.reading.sources import Piece, SourceFile
 from elmwright.pipeline.storage import files
+from tests.support.corpus.records import listed
 
 LINES = [
     "",
@@ -31,16 +32,6 @@ LINES = [
     " " * 90,
 ]
 LETTERS = st.lists(st.sampled_from(LINES), min_size=5, max_size=40).map("\n".join)
-
-
-def listed(path: Path, config: CorpusConfig | None = None, **fields: Any) -> SourceFile:
-    stat = files.stat(path)
-    assert stat is not None
-    number, split = fields.pop("number", 0), fields.pop("split", "train")
-    index = fields.pop("index", 0)
-    return sources.source_file(
-        stat, number, split, config or CorpusConfig(), Source(**fields), index
-    )
 
 
 def names(source: Path | str) -> list[str]:

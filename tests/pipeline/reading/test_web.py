@@ -15,11 +15,10 @@ from elmwright.pipeline.reading import web
 from elmwright.pipeline.reading.readers import Record, read
 from elmwright.pipeline.reading.record import DAMAGED
 from elmwright.pipeline.reading.sources import Piece
-from tests.pipeline.reading.test_readers import problems, texts
-from tests.pipeline.reading.test_sources import listed
+from tests.support.corpus.records import listed, problems, texts
+from tests.support.places import SHARED
 
-ROOT = Path(__file__).resolve().parents[3]
-SAMPLES = Path(os.environ.get("ELMWRIGHT_SHARED", ROOT.parent / "shared")) / "data" / "warc"
+SAMPLES = SHARED / "data" / "warc"
 PAGE = b"<html><body><h1>Title</h1><p>The text of a page.</p></body></html>"
 TEXT = "Title\n\nThe text of a page."
 

@@ -23,7 +23,7 @@ from elmwright.pipeline.report.statistics import (
     to_json,
     zipf_points,
 )
-from tests.support.read_statistics import read_statistics
+from tests.support.corpus.read_statistics import read_statistics
 
 NUMBER = st.integers(0, 2**63)
 SHARE = st.floats(0, 1)

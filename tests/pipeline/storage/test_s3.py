@@ -18,7 +18,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.verify_corpus import verify_corpus
 from elmwright.pipeline.storage import files, object_store
-from tests.support.corpora import digests, make, sentences, some_text
+from tests.support.corpus.corpora import digests, make, sentences, some_text
 
 
 @pytest.fixture(scope="module")

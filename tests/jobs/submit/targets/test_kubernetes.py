@@ -24,7 +24,7 @@ from elmwright.jobs.submit.targets.kubernetes import Kubernetes
 from elmwright.jobs.submit.targets.kubernetes_objects import object_name, render
 from elmwright.jobs.submit.targets.ray_jobs import Unreachable, parcel
 from elmwright.pipeline.errors import Failed, UserError
-from tests.support.rayjobs import GPU, submission
+from tests.support.cluster.rayjobs import GPU, submission
 
 
 @pytest.fixture(autouse=True)

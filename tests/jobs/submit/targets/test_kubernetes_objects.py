@@ -27,7 +27,7 @@ from elmwright.jobs.submit.targets.kubernetes_objects import (
     state_of_rayjob,
 )
 from elmwright.jobs.submit.targets.ray_jobs import parcel
-from tests.support.rayjobs import GPU, submission
+from tests.support.cluster.rayjobs import GPU, submission
 from tests.support.waiting import wait_until
 
 

@@ -20,12 +20,12 @@ from elmwright.jobs.runbook.submission import Job
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.send import prepare
 from elmwright.jobs.submit.targets.ray_jobs import RayCluster, parcel, runtime_env
-from tests.support.clusters import RayHead, ray_head
+from tests.support.cluster.ray_nodes import RayHead, ray_head
+from tests.support.places import ROOT
 from tests.support.tiny import elmwright, write_config, write_text
 
 pytestmark = pytest.mark.heavy
 
-ROOT = Path(__file__).resolve().parents[4]
 PLANTED = "planted-secret-5c77e0"
 TOKEN = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"  # noqa: S105
 

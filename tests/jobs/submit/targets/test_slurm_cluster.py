@@ -22,8 +22,8 @@ import pytest
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.submit.targets.interface import address_of
 from elmwright.pipeline.errors import UserError
-from tests.jobs.submit.test_cluster import digests, until
-from tests.support.clusters import clean_environment, kill_with
+from tests.support.cluster.ray_nodes import clean_environment, kill_with
+from tests.support.cluster.user import digests, until
 from tests.support.servers import free_port, mlflow_server
 from tests.support.tiny import elmwright, write_config, write_text
 

@@ -15,16 +15,16 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from mlflow import MlflowClient
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.pipeline.storage.files import exists
-from tests.jobs.training.loop.test_train import losses, prepare, process
+from tests.support.servers import free_port
 from tests.support.tiny import elmwright
-from tests.support.whole_run import STEPS, Run, training_process
+from tests.support.tiny_runs.training import losses, prepare, process
+from tests.support.tiny_runs.whole_run import STEPS, Run, training_process
 
 pytestmark = pytest.mark.heavy
 
@@ -190,7 +190,7 @@ def group(
 ) -> int:
     """Start all processes; kill one of them when the run comes to step `goal`. How many died."""
     attempt = begin_attempt(run.attempt)
-    port = 20000 + int(torch.randint(20000, ()))
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     members = [
         context.Process(target=process, args=(rank, world, str(home / "tiny.toml"), port, attempt))

@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
@@ -23,8 +22,9 @@ from elmwright.jobs.training.loop.exchange import PeerLost, Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import read_json, write_json
-from tests.jobs.training.loop.test_train import losses, prepare, process, weights
+from tests.support.servers import free_port
 from tests.support.tiny import damage, write_config
+from tests.support.tiny_runs.training import losses, prepare, process, weights
 
 LONG = 200
 """Steps of the runs whose curves are compared."""
@@ -95,7 +95,7 @@ def hang(rank: int, world: int, config_path: str, port: int) -> None:
 def test_a_process_that_stands_still_is_given_up_and_named(corpus: Path, tmp_path: Path) -> None:
     _, run = prepare(tmp_path, corpus, train_processes=3, train_lanes=6, eval_lanes=6)
     begin_attempt(run.attempt)
-    port = 20000 + int(torch.randint(20000, ()))
+    port = free_port()
     started = mp.spawn(hang, (3, str(tmp_path / "tiny.toml"), port), nprocs=3, join=False)
     for number in (0, 2):
         started.processes[number].join(120)
@@ -137,7 +137,7 @@ def test_an_evaluation_is_the_same_for_any_number_of_processes(
     train(config, run, begin_attempt(run.attempt), Ranks())
     model = list_checkpoints(run.checkpoints)[-1].path
     for world in (1, 2):
-        port = 20000 + int(torch.randint(20000, ()))
+        port = free_port()
         mp.spawn(score_alone, (world, str(tmp_path / "tiny.toml"), port, model), nprocs=world)
     one, two = (read_json(f"{run.root}/score-{world}.json") or {} for world in (1, 2))
     assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-6)
@@ -145,7 +145,7 @@ def test_an_evaluation_is_the_same_for_any_number_of_processes(
 
 
 def spawned(world: int, path: Path) -> None:
-    port = 20000 + int(torch.randint(20000, ()))
+    port = free_port()
     mp.spawn(process, (world, str(path), port), nprocs=world)
 
 

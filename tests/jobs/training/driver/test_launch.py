@@ -1,4 +1,4 @@
-"""Starting again after a failure; `fit_with_ray` is replaced, so that no Ray has to start."""
+"""Starting again after a failure, without Ray: each test gives its own `fit`."""
 
 import dataclasses
 import io
@@ -56,11 +56,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunConfig, Run
 
 
 def test_failed_workers_are_started_again_under_a_higher_attempt_number(
-    run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
+    run: tuple[RunConfig, RunFolder, Console],
 ) -> None:
     fits = Fits(RuntimeError("a worker died"), RuntimeError("again"), "finish")
-    monkeypatch.setattr(launching, "fit_with_ray", fits)
-    launch(*run, stopped=lambda: False)
+    launch(*run, stopped=lambda: False, fit=fits)
     assert fits.attempts == [1, 2, 3]
     assert fits.again == [False, True, True]
     output = run[2].stream.getvalue()  # type: ignore[attr-defined]
@@ -70,27 +69,22 @@ def test_failed_workers_are_started_again_under_a_higher_attempt_number(
 
 
 def test_after_the_last_restart_it_fails_in_a_sentence(
-    run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
+    run: tuple[RunConfig, RunFolder, Console],
 ) -> None:
-    monkeypatch.setattr(launching, "fit_with_ray", Fits(*[RuntimeError("bad memory")] * 3))
     with pytest.raises(Failed, match=r"3 times without .*bad memory.*checkpoints are safe"):
-        launch(*run, stopped=lambda: False)
+        launch(*run, stopped=lambda: False, fit=Fits(*[RuntimeError("bad memory")] * 3))
 
 
-def test_a_users_mistake_is_not_tried_again(
-    run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_mistake_is_not_tried_again(run: tuple[RunConfig, RunFolder, Console]) -> None:
     fits = Fits(UserError("no such GPU"))
-    monkeypatch.setattr(launching, "fit_with_ray", fits)
     with pytest.raises(UserError, match="no such GPU"):
-        launch(*run, stopped=lambda: False)
+        launch(*run, stopped=lambda: False, fit=fits)
 
     class WorkerGroupError(Exception):
         worker_failures = {1: OSError(28, "No space left on device", "/full/disk")}  # noqa: RUF012
 
-    monkeypatch.setattr(launching, "fit_with_ray", Fits(WorkerGroupError()))
     with pytest.raises(UserError, match="no space left on the disk of /full"):
-        launch(*run, stopped=lambda: False)
+        launch(*run, stopped=lambda: False, fit=Fits(WorkerGroupError()))
 
 
 def test_a_store_that_is_away_for_a_moment_does_not_end_the_run(
@@ -109,21 +103,18 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_run(
         write_json(folder.result, {"step": config.train.max_steps})
 
     monkeypatch.setattr(launching.Watcher, "look", away)
-    monkeypatch.setattr(launching, "fit_with_ray", fit)
-    launch(*run, stopped=lambda: False)
+    launch(*run, stopped=lambda: False, fit=fit)
     assert len(calls) >= 5
 
 
 def test_a_cluster_that_has_lost_machines_is_no_mistake_of_the_users(
-    run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
+    run: tuple[RunConfig, RunFolder, Console],
 ) -> None:
     lost = launching.NoRoom("needs 2 CPUs, the cluster has 1")
-    monkeypatch.setattr(launching, "fit_with_ray", Fits(RuntimeError("a node died"), lost))
     with pytest.raises(Interrupted, match=r"lost machines .*resumes when there is room"):
-        launch(*run, stopped=lambda: False)
-    monkeypatch.setattr(launching, "fit_with_ray", Fits(lost))
+        launch(*run, stopped=lambda: False, fit=Fits(RuntimeError("a node died"), lost))
     with pytest.raises(UserError, match="needs 2 CPUs"):
-        launch(*run, stopped=lambda: False)
+        launch(*run, stopped=lambda: False, fit=Fits(lost))
 
 
 @pytest.fixture
@@ -139,14 +130,12 @@ def one_machine(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
 def test_an_attempt_that_can_never_be_placed_is_given_up(
     run: tuple[RunConfig, RunFolder, Console],
     one_machine: list[dict[str, float]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The machine died, and Ray noticed only when the next attempt had begun to wait for it."""
     ended = threading.Event()
-    monkeypatch.setattr(launching, "fit_with_ray", lambda *_: ended.wait(30))
     try:
         with pytest.raises(Interrupted, match=r"lost machines .*needs 2 CPUs, but .* 1 machine"):
-            launch(*run, stopped=lambda: False)
+            launch(*run, stopped=lambda: False, fit=lambda *_: ended.wait(30))
     finally:
         ended.set()
 
@@ -154,7 +143,6 @@ def test_an_attempt_that_can_never_be_placed_is_given_up(
 def test_an_attempt_waits_for_machines_that_come_back(
     run: tuple[RunConfig, RunFolder, Console],
     one_machine: list[dict[str, float]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config, folder, console = run
     fits = Fits("finish")
@@ -164,16 +152,14 @@ def test_an_attempt_waits_for_machines_that_come_back(
         one_machine.append({"CPU": 1.0})
         fits(*given)
 
-    monkeypatch.setattr(launching, "fit_with_ray", fit)
     cluster = dataclasses.replace(config.cluster, wait_minutes=1)
-    launch(dataclasses.replace(config, cluster=cluster), folder, console, stopped=lambda: False)
+    launch(dataclasses.replace(config, cluster=cluster), folder, console, lambda: False, fit=fit)
     assert fits.attempts == [1]
 
 
 def test_an_attempt_that_has_begun_is_left_to_itself(
     run: tuple[RunConfig, RunFolder, Console],
     one_machine: list[dict[str, float]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fits = Fits("finish")
 
@@ -182,13 +168,12 @@ def test_an_attempt_that_has_begun_is_left_to_itself(
         time.sleep(0.4)
         fits(config, folder, attempt, again)
 
-    monkeypatch.setattr(launching, "fit_with_ray", fit)
-    launch(*run, stopped=lambda: False)
+    launch(*run, stopped=lambda: False, fit=fit)
     assert fits.attempts == [1]
 
 
 def test_a_stop_leaves_a_note_for_the_workers_and_ends_as_resumable(
-    run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
+    run: tuple[RunConfig, RunFolder, Console],
 ) -> None:
     _, folder, _ = run
     seen = []
@@ -202,9 +187,8 @@ def test_a_stop_leaves_a_note_for_the_workers_and_ends_as_resumable(
 
             time.sleep(0.01)
 
-    monkeypatch.setattr(launching, "fit_with_ray", fit)
     with pytest.raises(Interrupted, match="the same command resumes"):
-        launch(*run, stopped=lambda: True)
+        launch(*run, stopped=lambda: True, fit=fit)
     assert seen == [True]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clusters import RayHead, ray_head, ray_worker
+from tests.support.cluster.ray_nodes import RayHead, ray_head, ray_worker
 from tests.support.tiny import command, elmwright, write_config, write_text
 
 pytestmark = pytest.mark.heavy

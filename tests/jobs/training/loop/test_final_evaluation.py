@@ -29,7 +29,8 @@ from elmwright.model.formats.folder import load_folder
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Advance
 from elmwright.pipeline.storage.files import read_json, write_json
-from tests.jobs.training.loop.test_train import prepare
+from tests.support.servers import free_port
+from tests.support.tiny_runs.training import prepare
 
 
 class Bars:
@@ -108,8 +109,7 @@ def _on_two(rank: int, world: int, run: str, port: int) -> None:
 def test_several_processes_agree_on_the_probe(trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained, run, symlinks=True)
-    port = 20000 + np.random.default_rng().integers(20000)
-    mp.spawn(_on_two, (2, str(run), int(port)), nprocs=2)
+    mp.spawn(_on_two, (2, str(run), free_port()), nprocs=2)
     one = evaluate(*model_of(run), Ranks(), lanes=4, window=10, probe=30).probe
     assert one is not None
     for rank in range(2):
@@ -188,7 +188,7 @@ def test_asked_to_stop_in_the_last_evaluation_it_saves_and_evaluates_when_resume
     train(config, whole, begin_attempt(whole.attempt), Ranks())
     (tmp_path / "run").mkdir()
     config, run = prepare(tmp_path / "run", corpus, train_max_steps=6)
-    real: Callable[..., Any] = evaluate_training._evaluate
+    real: Callable[..., Any] = evaluate_training.evaluate_sets
 
     def interrupted(*arguments: Any, **named: Any) -> Any:
         if "stopped" in named:
@@ -196,12 +196,12 @@ def test_asked_to_stop_in_the_last_evaluation_it_saves_and_evaluates_when_resume
         return real(*arguments, **named)
 
     with monkeypatch.context() as now:
-        now.setattr(evaluate_training, "_evaluate", interrupted)
+        now.setattr(evaluate_training, "evaluate_sets", interrupted)
         train(config, run, begin_attempt(run.attempt), Ranks())
     assert read_json(run.result) is None
     assert list_checkpoints(run.checkpoints)[-1].step == 6
     Path(run.stop_request).unlink()
-    monkeypatch.setattr(loop, "_step", pytest.fail)
+    monkeypatch.setattr(loop, "sampled_loss", pytest.fail)
     train(config, run, begin_attempt(run.attempt), Ranks())
     for key in ("checkpoint_sha256", "evaluation", "probe"):
         assert (read_json(run.result) or {})[key] == (read_json(whole.result) or {})[key]
@@ -225,7 +225,7 @@ def test_the_last_checkpoint_is_on_disk_before_the_last_evaluation_begins(
             train(config, run, begin_attempt(run.attempt), Ranks())
     assert list_checkpoints(run.checkpoints)[-1].step == 6
     assert read_json(run.result) is None
-    monkeypatch.setattr(loop, "_step", pytest.fail)
+    monkeypatch.setattr(loop, "sampled_loss", pytest.fail)
     train(config, run, begin_attempt(run.attempt), Ranks())
     assert (read_json(run.result) or {})["step"] == 6
 

@@ -11,7 +11,7 @@ from elmwright.jobs.runbook import runbook
 from elmwright.jobs.runbook.submission import Submission
 from elmwright.jobs.submit.send import submit
 from elmwright.pipeline.errors import Failed, UserError
-from tests.support.dashboard import Answer, Dashboard, play_job, submission_to
+from tests.support.cluster.dashboard import Answer, Dashboard, play_job, submission_to
 
 pytestmark = pytest.mark.usefixtures("own_home")
 

@@ -26,7 +26,7 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import read_tar
 from elmwright.pipeline.storage import files, object_store
 from elmwright.pipeline.storage.disk import sha256_bytes
-from tests.jobs.training.loop.test_train import losses, prepare, weights
+from tests.support.tiny_runs.training import losses, prepare, weights
 
 LANES, WINDOW, PER_BLOCK = 4, 10, 20
 

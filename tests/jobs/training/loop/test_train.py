@@ -5,14 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
-from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.journal import read_journal
-from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import ask_to_stop, take_back
 from elmwright.jobs.training.loop.exchange import Ranks, touched_rows
 from elmwright.jobs.training.loop.stream import (
@@ -28,39 +24,8 @@ from elmwright.model.config import OptimConfig
 from elmwright.model.softmax import draw_negatives
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import exists, join, read_json, remove
-from tests.support.tiny import write_config
-
-STEPS = 20
-
-
-def prepare(folder: Path, corpus: Path, **changes: object) -> tuple[RunConfig, RunFolder]:
-    """A run folder around that corpus."""
-    settings = {"train_max_steps": STEPS, "train_processes": 1, "tracking_every_steps": 1}
-    path = write_config(folder, folder / "text.txt", **{**settings, **changes})
-    config = load_config(str(path))
-    run = RunFolder.of(config)
-    Path(run.train).mkdir(parents=True)
-    Path(run.corpus).symlink_to(corpus)
-    return config, run
-
-
-def losses(run: RunFolder) -> dict[int, float]:
-    records = [record for record, _ in read_journal(run.journal, 0) if record["kind"] == "metrics"]
-    return {record["step"]: record["values"]["train/loss"] for record in records}
-
-
-def weights(run: RunFolder) -> str:
-    return list_checkpoints(run.checkpoints)[-1].sha256
-
-
-def process(rank: int, world: int, config_path: str, port: int, attempt: int = 1) -> None:
-    """One of several training processes, as torchrun would start it."""
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
-    )
-    config = load_config(config_path)
-    train(config, RunFolder.of(config), attempt, Ranks(rank, world))
-    dist.destroy_process_group()
+from tests.support.servers import free_port
+from tests.support.tiny_runs.training import STEPS, losses, prepare, process, weights
 
 
 def test_two_processes_give_the_curve_and_the_evaluation_of_one(
@@ -75,7 +40,7 @@ def test_two_processes_give_the_curve_and_the_evaluation_of_one(
         if world == 1:
             train(config, run, 1, Ranks())
         else:
-            port = 20000 + int(torch.randint(20000, ()))
+            port = free_port()
             mp.spawn(process, (world, str(folder / "tiny.toml"), port), nprocs=world)
         curves.append(losses(run))
         scores.append(read_json(run.result)["evaluation"]["heldout"])

@@ -22,7 +22,7 @@ from elmwright.model.formats.folder import load_folder, model_tensors
 from elmwright.model.optim import Optimizer
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.storage.files import join, read_json
-from tests.jobs.training.loop.test_train import STEPS, losses, prepare, weights
+from tests.support.tiny_runs.training import STEPS, losses, prepare, weights
 
 EVALUATE = "elmwright.jobs.training.loop.evaluate.evaluate"
 NEXT_TO_NOTHING = {"optim_lr": 1e-12}

@@ -1,7 +1,6 @@
 """The recipe `wikitext2` follows its protocol: a line is a sentence, and nothing else happens."""
 
 import lzma
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,8 @@ from elmwright.pipeline.format.block import Block
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.format.vocab import load_counts, load_vocab
+from tests.support.places import SHARED
 
-SHARED = Path(os.environ.get("ELMWRIGHT_SHARED", Path(__file__).resolve().parents[5] / "shared"))
 TEXT = SHARED / "data" / "wikitext2"
 
 HEADING, SENTENCE = " = A heading = \n \n", " The <unk> sat . It 's here , isn 't it ? \n"

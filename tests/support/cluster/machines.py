@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from tests.support.clusters import clean_environment, kill_with, wait_for_http
+from tests.support.cluster.ray_nodes import clean_environment, kill_with, wait_for_http
 from tests.support.servers import free_port
 
 MARK = "ELMWRIGHT_TEST_MACHINE"

@@ -1,4 +1,6 @@
-"""Pieces of a run, played on a terminal in a second: `python -m tests.support.scenes NAME FOLDER`.
+"""Pieces of a run, played on a terminal in a second.
+
+    python -m tests.support.terminal.scenes NAME FOLDER
 
 Nothing is computed. The console and the watcher are the real ones; the clock is ours, and so are
 the records in the journal, so that what is to be seen is the same every time.

@@ -4,7 +4,7 @@ import importlib.util
 from functools import lru_cache
 from pathlib import Path
 
-from tests.support.validators import INFRA
+from tests.support.places import INFRA
 
 TEXT = {
     path.relative_to(INFRA).as_posix(): path.read_text()

@@ -16,12 +16,11 @@ import argparse
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from elmwright.jobs.cli import command
+from tests.support.places import DOCS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in DOCS.glob("*.md"))]
 KINDS = {
     "sh demo", "sh serve", "sh clone", "sh make", "sh long", "sh cluster",
     "python demo", "toml config", "toml targets", "text",

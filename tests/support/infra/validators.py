@@ -20,8 +20,8 @@ import pytest
 import ray
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-INFRA = ROOT / "infra"
+from tests.support.places import ROOT
+
 CRD_SCHEMA = Path(__file__).with_name("kuberay.schema.json")
 
 

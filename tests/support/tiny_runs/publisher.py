@@ -1,6 +1,6 @@
 """A process that publishes when it is told to, so that it can be killed while it does.
 
-    python -m tests.support.publisher URI
+    python -m tests.support.tiny_runs.publisher URI
 
 A line on standard input is a name and a bundle's folder: a child of this process publishes it, and
 its process id is printed at once. Everything is imported before, so that a kill some tenths of a

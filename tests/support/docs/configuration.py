@@ -1,4 +1,4 @@
-"""Writes `docs/configuration.md` from the code: `python -m tests.support.doc_configuration`.
+"""Writes `docs/configuration.md` from the code: `python -m tests.support.docs.configuration`.
 
 The docstring under each field is the only place where a setting is explained. `test_pages.py`
 compares the committed page with what this gives, so the page cannot be out of date.
@@ -8,15 +8,15 @@ import dataclasses
 import json
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.config.explain_settings import explain, field_docs
 from elmwright.jobs.config.sections import RESUMABLE, TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.runbook.target import Target
 from elmwright.pipeline.config import Source
+from tests.support.places import DOCS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+PAGE = DOCS / "configuration.md"
 FIXED = {"run", "corpus", "vocab", "shards", *TRAINING_SECTIONS}
 """Sections whose settings may not change when a run is resumed, except those in `MAY_CHANGE`."""
 MAY_CHANGE = RESUMABLE | {"run.scratch"}
@@ -33,7 +33,7 @@ unknown name or a value of the wrong kind is refused, with the nearest valid nam
 - `--set SECTION.KEY=VALUE` changes a setting for one command.
 - A check mark means that the setting may be changed when a run is resumed.
 
-This page is written from the code by `python -m tests.support.doc_configuration`.
+This page is written from the code by `python -m tests.support.docs.configuration`.
 """
 
 

@@ -24,6 +24,7 @@ from elmwright.jobs.publishing.promotion import publish_bundle
 from elmwright.jobs.registry.contract import Registry
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.registry.plain_folder import Shelf
+from tests.support.places import ROOT
 
 SENTENCE = ["The", "old", "cat", "sees", "the", "river", "."]
 
@@ -55,9 +56,9 @@ def leftovers(registry: Registry) -> int:
 def publisher(uri: str) -> Iterator["subprocess.Popen[str]"]:
     """The process of publisher.py, ready to publish."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.publisher", uri],
+        [sys.executable, "-m", "tests.support.tiny_runs.publisher", uri],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=ROOT,
     )  # fmt: skip
     try:
         assert read(process).startswith("ready")
