@@ -106,7 +106,7 @@ def short_demo(folder: Path) -> Path:
         [
             sys.executable,
             "-m",
-            "elmwright.jobs.cli.command",
+            "elmwright.jobs.cli",
             "run",
             "demo",
             "--until",

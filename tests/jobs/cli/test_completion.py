@@ -21,7 +21,7 @@ def home(tmp_path: Path) -> Path:
 def offered(home: Path, line: str) -> list[str]:
     """What argcomplete answers to bash, which asks through the environment and descriptor 8."""
     read, write = os.pipe()
-    command = f"exec 8>&{write}; exec {sys.executable} -m elmwright.jobs.cli.command"
+    command = f"exec 8>&{write}; exec {sys.executable} -m elmwright.jobs.cli"
     environment = {
         **os.environ,
         "XDG_STATE_HOME": str(home / "state"),
