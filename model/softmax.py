@@ -138,7 +138,7 @@ def _uniform(key: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float64]
     return np.asarray((drawn >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
 
 
-# Not `pipeline.lanes.hash64`: it combines keys by XOR, so resumed runs would draw other negatives.
+# Not `hash64` of format/lanes.py: it combines keys by XOR, so resumed runs would draw others.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 

@@ -1,10 +1,14 @@
 """What `make check` promises, so that CI, which runs the tests, holds to it too."""
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
+import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,31 +51,89 @@ def modules() -> list[Path]:
     return found
 
 
+def test_every_folder_of_modules_is_a_package() -> None:
+    """Python finds a folder without `__init__.py` too, so nothing else notices a lost one."""
+    for folder in {path.parent for path in modules()}:
+        assert (folder / "__init__.py").is_file(), f"{folder} has no __init__.py"
+
+
 def test_the_tree_of_the_code_has_every_module_and_no_other() -> None:
-    """`docs/code.md` names a module by as much of its path as tells it from its neighbours."""
-    wrong = []
-    tree = dict(tree_of_the_code())
-    assert set(tree) >= set(ROOMS)
-    for room in ROOMS:
-        named = Counter(re.findall(r"(?<![\w./-])[\w/]+\.py\b", tree[room]))
-        expected = [path for path in modules() if path.is_relative_to(ROOT / room)]
-        expected = [path for path in expected if path.name != "__init__.py"]
-        for path in expected:
-            names = ["/".join(path.parts[-length:]) for length in range(1, len(path.parts))]
-            found = next((name for name in names if named[name]), None)
-            if found is None:
-                wrong.append(f"{path.relative_to(ROOT)} is missing")
-            else:
-                named[found] -= 1
-        wrong += [f"{room}/: {name} does not exist" for name in +named]
+    """`docs/code.md` has every package and every module, at its place."""
+    tree = list(tree_of_the_code())
+    assert [path for path, count in Counter(tree).items() if count > 1] == []
+    modules_and_packages = {
+        path.parent if path.name == "__init__.py" else path
+        for path in (path.relative_to(ROOT) for path in modules())
+    }
+    in_rooms = {path for path in tree if path.parts[0] in ROOMS}
+    assert modules_and_packages - in_rooms == set(), "missing in docs/code.md"
+    assert [path for path in tree if not (ROOT / path).exists()] == []
+
+
+def test_the_tree_of_the_code_has_the_order_of_the_imports() -> None:
+    """The page says that a room may import those below it, so its order is import-linter's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    tree = list(tree_of_the_code())
+    inside = [
+        contract
+        for contract in project["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "layers" and "containers" in contract
+    ]
+    assert len(inside) >= len(ROOMS)
+    for contract in inside:
+        (container,) = contract["containers"]
+        folder = Path(*container.split(".")[1:])
+        depth = {
+            name.strip(): depth
+            for depth, layer in enumerate(contract["layers"])
+            for name in layer.split("|")
+        }
+        rooms = [path.stem for path in tree if path.parent == folder]
+        assert sorted(rooms) == sorted(depth)
+        assert rooms == sorted(rooms, key=depth.__getitem__), f"the order in {folder}/"
+
+
+def tree_of_the_code() -> Iterator[Path]:
+    """Every path in the tree of docs/code.md, by its indentation."""
+    page = (ROOT / "docs" / "code.md").read_text(encoding="utf-8")
+    above: list[str] = []
+    for line in page.split("```text\n")[1].split("```")[0].splitlines():
+        entry = re.fullmatch(r"((?:  )*)([\w.]+)/? +\S.*", line)
+        assert entry, f"neither a name nor a line about it: {line!r}"
+        depth = len(entry[1]) // 2
+        assert depth <= len(above), f"indented too far: {line!r}"
+        above[depth:] = [entry[2]]
+        yield Path(*above)
+
+
+def test_files_that_docstrings_and_comments_name_exist() -> None:
+    """`name.py` is in the same folder, or the only one of that name (or path) in the rooms; only
+    what the rooms do not have is looked for in the rest of the repository."""
+    rooms = [path.relative_to(ROOT).as_posix() for path in modules()]
+    rest = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("tests", "docs", "infra")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    wrong, count = [], 0
+    for path in modules():
+        for name in files_named_in(path.read_text(encoding="utf-8")):
+            count += 1
+            if (path.parent / name).is_file():
+                continue
+            found = [file for file in rooms if f"/{file}".endswith(f"/{name}")]
+            found = found or [file for file in rest if f"/{file}".endswith(f"/{name}")]
+            if len(found) != 1:
+                wrong.append(f"{path.relative_to(ROOT)}: {name} is {found or 'nowhere'}")
+    assert count > 100
     assert wrong == []
 
 
-def tree_of_the_code() -> list[tuple[str, str]]:
-    """(folder, its lines) of every top folder in the tree of docs/code.md."""
-    page = (ROOT / "docs" / "code.md").read_text(encoding="utf-8")
-    tree = page.split("```text\n")[1].split("```")[0]
-    return re.findall(r"^(\w+)/ +(.*?)(?=^\w+/ |\Z)", tree, re.MULTILINE | re.DOTALL)
+def files_named_in(source: str) -> Iterator[str]:
+    """The `name.py` and `folder/name.py` in the docstrings and comments of a module."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT or token.string.startswith('"""'):
+            yield from re.findall(r"(?<![\w./*-])(?:\w+/)*\w+\.py\b", token.string)
 
 
 def test_every_slow_test_has_a_make_target() -> None:

@@ -3,6 +3,8 @@
 `from elmwright import Elmo` is all a user of a finished model needs (`SentenceVectors` is there
 too). `shards` gives the sentences of a corpus. The names are resolved on first use, so that
 `import elmwright` (and the command's `--help`) never pays for importing torch.
+
+The top room of jobs/: it may import every other room. They take only `__version__` from it.
 """
 
 from importlib import import_module

@@ -35,15 +35,8 @@ from elmwright.jobs.checkpoints.retention import Keep
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.storage.disk import sha256_bytes, sha256_file, sync_to_disk
-from elmwright.pipeline.storage.files import (
-    is_url,
-    join,
-    place,
-    read_bytes,
-    remove,
-    remove_folder,
-    with_patience,
-)
+from elmwright.pipeline.storage.files import is_url, join, place, read_bytes, remove, remove_folder
+from elmwright.pipeline.storage.object_store import with_patience
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -270,7 +270,8 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _config(options: argparse.Namespace) -> None:
-    from elmwright.jobs.config.toml_file import RECIPES, explain, find_config
+    from elmwright.jobs.config.explain_settings import explain
+    from elmwright.jobs.config.toml_file import RECIPES, find_config
 
     if options.recipe:
         print(find_config(options.recipe).read_text(encoding="utf-8"), end="")

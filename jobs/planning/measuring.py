@@ -1,9 +1,10 @@
 """How fast this machine trains, measured: a second or two of real steps on the config's own shapes.
 
-One process makes the training loop's own step (`train.py`): its share of the lanes, the configured
-threads, the real model and optimiser, words of the user's text spelled as they are. Included is all
-that a step computes; not included are exchange between processes, reading blocks, evaluation and
-checkpoints. Other processes are taken to be as fast, as long as there is a core for each thread.
+One process makes the training loop's own step (`training_step.py`): its share of the lanes, the
+configured threads, the real model and optimiser, words of the user's text spelled as they are.
+Included is all that a step computes; not included are exchange between processes, reading blocks,
+evaluation and checkpoints. Other processes are assumed to be as fast, as long as there is a core
+for each thread.
 
 A softmax of which only sampled rows are touched costs the same whatever its size, so it is measured
 with at most `ROWS` words: a vocabulary of 800,000 would fill the memory for nothing.
@@ -23,7 +24,7 @@ from elmwright.jobs.training.loop.exchange import Beats, Ranks
 from elmwright.jobs.training.loop.state import Trainer
 from elmwright.jobs.training.loop.step_clock import Clock
 from elmwright.jobs.training.loop.stream import Batch
-from elmwright.jobs.training.loop.train import _Process, _step
+from elmwright.jobs.training.loop.training_step import Process, make_step
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE, char_ids
 from elmwright.model.optim import Optimizer
@@ -72,7 +73,7 @@ def measure(
     def one() -> None:
         nonlocal step
         batches = [stream.batch(step + n) for n in range(config.train.accumulate)]
-        _step(this, batches, wish=False)
+        make_step(this, batches, wish=False)
         step += 1
 
     one()
@@ -83,8 +84,8 @@ def measure(
     return Measured((step - 1) * config.train.tokens / spent, step - 1, spent)
 
 
-def _process(config: RunConfig, vocabulary: int) -> _Process:
-    """What `train` and `training_state.begin` set up, for one process without a corpus."""
+def _process(config: RunConfig, vocabulary: int) -> Process:
+    """What `train` and `state.begin` set up, for one process without a corpus."""
     ranks = Ranks()
     bilm = BiLM(config.model, 1)
     softmax = Softmax.create(vocabulary, config.model.projection_dim, 2)
@@ -92,7 +93,7 @@ def _process(config: RunConfig, vocabulary: int) -> _Process:
     lanes = ranks.lanes(config.train.lanes)
     trainer = Trainer(bilm, softmax, optimizer, States.zeros(config.model, len(lanes)))
     per_block = max(1, config.shards.block_steps // config.train.window)
-    return _Process(config, trainer, bilm, ranks, lanes, per_block, Clock(), Beats(ranks))
+    return Process(config, trainer, bilm, ranks, lanes, per_block, Clock(), Beats(ranks))
 
 
 class _Stream:

@@ -35,7 +35,7 @@ from types import FrameType
 from elmwright.jobs.runbook.submission import Submission
 from elmwright.jobs.submit import retries
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import with_patience
+from elmwright.pipeline.storage.object_store import with_patience
 
 DRIVER_FILE = "ELMWRIGHT_DRIVER_FILE"
 DEATH_SIGNAL = 1

@@ -27,7 +27,8 @@ from elmwright.jobs.runbook.submission import Submission
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.upkeep.status import corpus_folder, read_progress
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import join, list_folder, read_json, with_patience, write_json
+from elmwright.pipeline.storage.files import join, list_folder, read_json, write_json
+from elmwright.pipeline.storage.object_store import with_patience
 
 STANDSTILLS = 5
 """How often in a row a run is started again after an attempt that got no further."""

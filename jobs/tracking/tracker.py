@@ -11,7 +11,6 @@ Only the driver opens a SQLite store, under the run's lock: several processes cr
 once would crash (first use takes some seconds, which is why it happens in this thread too).
 """
 
-import json
 import logging
 import threading
 import uuid
@@ -23,7 +22,8 @@ from elmwright.jobs.environment.machine_facts import environment
 from elmwright.jobs.rundir.journal import Record, damaged_lines, journal_end, read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.secrets.hiding import for_others, store_all, without_secret
-from elmwright.jobs.tracking.metric_names import NAMES, charted, heldout_metric, tagged
+from elmwright.jobs.tracking.metric_names import NAMES, heldout_metric, tagged
+from elmwright.jobs.tracking.mlflow_entities import corpus_dataset, record_metrics, run_params
 from elmwright.jobs.tracking.store import (
     OWN_STORE,
     artifact_folder,
@@ -39,7 +39,7 @@ from elmwright.jobs.tracking.store import (
 )
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.storage.files import exists, is_url, join, read_bytes, read_json, write_json
+from elmwright.pipeline.storage.files import exists, join, read_bytes, read_json, write_json
 
 log = logging.getLogger("elmwright")
 
@@ -205,24 +205,16 @@ class Tracker:
 
     def _describe(self, client: Any) -> None:
         """Log what the run is, once; saying it again after a kill in between does no harm."""
-        from mlflow.entities import Param
-
         if self._state.get("described"):
             return
-        settings = []
         config = store_all(to_dict(self._config))
-        for section, values in config.items():
-            if isinstance(values, dict):
-                for key, value in values.items():
-                    settings.append(Param(f"{section}.{key}", json.dumps(value)[:6000]))
-        train = self._manifest.splits["train"]
-        settings.append(Param("corpus.tokens", str(train.steps)))
-        settings.append(Param("corpus.vocabulary", str(self._manifest.vocab.size)))
         if not self._state.get("params"):  # they cannot be changed, and the user's may since have
-            client.log_batch(self.run_id, params=settings)
+            client.log_batch(self.run_id, params=run_params(config, self._manifest))
             self._state["params"] = True
             self._save()
-        client.log_inputs(self.run_id, datasets=[self._dataset()])
+        client.log_inputs(
+            self.run_id, datasets=[corpus_dataset(self._folder.corpus, self._manifest)]
+        )
         client.log_dict(self.run_id, config, "config.json")
         client.log_dict(self.run_id, environment(), "environment.json")
         for name in ("MANIFEST.json", "report.html"):
@@ -231,23 +223,6 @@ class Tracker:
                 client.log_text(self.run_id, read_bytes(path).decode(), f"corpus/{name}")
         self._state["described"] = True
         self._save()
-
-    def _dataset(self) -> Any:
-        """The corpus as MLflow's dataset: found again by its fingerprint."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        profile = {
-            name: {"words": split.words, "sentences": split.sentences, "blocks": split.blocks}
-            for name, split in self._manifest.splits.items()
-        }
-        dataset = Dataset(
-            name="corpus",
-            digest=self._manifest.fingerprint[:36],  # as long as MLflow allows
-            source_type="s3" if is_url(self._folder.corpus) else "local",
-            source=json.dumps({"uri": self._folder.corpus}),
-            profile=json.dumps(profile),
-        )
-        return DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
 
     def _send(self) -> None:
         """Send all complete records behind the cursor, which moves only over what was taken."""
@@ -259,7 +234,7 @@ class Tracker:
             if "values" in record:
                 pending += [
                     metric
-                    for metric in _metrics(record, self._state.get("names", 1))
+                    for metric in record_metrics(record, self._state.get("names", 1))
                     if self._known.get((metric.key, metric.step), metric.timestamp)
                     == metric.timestamp  # else its first record is lost, and MLflow has that
                 ]
@@ -371,15 +346,6 @@ class Tracker:
 
     def _save(self) -> None:
         write_json(self._state_file, self._state)
-
-
-def _metrics(record: Record, names: int) -> list[Any]:
-    from mlflow.entities import Metric
-
-    return [
-        Metric(key, float(value), record["time"], record["step"])
-        for key, value in charted(record["kind"], record["values"], names).items()
-    ]
 
 
 def read_run_id(folder: RunFolder) -> str:

@@ -1,17 +1,17 @@
 """The folder a corpus is built in: whether it is ours to fill and to sweep, and large enough.
 
-Both are asked before anything is started (`jobs/stages/preflight.py`) and again by the build itself.
+Both are asked before anything is started (`jobs/stages/preflight.py`) and again by the build.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.reading import sources
-from elmwright.pipeline.reading.decode import compression
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import NAME
+from elmwright.pipeline.reading import sources
+from elmwright.pipeline.reading.decode import compression
 from elmwright.pipeline.reading.sources import SourceFile
+from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import free_bytes
 
 MARK = ".elmwright-corpus"

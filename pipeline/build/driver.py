@@ -14,29 +14,36 @@ In a corpus folder: `MANIFEST.json vocab.txt counts.npy shards/ report.html stat
 for, `source/` (the frozen harvest), and `work/`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.reading import harvest, sources
-from elmwright.pipeline.build.stages import clean, keep, pack, select
-from elmwright.pipeline.build.results import WORK, Built, Found
-from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
 from elmwright.pipeline.build.corpus_folder import check_space, claim
-from elmwright.pipeline.build.up_to_date import corpus_key, evaluation_files, find_inputs, is_current, vocab_file
-from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.cleaning.funnel import READ
-from elmwright.pipeline.format.manifest import NAME, Manifest
 from elmwright.pipeline.build.finish import finish, sweep
-from elmwright.pipeline.progress import Progress, plural, silent
-from elmwright.pipeline.build.stages.repeats import Lost, count_pieces, find_repeats
-from elmwright.pipeline.reading.sources import Chunk, SourceFile
-from elmwright.pipeline.build.stages.select import Part, Sides
 from elmwright.pipeline.build.ray_tasks import Runner, Task, task
-
-FILES_PER_DIGEST = 64
+from elmwright.pipeline.build.read_and_clean import (
+    clean_chunks,
+    digest_inputs,
+    find_ngrams,
+    learn_pieces,
+)
+from elmwright.pipeline.build.results import WORK, Built, Found
+from elmwright.pipeline.build.stages import keep, pack, select
+from elmwright.pipeline.build.stages.repeats import Lost, count_pieces, find_repeats
+from elmwright.pipeline.build.stages.select import Sides
+from elmwright.pipeline.build.up_to_date import (
+    corpus_key,
+    evaluation_files,
+    find_inputs,
+    is_current,
+    vocab_file,
+)
+from elmwright.pipeline.cleaning.funnel import READ
+from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import NAME, Manifest
+from elmwright.pipeline.progress import Progress, plural, silent
+from elmwright.pipeline.reading import harvest, sources
+from elmwright.pipeline.storage import files
 
 
 def build_corpus(
@@ -117,18 +124,21 @@ class Build:
         check_space(self.found.files, self.folder)
         stage = self.runner.stage
         with stage("reading", 2) as line:
-            known_files = self._digests()
+            known_files = digest_inputs(self.runner, self.found)
             inputs = {split: known_files(found) for split, found in inputs.items()}
             evaluation = known_files(evaluation)
             chunks = sources.cut(known_files(read), self.corpus)
-            known = self._ngrams(inputs, evaluation)
+            known = find_ngrams(self.runner, self.corpus, inputs, evaluation)
             line.result = plural(len(self.found.files), "file")
         if self.corpus.tokenizer == "sentencepiece":
             with stage("learning pieces", 2) as line:
-                self.found.model = self._pieces(chunks)
+                shares = list(self.shares.values())
+                self.found.model = learn_pieces(self.runner, self.corpus, chunks, self.seed, shares)
                 line.result = plural(self.corpus.sentencepiece.size, "piece")
         with stage("cleaning", 1) as line:
-            self._clean(chunks, known)
+            clean_chunks(
+                self.runner, self.corpus, chunks, known, self.found, has_heldout=self.has_heldout
+            )
             line.result = plural(self.found.funnel.counts[READ][0], "document")
         with stage("finding copies", count_pieces(self.corpus, self.has_heldout)) as line:
             sides = self._sides()
@@ -148,130 +158,6 @@ class Build:
             line.result = plural(len(self.found.shards), "shard")
         return Built(
             self.corpus, self.vocab, self.shards, self.seed, self.folder, self.runner, self.found
-        )
-
-    def _digests(self) -> Callable[[Sequence[SourceFile]], list[SourceFile]]:
-        """sha256 of the inputs on disks; objects in a store are not read twice for it.
-
-        Returns what puts them into files.
-        """
-        local = [file for file in self.found.files if not files.is_url(file.path)]
-        groups = [local[n : n + FILES_PER_DIGEST] for n in range(0, len(local), FILES_PER_DIGEST)]
-        tasks = [
-            task(
-                "digests",
-                clean.digest_files,
-                [file.path for file in group],
-                [(file.bytes, file.mtime_ns) for file in group],
-            )
-            for group in groups
-        ]
-        reports = self.runner.run("digests", tasks)
-        digests = [digest for report in reports for digest in report["sha256"]]
-        of = dict(zip((file.path for file in local), digests, strict=True))
-        self.found.digests = [of.get(file.path, "") for file in self.found.files]
-        return lambda some: [replace(file, sha256=of.get(file.path, "")) for file in some]
-
-    def _ngrams(
-        self, inputs: dict[str, list[SourceFile]], evaluation: Sequence[SourceFile]
-    ) -> str | None:
-        """The n-grams that documents of train must not hold."""
-        given = [file for split, found in inputs.items() if split != "train" for file in found]
-        if self.corpus.heldout_overlap == "keep":
-            given = []
-        n = self.corpus.decontaminate_ngram
-        if not (evaluation or given) or n < 1:
-            return None
-        chunks = [_anonymous(chunk) for chunk in sources.cut([*evaluation, *given], self.corpus)]
-        # What is broken here would quietly leave text in train that must not be there.
-        config = replace(_cleaning(self.corpus), strict=True)
-        make = task("ngrams", clean.make_ngrams, chunks, config)
-        report = self.runner.run("n-grams", [make])[0]
-        if evaluation and not report["ngrams"]:
-            raise UserError(
-                f"the files of corpus.decontaminate hold no text of {n} words; check them, or "
-                "lower corpus.decontaminate_ngram"
-            )
-        name: str = report["name"]
-        return name
-
-    def _pieces(self, chunks: Sequence[Chunk]) -> str:
-        config = _cleaning(self.corpus)
-        limit = select.find_limits(list(self.shares.values()), [])[-1] if self.shares else 0
-        tasks = [
-            task("sample", clean.sample_chunk, _anonymous(chunk), config, self.seed, limit)
-            for chunk in chunks
-            if chunk[0].file.split == "train"
-        ]
-        reports = self.runner.run("sample", tasks)
-        if not any(r["sentences"] for r in reports):
-            raise UserError(
-                "no sentence is left to train sentencepiece on; see which rule drops them with "
-                "elmwright corpus CONFIG --sample 1000"
-            )
-        samples = [r["name"] for r in reports]
-        train = task("pieces", clean.train_pieces, samples, config)
-        model: str = self.runner.run("sentencepiece", [train])[0]["name"]
-        return model
-
-    def _clean(self, chunks: Sequence[Chunk], known: str | None) -> None:
-        corpus, found = self.corpus, self.found
-        signatures = corpus.dedup == "near" or self.has_heldout
-        tasks = []
-        for chunk in chunks:
-            given = chunk[0].file.split != "train"
-            one = task(
-                "clean",
-                clean.clean_chunk,
-                _anonymous(chunk),
-                # A held-out set is taken whole or not at all.
-                replace(_cleaning(corpus), strict=True) if given else _cleaning(corpus),
-                given=given,
-                model=found.model,
-                known=None if given else known,
-                signatures=signatures,
-                save_dropped=corpus.save_documents != "none" and not given,
-            )
-            tasks.append(one)
-        reports = self.runner.run("clean", tasks)
-        for chunk, one, report in zip(chunks, tasks, reports, strict=True):
-            found.cleaned.append((chunk, one.out, report))
-            file = chunk[0].file
-            names = tuple(dict.fromkeys(piece.file.name for piece in chunk))
-            weight = corpus.sources[file.source].weight if file.split == "train" else 1.0
-            for part in report["parts"]:
-                number = len(found.parts)
-                known_part = Part(
-                    number, part["name"], file.split, file.number, file.source, weight
-                )
-                found.parts.append((known_part, names))
-            if file.split == "train":
-                found.funnel.merge(report["funnel"])
-        if not any(part.split == "train" for part, _ in found.parts):
-            raise UserError(self._why_empty())
-        for name in corpus.heldout.keys() - self.shares.keys():
-            if not any(part.split == name for part, _ in found.parts):
-                raise UserError(f"the files of corpus.heldout.{name} hold no text; check them")
-
-    def _why_empty(self) -> str:
-        counts = dict(self.found.funnel.counts)
-        read = counts.pop(READ, [0, 0, 0])
-        if not read[0]:
-            return "the sources hold no text; check corpus.sources and corpus.documents"
-        rule = max(counts, key=lambda name: counts[name][0])
-        if rule == "broken":
-            reasons: dict[str, int] = {}
-            for _, _, report in self.found.cleaned:
-                for reason, count in report["reasons"].items():
-                    reasons[reason] = reasons.get(reason, 0) + count
-            worst = max(reasons, key=lambda reason: reasons[reason])
-            return (
-                f"none of {read[0]} documents could be read ({worst}); check corpus.sources, "
-                "corpus.text_field and the files themselves"
-            )
-        return (
-            f"nothing is left of {read[0]} documents after cleaning; the rule {rule!r} dropped "
-            f"most of them ({counts[rule][0]}); relax it"
         )
 
     def _documents(self) -> int:
@@ -332,9 +218,7 @@ class Build:
         names = [r["counts"] for _, r in self.found.kept if r["counts"]]
         types = sum(r["types"] for _, r in self.found.kept)
         count = pack.ranges(types)
-        tasks = [
-            task("counts", pack.count_range, names, number, count) for number in range(count)
-        ]
+        tasks = [task("counts", pack.count_range, names, number, count) for number in range(count)]
         reports = self.runner.run("word counts", tasks)
         sentences = sum(
             r["splits"]["train"]["sentences"] for _, r in self.found.kept if "train" in r["splits"]
@@ -395,28 +279,3 @@ class Build:
             for name, one, report in self.found.shards
             if name == split
         ]
-
-
-def _anonymous(chunk: Chunk) -> Chunk:
-    """A chunk without its place among the others: its outputs stay good when that changes."""
-    return tuple(
-        replace(piece, file=replace(piece.file, number=0, source=0, split="")) for piece in chunk
-    )
-
-
-_AFTER_CLEANING = (
-    "sources dir heldout heldout_overlap decontaminate documents text_field encoding dedup "
-    "dedup_lines save_documents keep_work chunk_mb"
-).split()
-
-
-def _cleaning(corpus: CorpusConfig) -> CorpusConfig:
-    """The settings that matter when a chunk is cleaned; the others as they are by default."""
-    default = CorpusConfig()
-    unused = [
-        name
-        for name in ("gopher_repetition", "gopher_quality", "c4", "fineweb")
-        if name.replace("_", "-") not in corpus.rules
-    ]
-    changes: dict[str, Any] = {name: getattr(default, name) for name in (*_AFTER_CLEANING, *unused)}
-    return replace(corpus, **changes)

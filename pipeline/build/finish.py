@@ -13,21 +13,30 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from elmwright.pipeline.dedup import keys
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.reading import sources
-from elmwright.pipeline.build.stages import keep
-from elmwright.pipeline.report import statistics
-from elmwright.pipeline.build.results import WORK, Built
-from elmwright.pipeline.cleaning.cleaner import rule_names
-from elmwright.pipeline.build.up_to_date import settings_of
-from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.cleaning.funnel import BROKEN, DECONTAMINATE, KEPT, READ, WEIGHT
-from elmwright.pipeline.format.manifest import SHARDS, FunnelStep, Input, Manifest, Shard, Split, Vocab, canonical
-from elmwright.pipeline.report.report import render
-from elmwright.pipeline.reading.sources import SourceFile
-from elmwright.pipeline.report.statistics import SourceCount, Statistics
 from elmwright.pipeline.build.ray_tasks import task
+from elmwright.pipeline.build.results import WORK, Built
+from elmwright.pipeline.build.stages import keep
+from elmwright.pipeline.build.up_to_date import settings_of
+from elmwright.pipeline.cleaning.cleaner import rule_names
+from elmwright.pipeline.cleaning.funnel import BROKEN, DECONTAMINATE, KEPT, READ, WEIGHT
+from elmwright.pipeline.dedup import keys
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import (
+    SHARDS,
+    FunnelStep,
+    Input,
+    Manifest,
+    Shard,
+    Split,
+    Vocab,
+    canonical,
+)
+from elmwright.pipeline.reading import sources
+from elmwright.pipeline.reading.sources import SourceFile
+from elmwright.pipeline.report import statistics
+from elmwright.pipeline.report.report import render
+from elmwright.pipeline.report.statistics import SourceCount, Statistics
+from elmwright.pipeline.storage import files
 
 PIECES = "sentencepiece.model"
 REPORT, STATISTICS = "report.html", "statistics.json"

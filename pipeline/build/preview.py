@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from elmwright.pipeline.build.sample import take
 from elmwright.pipeline.cleaning import language
 from elmwright.pipeline.cleaning.cleaner import Cleaner
+from elmwright.pipeline.cleaning.words import coverage
 from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.reading.decode import compression
-from elmwright.pipeline.build.sample import take
 from elmwright.pipeline.reading.sources import EXPANSION, SourceFile
-from elmwright.pipeline.cleaning.words import coverage
 
 DOCUMENTS = 400
 """Documents of a sample, at most."""

@@ -25,13 +25,14 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
-from elmwright.pipeline.storage import files
 from elmwright.pipeline.config import CorpusConfig, as_settings
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.progress import Advance, Progress, Stage, stage
 from elmwright.pipeline.report.statistics import StageTime
+from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.object_store import with_patience
 
 Report = dict[str, Any]
 """What a task returns: counts and names, small, JSON."""
@@ -263,7 +264,7 @@ def run_once(
     if files.exists(recall):
         return {"report": {}, "cpu_seconds": 0.0, "peak_mb": 0.0}
     before = time.process_time()
-    report = files.with_patience(lambda: call(work, out, *args, **named))
+    report = with_patience(lambda: call(work, out, *args, **named))
     done = {
         "report": report,
         "outputs": _outputs(work, out),

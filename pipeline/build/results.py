@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from elmwright.pipeline.config import CorpusConfig, ShardsConfig, VocabConfig
-from elmwright.pipeline.cleaning.funnel import Funnel
-from elmwright.pipeline.reading.sources import Chunk, SourceFile
-from elmwright.pipeline.build.stages.select import Part
 from elmwright.pipeline.build.ray_tasks import Report, Runner, Task
+from elmwright.pipeline.build.stages.select import Part
+from elmwright.pipeline.cleaning.funnel import Funnel
+from elmwright.pipeline.config import CorpusConfig, ShardsConfig, VocabConfig
+from elmwright.pipeline.reading.sources import Chunk, SourceFile
 
 WORK = "work"
 

@@ -5,23 +5,21 @@ only where those have too few), so that a large corpus costs no more than a smal
 be told of a document alone is told: near-copies and repeated sentences need the whole corpus.
 """
 
-from dataclasses import replace
-
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from elmwright.pipeline.reading import harvest, sources
-from elmwright.pipeline.report import statistics
-from elmwright.pipeline.cleaning.cleaner import Cleaner, rule_names
-from elmwright.pipeline.config import EMBEDDED, CorpusConfig
 from elmwright.pipeline.build.up_to_date import find_inputs
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.cleaning.cleaner import Cleaner, rule_names
 from elmwright.pipeline.cleaning.funnel import BROKEN, KEPT, READ, Funnel
+from elmwright.pipeline.config import EMBEDDED, CorpusConfig
+from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import keyed_hash
+from elmwright.pipeline.reading import harvest, sources
 from elmwright.pipeline.reading.readers import Record, read
 from elmwright.pipeline.reading.sources import Piece, SourceFile
+from elmwright.pipeline.report import statistics
 from elmwright.pipeline.report.statistics import Example
 
 PLACES = 32

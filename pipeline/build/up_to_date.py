@@ -11,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.reading import harvest, sources
+from elmwright.pipeline.build.ray_tasks import RECIPE
 from elmwright.pipeline.config import (
     EMBEDDED,
     CorpusConfig,
@@ -23,9 +22,10 @@ from elmwright.pipeline.config import (
 )
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import NAME, Input, Manifest, canonical
+from elmwright.pipeline.reading import harvest, sources
 from elmwright.pipeline.reading.sources import SourceFile
+from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
-from elmwright.pipeline.build.ray_tasks import RECIPE
 
 log = logging.getLogger("elmwright")
 

@@ -1,6 +1,6 @@
 """One batch of documents through every rule: repaired, split, tokenised once, judged, kept.
 
-Documents go through text functions one by one (`clean`, `words`, `language`), then through the
+Documents go through text functions one by one (`repair`, `words`, `language`), then through the
 word rules all at once (`gopher`), then line by line (`web_rules`); whatever depends on words works
 on the integers of `Tokens`. No result depends on what else is in the batch. What the cleaner
 remembers between batches is only the words of chunks it has seen.

@@ -212,7 +212,7 @@ class Reader:
     ) -> tuple[list[str], Tokens]:
         """Of each document (its sentences): its tokenised sentences, a line each; and the words.
 
-        Sentences are normal text (see `clean.normalise`) without line breaks, and not empty.
+        Sentences are normal text (see `repair.normalise`) without line breaks, and not empty.
         """
         joined = ["\n".join([*sentences, ""]).encode() for sentences in documents]
         data = b"".join(joined)

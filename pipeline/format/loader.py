@@ -29,7 +29,8 @@ from elmwright.pipeline.format.block import Block, sentences
 from elmwright.pipeline.format.lanes import keyed_hash
 from elmwright.pipeline.format.manifest import Manifest, Split
 from elmwright.pipeline.format.shards import ShardReader
-from elmwright.pipeline.storage.files import is_url, join, with_patience
+from elmwright.pipeline.storage.files import is_url, join
+from elmwright.pipeline.storage.object_store import with_patience
 
 if TYPE_CHECKING:
     from webdataset import FluidWrapper

@@ -170,7 +170,7 @@ class Manifest:
     created_by: str
     """The program and version that built it."""
     key: str
-    """Digest of the settings that determine the result (`build.corpus_key`)."""
+    """Digest of the settings that determine the result (`up_to_date.corpus_key`)."""
     block_steps: int
     """K of every block."""
     splits: Mapping[str, Split]

@@ -59,7 +59,7 @@ CODE_MARKS = 0.7
 
 
 def list_modules() -> list[tuple[str, str]]:
-    """(name, path) of every module on this machine, sorted by name: `json/decoder.py`."""
+    """(name, path) of every module on this machine, sorted; the name is a path below its root."""
     modules: dict[str, str] = {}
     for place in ("stdlib", "purelib", "platlib"):
         root = sysconfig.get_path(place)

@@ -1,12 +1,10 @@
 """Files on a disk or in an object store, by path or URL, with the same few functions.
 
-A path is a plain string: `/data/x.txt`, `s3://bucket/x.txt` or `gs://bucket/x.txt`. Object stores
-are reached through pyarrow, which reads its credentials and endpoint from the usual environment
-variables (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …); a URL never carries a secret.
+A path is a plain string: `/data/x.txt`, `s3://bucket/x.txt` or `gs://bucket/x.txt`.
 
-Writing is atomic in both: on a disk by a rename (`storage.atomic_file`), in an object store because
-an object appears only when it is complete. Nothing is ever appended to or changed in place.
-Connections that drop are tried again by the store's client, then by `with_patience`.
+Writing is atomic in both: on a disk by a rename (`disk.atomic_file`), in an object store because
+an object appears only when it is complete. Nothing is ever appended to or changed in place. How a
+store is reached is in `object_store.py`.
 """
 
 import glob
@@ -17,31 +15,22 @@ import os
 import re
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
-from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import count_bytes
 from elmwright.pipeline.storage import disk
 from elmwright.pipeline.storage.disk import atomic_file, explained, write_atomic
+from elmwright.pipeline.storage.object_store import StoredFile, explaining, file_system
 
 URL = re.compile(r"(s3|gs)://")
 SLACK = 10_000_000_000
 """Nanoseconds by which the times that a store tells of one object may differ."""
-RETRIES = 5
-"""Attempts of the store's client at one request."""
-ATTEMPTS = 4
-"""How often something is tried whose store does not answer; the pause doubles from `PAUSE`."""
-PAUSE = 1.0
 JSON_BYTES = 16 << 20
 """The largest JSON file of ours that is read (untrusted.py)."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -74,9 +63,9 @@ def reading(path: str | Path) -> Iterator[BinaryIO]:
             yield file
         return
     system, inner = file_system(str(path))
-    with _remote(str(path)):
+    with explaining(str(path)):
         stream = system.open_input_file(inner)
-    with stream, io.BufferedReader(_Raw(stream, str(path)), 1 << 20) as file:
+    with stream, io.BufferedReader(StoredFile(stream, str(path)), 1 << 20) as file:
         yield file
 
 
@@ -93,7 +82,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
     with tempfile.TemporaryFile() as file:
         yield file
         file.seek(0)
-        with _remote(str(path)), system.open_output_stream(inner) as out:
+        with explaining(str(path)), system.open_output_stream(inner) as out:
             shutil.copyfileobj(file, out, 1 << 22)
 
 
@@ -107,7 +96,7 @@ def arrow_file(path: str | Path) -> Iterator[Any]:
             yield file
         return
     system, inner = file_system(str(path))
-    with _remote(str(path)), system.open_input_file(inner) as file:
+    with explaining(str(path)), system.open_input_file(inner) as file:
         yield file
 
 
@@ -148,7 +137,7 @@ def read_range(path: str | Path, begin: int, end: int) -> bytes:
             end = min(end, os.fstat(file.fileno()).st_size)  # room is taken before it is read
             return os.pread(file.fileno(), max(0, end - begin), begin)
     system, inner = file_system(str(path))
-    with _remote(str(path)), system.open_input_file(inner) as stream:
+    with explaining(str(path)), system.open_input_file(inner) as stream:
         return bytes(stream.read_at(max(0, min(end, stream.size()) - begin), begin))
 
 
@@ -156,7 +145,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     """Write `data` as the whole content of a file, atomically."""
     if is_url(path):
         system, inner = file_system(str(path))
-        with _remote(str(path)), system.open_output_stream(inner) as out:
+        with explaining(str(path)), system.open_output_stream(inner) as out:
             out.write(data)
     else:
         write_atomic(Path(path), data)
@@ -178,7 +167,7 @@ def stat(path: str | Path) -> Stat | None:
             return None
         return Stat(str(path), found.st_size, found.st_mtime_ns)
     system, inner = file_system(str(path))
-    with _remote(str(path)):
+    with explaining(str(path)):
         info = system.get_file_info(inner)
     return _remote_stat(str(path), info) if info.is_file else None
 
@@ -211,7 +200,7 @@ def list_folder(folder: str | Path) -> list[Stat]:
 
     system, inner = file_system(str(folder))
     scheme = str(folder).partition("://")[0]
-    with _remote(str(folder)):
+    with explaining(str(folder)):
         infos = system.get_file_info(fs.FileSelector(inner, recursive=True, allow_not_found=True))
     files = [_remote_stat(f"{scheme}://{info.path}", info) for info in infos if info.is_file]
     return sorted(files, key=lambda file: file.path)
@@ -251,7 +240,7 @@ def remove(path: str | Path) -> None:
         Path(path).unlink(missing_ok=True)
         return
     system, inner = file_system(str(path))
-    with _remote(str(path)):
+    with explaining(str(path)):
         if not system.get_file_info(inner).is_file:
             return
         try:
@@ -314,102 +303,3 @@ def sha256(path: str | Path) -> str:
             digest.update(block)
             count_bytes(len(block))
     return digest.hexdigest()
-
-
-def with_patience(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
-    """Try again where a store drops the connection (an OSError without a number)."""
-    pause = PAUSE
-    for attempt in range(1, attempts + 1):
-        try:
-            return call()
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            if attempt == attempts:
-                reason = " ".join(str(error).split())[:300]
-                raise UserError(
-                    f"the object store failed {attempts} times ({reason}); run the same command "
-                    "again when it answers: nothing is lost"
-                ) from error
-            time.sleep(pause)
-            pause *= 2
-    raise AssertionError
-
-
-_REFUSED = re.compile(
-    r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_SIGNATURE|SIGNATURE_DOES_NOT_MATCH"
-    r"|UNAUTHENTICATED|HTTP response code 40[13]\b|(?:find|resolve|load) credentials"
-)
-"""How Arrow tells that a store refuses us, as opposed to failing."""
-
-
-@contextmanager
-def _remote(path: str) -> Iterator[None]:
-    """Say what a store's error means, where the user can put it right."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; check the bucket and the path") from None
-    except OSError as error:
-        text = str(error)
-        if _REFUSED.search(text):
-            raise UserError(
-                f"the store refuses {path}; check the credentials in the environment "
-                "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
-            ) from error
-        if "NO_SUCH_BUCKET" in text or "bucket does not exist" in text.lower():
-            raise UserError(f"the bucket of {path} does not exist; create it") from error
-        raise
-
-
-def file_system(path: str) -> tuple[Any, str]:
-    """pyarrow's file system for a URL, and the path in it."""
-    scheme, _, inner = path.partition("://")
-    if re.search("[@:]", inner.partition("/")[0]):  # Arrow's error would repeat a password
-        keys = "its keys in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://)"
-        raise UserError(f"the {scheme}:// address must not hold a login; remove it and set {keys}")
-    return _connect(scheme, os.getpid()), inner
-
-
-@lru_cache(maxsize=4)
-def _connect(scheme: str, _process: int) -> Any:
-    """One client per process for each kind of store.
-
-    A forked process (a worker of torch's DataLoader) must not use its parent's: both would read
-    from the same connections, and each request waits for a minute before it is tried again.
-    """
-    from pyarrow import fs
-
-    if scheme == "gs":
-        return fs.GcsFileSystem()
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return fs.S3FileSystem(
-        endpoint_override=endpoint,
-        allow_bucket_creation=False,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=RETRIES),
-        connect_timeout=10,
-        request_timeout=60,
-    )
-
-
-class _Raw(io.RawIOBase):
-    """A store's file as Python's raw file: what is read goes through `io.BufferedReader`."""
-
-    def __init__(self, stream: Any, path: str) -> None:
-        self.stream, self.path = stream, path
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return int(self.stream.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self.stream.tell())
-
-    def readinto(self, buffer: Any) -> int:
-        with _remote(self.path):
-            return int(self.stream.readinto(buffer))

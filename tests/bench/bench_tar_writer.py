@@ -2,7 +2,7 @@
 
     python tests/bench/bench_tar_writer.py [MEGABYTES [ROUNDS]]      (default: 8 MB, 9 rounds)
 
-One shard is made by the last stage of a build (`stage_pack.make_shard`: gather, sort, number the
+One shard is made by the last stage of a build (`pack.make_shard`: gather, sort, number the
 words, pack, write) from the prose of the docstrings on this machine. Both sides give the same tar,
 index, offsets and digests, and both write atomically; only the code that writes a block differs.
 Rounds alternate in one process. CPU seconds are compared, because other load on the machine changes

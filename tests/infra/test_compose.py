@@ -126,3 +126,12 @@ def test_the_readme_says_where_mlflow_is_to_whoever_submits_from_outside() -> No
     assert sent
     for line in sent:
         assert "--set tracking.uri=http://mlflow:5000" in line
+
+
+def test_a_head_whose_own_node_is_not_up_yet_is_not_healthy() -> None:
+    """Its dashboard answers before the node has started; workers that join then may fail."""
+    test = services()["head"]["healthcheck"]["test"]
+    assert test[:2] == ["CMD", "wget"]
+    assert {word.rpartition("/")[2] for word in test if word.startswith("http://")} == {
+        "gcs_healthz", "local_raylet_healthz",
+    }  # fmt: skip

@@ -97,7 +97,12 @@ def compose(tmp_path: Path) -> Iterator[Compose]:
         pytest.skip("takes Docker and minutes; 'make compose-test' runs it")
     project = Compose(tmp_path)
     try:
-        project.do("up", "--wait")
+        try:
+            project.do("up", "--wait")
+        except AssertionError:
+            # `down` removes the only evidence.
+            subprocess.run(project.command("logs", "--tail", "50"), check=False)
+            raise
         yield project
     finally:
         project.do("down", "--volumes")

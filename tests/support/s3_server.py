@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage import object_store
 
 KEY, SECRET = "AKIAELMWRIGHTTESTS00", "a-secret-of-normal-length-for-the-tests0"
 
@@ -54,11 +54,11 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
     """Variables of this process, and of those it starts, for a while."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
-    files._connect.cache_clear()  # another server, another client
+    object_store._connect.cache_clear()  # another server, another client
     try:
         yield
     finally:
-        files._connect.cache_clear()
+        object_store._connect.cache_clear()
         for name, value in before.items():
             if value is None:
                 del os.environ[name]

@@ -33,16 +33,8 @@ from elmwright.jobs.training.driver.ray_storage import WithoutFolders
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.disk import explain
-from elmwright.pipeline.storage.files import (
-    clear,
-    exists,
-    file_system,
-    join,
-    read_json,
-    with_patience,
-    write_bytes,
-    write_json,
-)
+from elmwright.pipeline.storage.files import clear, exists, join, read_json, write_bytes, write_json
+from elmwright.pipeline.storage.object_store import file_system, with_patience
 
 log = logging.getLogger("elmwright")
 

@@ -46,7 +46,7 @@ log = logging.getLogger("elmwright")
 FindModel = Callable[[str], Path]
 """From the name in `train.init_from` to a verified folder on this machine."""
 
-_BILM, _SOFTMAX = 2, 3  # keep apart draws that share a seed (train.py has 1)
+_BILM, _SOFTMAX = 2, 3  # keep apart draws that share a seed (training_step.py has 1)
 
 
 @dataclass

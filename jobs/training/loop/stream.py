@@ -1,6 +1,6 @@
 """From blocks on disk or in an object store to batches for the model.
 
-The position in the data is a pure function of (seed, step): see `pipeline.lanes`. This file only
+The position in the data is a pure function of (seed, step): see `format/lanes.py`. This file only
 fetches. Each lane reads its own block; a batch gathers the same window of every lane, finds the
 distinct words among all of them (by a 64-bit key of the surface form, computed once a block) and
 carries those words' characters, the positions that refer to them, and the targets of both
@@ -8,7 +8,7 @@ directions. A background thread stays a few batches ahead.
 
 All lanes enter their next blocks at the same step. So these are fetched by several threads, spread
 over the steps before it: no step waits for a store, or for the preparation of many blocks at once.
-Every block is checked against the manifest when it is read (`pipeline.shards`), and what a store
+Every block is checked against the manifest when it is read (`format/shards.py`), and what a store
 gives is kept on the local disk, up to a limit (`block_cache.py`).
 """
 
@@ -34,7 +34,8 @@ from elmwright.pipeline.format.block import Block, remap, streams
 from elmwright.pipeline.format.lanes import block_at
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
-from elmwright.pipeline.storage.files import is_url, join, with_patience
+from elmwright.pipeline.storage.files import is_url, join
+from elmwright.pipeline.storage.object_store import with_patience
 
 Array = NDArray[Any]
 AHEAD = 4

@@ -1,4 +1,4 @@
-"""The first stages of a build: raw files in, cleaned and tokenised *parts* out.
+"""The first large stage of a build: raw files in, cleaned and tokenised *parts* out.
 
 No Ray here: a stage is a plain function `stage(work, out, …)` that can be run and tested alone. It
 reads files named relative to `work`, writes files whose names begin with `out`, and returns counts.
@@ -9,54 +9,43 @@ simply run again.
 or of the order of the sources: so its output stays good when those change, or when a source is
 added. For a chunk it writes, for n = 000, 001, …
 
-- `out`-n.arrow, the texts (`text_parts.py`), and `out`-n.npy, for each document its 128-bit key, its
-  place (file of the chunk, offset), its words and the bands of its MinHash signature;
+- `out`-n.arrow, the texts (`text_parts.py`), and `out`-n.npy, for each document its 128-bit key,
+  its place (file of the chunk, offset), its words and the bands of its MinHash signature;
 - `out`.quarantine.jsonl, `out`.decontaminated.jsonl and, if asked for, `out`-dropped-000.jsonl.zst.
 """
 
-import pyarrow
-import tempfile
-import shutil
 import atexit
-import heapq
-
 import json
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import xxhash
 from numpy.typing import NDArray
 
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.dedup import minhash, ngrams, text_parts
-from elmwright.pipeline.cleaning import words
+from elmwright.pipeline.build.ray_tasks import Report
 from elmwright.pipeline.cleaning.cleaner import Cleaned, Cleaner
-from elmwright.pipeline.config import CorpusConfig
-from elmwright.pipeline.dedup.keys import keys_of
-from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.cleaning.funnel import BROKEN, DECONTAMINATE, READ, Funnel
-from elmwright.pipeline.format.lanes import hash64
+from elmwright.pipeline.config import CorpusConfig
+from elmwright.pipeline.dedup import minhash, ngrams, text_parts
+from elmwright.pipeline.dedup.keys import keys_of
 from elmwright.pipeline.reading.readers import Record, read
 from elmwright.pipeline.reading.sources import Chunk, SourceFile
 from elmwright.pipeline.report.statistics import Example, Gathered, gather
-from elmwright.pipeline.build.ray_tasks import Report
+from elmwright.pipeline.storage import files
 
 BATCH_BYTES = 2_000_000
 """Text that is cleaned at a time: enough for numpy, small enough for the caches."""
 BATCH_DOCUMENTS = 4096
 QUARANTINED = 10_000
 """Broken records a task lists one by one; all are counted."""
-SAMPLE_BYTES = 4000
-"""Longer sentences are left out of the sample for sentencepiece, which would skip them."""
-SHUFFLE, HELDOUT, SAMPLE, WEIGHT = 1, 2, 3, 4
-"""Keep apart the hashes of the same keys for different ends."""
 
 
 def index_dtype(bands: int) -> np.dtype[np.void]:
@@ -71,18 +60,6 @@ def index_dtype(bands: int) -> np.dtype[np.void]:
             ("bands", "<u8", (bands,)),
         ]
     )
-
-
-def mix(keys: NDArray[np.uint64], seed: int, purpose: int) -> NDArray[np.uint64]:
-    """A 64-bit hash of each 128-bit key, for one purpose."""
-    return hash64(hash64(keys[:, 0], seed, purpose) ^ keys[:, 1])
-
-
-def digest_files(
-    _work: str, _out: str, paths: Sequence[str], _stats: Sequence[tuple[int, int]]
-) -> Report:
-    """sha256 of each input file."""
-    return {"sha256": [files.sha256(path) for path in paths]}
 
 
 def read_batches(
@@ -107,71 +84,6 @@ def read_batches(
                 records, texts, size = [], [], 0
     if records:
         yield records, texts
-
-
-def make_ngrams(work: str, out: str, chunks: Sequence[Chunk], config: CorpusConfig) -> Report:
-    """The n-grams of evaluation files, which train must not share."""
-    cleaner = Cleaner(config, filters=False)
-    found: list[NDArray[np.uint64]] = []
-    for chunk in chunks:
-        for _, texts in read_batches(chunk, config):
-            tokens = cleaner.clean(texts).tokens
-            found.append(np.unique(ngrams.ngram_hashes(tokens, config.decontaminate_ngram)[0]))
-    joined = np.concatenate(found) if found else np.zeros(0, np.uint64)
-    ngrams.save_set(files.join(work, f"{out}.npy"), joined)
-    return {"name": f"{out}.npy", "ngrams": len(np.unique(joined))}
-
-
-def sample_chunk(
-    work: str, out: str, chunk: Chunk, config: CorpusConfig, seed: int, limit: int
-) -> Report:
-    """The sentences of a chunk with the smallest hashes, for training sentencepiece."""
-    smallest: dict[int, str] = {}
-    most = config.sentencepiece.sample
-
-    def shrink() -> dict[int, str]:
-        return {number: smallest[number] for number in sorted(smallest)[:most]}
-
-    cleaner = Cleaner(config)
-    for _, texts in read_batches(chunk, config):
-        cleaned = cleaner.clean(texts)
-        kept = [n for n, verdict in enumerate(cleaned.verdicts) if verdict is None]
-        if not kept:
-            continue
-        keys = keys_of(cleaned.words[n] for n in kept)
-        trained_on = mix(keys, seed, HELDOUT) >= np.uint64(limit)
-        for number, train in zip(kept, trained_on.tolist(), strict=True):
-            sentences = cleaned.texts[number].split("\n") if train else []
-            fitting = [s for s in sentences if len(s.encode()) <= SAMPLE_BYTES]
-            if fitting:
-                hashes = mix(keys_of(fitting), seed, SAMPLE)
-                smallest.update(zip(hashes.tolist(), fitting, strict=True))
-        if len(smallest) > 2 * most:
-            smallest = shrink()
-    smallest = shrink()
-    data = "".join(f"{number:020d} {text}\n" for number, text in smallest.items()).encode()
-    files.write_bytes(files.join(work, f"{out}.txt"), data)
-    return {"name": f"{out}.txt", "sentences": len(smallest)}
-
-
-def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConfig) -> Report:
-    """Train the sentencepiece model on the smallest hashes of all samples."""
-    with ExitStack() as stack:
-        opened = [stack.enter_context(files.reading(files.join(work, name))) for name in samples]
-        # Every sample is sorted by its hashes, which stand in front with all their digits.
-        merged = (line for line, _ in groupby(heapq.merge(*opened)))
-        chosen = [line.decode() for line in islice(merged, config.sentencepiece.sample)]
-    sentences = (line.partition(" ")[2].rstrip("\n") for line in chosen)
-    try:
-        model = words.train_sentencepiece(sentences, config.sentencepiece, config.language)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"sentencepiece cannot be trained ({reason}); change [corpus.sentencepiece], most "
-            "likely its size, or give more text"
-        ) from error
-    files.write_bytes(files.join(work, f"{out}.model"), model)
-    return {"name": f"{out}.model", "sentences": len(chosen)}
 
 
 @dataclass

@@ -12,16 +12,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elmwright.pipeline.dedup import keys as dedup, text_parts
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.build.ray_tasks import Report
+from elmwright.pipeline.build.stages.clean import write_documents
+from elmwright.pipeline.build.stages.hashes import SHUFFLE, mix
+from elmwright.pipeline.build.stages.hashes import WEIGHT as WEIGHT_HASH
+from elmwright.pipeline.build.stages.select import (
+    Part,
+    Sides,
+    doc_keys,
+    lost_sentences,
+    paths,
+    times_taken,
+)
 from elmwright.pipeline.cleaning.funnel import KEPT, WEIGHT, Funnel
+from elmwright.pipeline.dedup import keys as dedup
+from elmwright.pipeline.dedup import text_parts
 from elmwright.pipeline.format.lanes import hash64
 from elmwright.pipeline.format.packing import Words, words_of
-from elmwright.pipeline.build.stages.clean import SHUFFLE, mix, write_documents
-from elmwright.pipeline.build.stages.clean import WEIGHT as WEIGHT_HASH
-from elmwright.pipeline.build.stages.select import Part, Sides, doc_keys, lost_sentences, paths, times_taken
-from elmwright.pipeline.report.statistics import Example, Gathered, document_histogram, gather, sentence_histogram
-from elmwright.pipeline.build.ray_tasks import Report
+from elmwright.pipeline.report.statistics import (
+    Example,
+    Gathered,
+    document_histogram,
+    gather,
+    sentence_histogram,
+)
+from elmwright.pipeline.storage import files
 
 
 @dataclass

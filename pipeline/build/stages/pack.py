@@ -5,25 +5,24 @@ vocabulary task reads only those that are frequent enough to be in it. A shard i
 shuffle hash, gathered from all parts.
 """
 
-import pyarrow.compute as pc
-import pyarrow
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
 
 import numpy as np
+import pyarrow
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.build.ray_tasks import Report
+from elmwright.pipeline.build.stages.keep import sort_order
+from elmwright.pipeline.config import VocabConfig
 from elmwright.pipeline.dedup import text_parts
 from elmwright.pipeline.format import vocab
-from elmwright.pipeline.config import VocabConfig
 from elmwright.pipeline.format.packing import pack_words, words_of
 from elmwright.pipeline.format.shards import ShardReader, write_shard
-from elmwright.pipeline.build.stages.keep import sort_order
 from elmwright.pipeline.report.statistics import coverage_points, zipf_points
-from elmwright.pipeline.build.ray_tasks import Report
+from elmwright.pipeline.storage import files
 
 TYPES_PER_RANGE = 2_000_000
 """Entries of word counts one task adds up: about 300 MB."""

@@ -8,11 +8,12 @@ sentences. What comes out are names of tables of losers; dropping them is `keep.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from elmwright.pipeline.dedup import keys as dedup, key_tables
-from elmwright.pipeline.build.stages import select
-from elmwright.pipeline.config import CorpusConfig
-from elmwright.pipeline.build.stages.select import Part, Sides
 from elmwright.pipeline.build.ray_tasks import Report, Runner, Task, task
+from elmwright.pipeline.build.stages import select
+from elmwright.pipeline.build.stages.select import Part, Sides
+from elmwright.pipeline.config import CorpusConfig
+from elmwright.pipeline.dedup import key_tables
+from elmwright.pipeline.dedup import keys as dedup
 
 PARTS_PER_LOOK = 64
 """Parts whose held-out documents one task gathers."""
@@ -48,9 +49,8 @@ def find_repeats(runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], si
     """Decide what loses, from documents down to sentences."""
     train = [part for part in parts if part.split == "train"]
     if corpus.heldout_overlap == "keep":
-        parts = (
-            train  # given sets lose nothing themselves: without them here, nothing loses to them
-        )
+        # Given sets lose nothing themselves: without them here, nothing loses to them.
+        parts = train
     has_heldout = len(train) < len(parts) or bool(sides.names)
     lost = Lost()
     if corpus.dedup != "none":
@@ -93,9 +93,7 @@ def _near(
     """Link documents that share a band, and keep the best of each cluster."""
     only_one = corpus.dedup == "near"
     wanted = None if only_one else _heldout_bands(runner, parts, lost, sides)
-    bands = [
-        task("bands", select.band_keys, part, lost.documents, sides, wanted) for part in parts
-    ]
+    bands = [task("bands", select.band_keys, part, lost.documents, sides, wanted) for part in parts]
     count = key_tables.reducers(sum(r["keys"] for r in runner.run("signatures", bands)))
     known = [(part.number, one.out) for part, one in zip(parts, bands, strict=True)]
     links = [task("links", select.link_keys, known, n, count) for n in range(count)]
@@ -109,9 +107,7 @@ def _near(
 def _heldout_bands(runner: Runner, parts: Sequence[Part], lost: Lost, sides: Sides) -> str:
     """The band keys of all held-out documents: without near-dedup, only these can matter."""
     groups = [parts[n : n + PARTS_PER_LOOK] for n in range(0, len(parts), PARTS_PER_LOOK)]
-    look = [
-        task("near", select.heldout_bands, group, lost.documents, sides) for group in groups
-    ]
+    look = [task("near", select.heldout_bands, group, lost.documents, sides) for group in groups]
     runner.run("held-out", look)
     join = task("nearset", select.join_sets, [one.out for one in look])
     runner.run("held-out set", [join])

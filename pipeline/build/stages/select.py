@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from elmwright.pipeline.dedup import keys as dedup, ngrams, text_parts, key_tables
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.dedup.clusters import band_rows, link_range, resolve
-from elmwright.pipeline.build.stages.clean import HELDOUT, WEIGHT, mix
 from elmwright.pipeline.build.ray_tasks import Report
+from elmwright.pipeline.build.stages.hashes import HELDOUT, WEIGHT, mix
+from elmwright.pipeline.dedup import key_tables, ngrams, text_parts
+from elmwright.pipeline.dedup import keys as dedup
+from elmwright.pipeline.dedup.clusters import band_rows, link_range, resolve
+from elmwright.pipeline.storage import files
 
 SMALLEST = 64
 """Hashes looked at so that a small corpus still gets its held-out documents."""
@@ -82,7 +83,8 @@ def smallest_hashes(work: str, _out: str, names: Sequence[str], seed: int) -> Re
     """The smallest held-out hashes of some parts."""
     found = [np.zeros(0, np.uint64)]
     for name in names:
-        hashes = mix(doc_keys(text_parts.load_index(files.join(work, f"{name}.npy"))), seed, HELDOUT)
+        index = text_parts.load_index(files.join(work, f"{name}.npy"))
+        hashes = mix(doc_keys(index), seed, HELDOUT)
         found.append(np.sort(hashes)[:SMALLEST])
     return {"smallest": np.sort(np.concatenate(found))[:SMALLEST].tolist()}
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from elmwright.jobs.config.explain_settings import explain
 from elmwright.jobs.config.sections import RESUMABLE
 from elmwright.jobs.config.toml_file import (
     RECIPES,
     config_from,
     config_hash,
-    explain,
     load_config,
     to_dict,
 )

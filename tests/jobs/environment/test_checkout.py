@@ -4,8 +4,7 @@ import subprocess
 from pathlib import Path
 
 from elmwright.jobs.environment.checkout import checkout, commit_of, git_state
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.places import ROOT
 
 
 def git(folder: Path, *arguments: str) -> str:

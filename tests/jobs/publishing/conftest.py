@@ -1,4 +1,4 @@
-"""What several tests of this room need."""
+"""Keys to sign bundles with, where the libraries for it are installed."""
 
 import shutil
 import subprocess

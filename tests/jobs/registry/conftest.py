@@ -1,4 +1,4 @@
-"""Both registries, for the tests of what they have in common."""
+"""Both kinds of registry, empty: tests that take `registry` run once for each."""
 
 from collections.abc import Iterator
 from pathlib import Path

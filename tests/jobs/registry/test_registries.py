@@ -26,14 +26,7 @@ from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import Shelf
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
-from tests.support.tiny_runs.registries import SENTENCE, kill_often, leftovers, sqlite
-
-
-def reference(registry: Registry, alias: str) -> str:
-    """How a user names the model."""
-    return (
-        f"{registry.uri}/tiny@{alias}" if isinstance(registry, Shelf) else f"models:/tiny@{alias}"
-    )
+from tests.support.tiny_runs.registries import SENTENCE, kill_often, leftovers, reference, sqlite
 
 
 def test_a_bundle_becomes_one_version_however_often_it_is_published_and_exported(

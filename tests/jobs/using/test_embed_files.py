@@ -9,61 +9,20 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
 from pyarrow import parquet
-from safetensors.numpy import load_file
 
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.using import embed, sentences
 from elmwright.jobs.using.embed import embed_file
-from elmwright.jobs.using.fill_cache import write_table
-from elmwright.model.encoder import TokenEncoder
-from elmwright.model.inference.elmo import TypeCache
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.errors import UserError
 from tests.support.random_model import SHAPE, write_random_model
 from tests.support.tiny import write_text
-
-LINES = ["The cat sees the dog .", "", "bird", "café \u3000 naïve 東京", "The old house"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_model(tmp_path_factory.mktemp("model") / "bundle")
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("\n".join(LINES), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def expected(model: Path) -> list[np.ndarray]:
-    reference = ReferenceBiLM(model / "options.json", model / "weights.hdf5")
-    return [
-        reference.embed(line.split())[0] if line else np.zeros((3, 0, 16), np.float64)
-        for line in LINES
-    ]
-
-
-def read(path: Path) -> list[np.ndarray]:
-    """The vectors of each sentence, in any format, by somebody else's code."""
-    if path.suffix == ".hdf5":
-        with h5py.File(path) as file:
-            return [file[str(line)][()] for line in range(len(file))]
-    if path.suffix == ".npz":
-        with np.load(path) as file:
-            return [file[str(line)] for line in range(len(file.files))]
-    rows = parquet.read_table(path).to_pylist()
-    assert [row["line"] for row in rows] == list(range(len(rows)))
-    return [np.array(row["vectors"], np.float32).reshape(row["shape"]) for row in rows]
+from tests.support.tiny_runs.embedded import LINES, read_vectors
 
 
 @pytest.mark.parametrize("suffix", [".hdf5", ".npz", ".parquet"])
@@ -72,7 +31,7 @@ def test_every_format_holds_the_reference_vectors(
 ) -> None:
     out = text.with_name(f"out{suffix}")
     assert "5 sentences, 13 words" in embed_file(str(model), str(text), out)
-    found = read(out)
+    found = read_vectors(out)
     assert [vectors.shape for vectors in found] == [vectors.shape for vectors in expected]
     for got, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(got, wanted, atol=1e-5)
@@ -97,7 +56,7 @@ def test_layers_can_be_chosen_and_mixed(
     ):
         out = text.with_name(f"{number}.npz")
         embed_file(str(model), str(text), out, **options)
-        for got, all_layers in zip(read(out), expected, strict=True):
+        for got, all_layers in zip(read_vectors(out), expected, strict=True):
             np.testing.assert_allclose(got, wanted(all_layers), atol=1e-5)
     with pytest.raises(UserError, match="--mix has 2 numbers, the model 3 layers"):
         embed_file(str(model), str(text), text.with_name("x.npz"), mix=[1, 2])
@@ -111,8 +70,8 @@ def test_the_cut_into_parts_shows_nowhere(
     embed_file(str(model), str(text), whole)
     monkeypatch.setattr(embed, "PART_BYTES", 700)
     embed_file(str(model), str(text), cut)
-    assert len(read(whole)) == len(text.read_text().splitlines())
-    for a, b in zip(read(whole), read(cut), strict=True):
+    assert len(read_vectors(whole)) == len(text.read_text().splitlines())
+    for a, b in zip(read_vectors(whole), read_vectors(cut), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
@@ -162,7 +121,7 @@ def test_a_killed_command_goes_on_where_it_was(
     assert not third.parent.exists()
     embed_file(str(model), str(text), undisturbed)
     assert made[len(names) - 3 :] == names
-    for a, b in zip(read(out), read(undisturbed), strict=True):
+    for a, b in zip(read_vectors(out), read_vectors(undisturbed), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
@@ -189,7 +148,7 @@ def test_parts_of_another_text_or_model_are_not_taken(
     embed_file(str(other), str(text), out)
     reference = ReferenceBiLM(other / "options.json", other / "weights.hdf5")
     wanted, _ = reference.embed("The dog sees the cat .".split())
-    for got in read(out):
+    for got in read_vectors(out):
         np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
@@ -202,7 +161,9 @@ def test_workers_make_the_same_file(
     assert len(embed.pieces(text, 3000)) > 3
     for name, workers in (("one.npz", 1), ("two.npz", 2)):
         embed_file(str(model), str(text), tmp_path / name, layers="top", workers=workers)
-    for one, two in zip(read(tmp_path / "one.npz"), read(tmp_path / "two.npz"), strict=True):
+    for one, two in zip(
+        read_vectors(tmp_path / "one.npz"), read_vectors(tmp_path / "two.npz"), strict=True
+    ):
         np.testing.assert_allclose(one, two, atol=1e-5)
     text.write_bytes(b"fine\n" * 2000 + b"\xff\n")
     with pytest.raises(UserError, match=r"^\S+ is not UTF-8 \(.*\); convert it first$"):
@@ -215,7 +176,7 @@ def test_a_text_through_a_pipe(model: Path, tmp_path: Path, expected: list[np.nd
         [sys.executable, "-m", "elmwright.jobs.cli", "embed", str(model), "-", "-o", str(out)],
         input="\ufeff" + "\r\n".join(LINES), text=True, check=True, encoding="utf-8",
     )  # fmt: skip
-    for got, wanted in zip(read(out), expected, strict=True):
+    for got, wanted in zip(read_vectors(out), expected, strict=True):
         np.testing.assert_allclose(got, wanted, atol=1e-5)
     assert [p.name for p in tmp_path.iterdir()] == ["out.npz"]
 
@@ -225,7 +186,7 @@ def test_a_line_of_ten_thousand_words_and_a_text_of_one(model: Path, tmp_path: P
     words = [f"w{n % 700}" for n in range(10_000)]
     text.write_text(" ".join(words) + "\nbird\n")
     embed_file(str(model), str(text), out)
-    long, short = read(out)
+    long, short = read_vectors(out)
     assert long.shape == (3, 10_000, 16)
     assert short.shape == (3, 1, 16)
     reference = ReferenceBiLM(model / "options.json", model / "weights.hdf5")
@@ -290,7 +251,7 @@ def test_outputs_that_are_refused(
     assert "exists already" in mistake("-o", out)
     assert out.read_text() == "precious"
     assert main(["embed", str(model), str(text), "-o", str(out), "--force"]) == 0
-    assert len(read(out)) == len(LINES)
+    assert len(read_vectors(out)) == len(LINES)
     capsys.readouterr()
     assert "--format hdf5|parquet|npz" in mistake("-o", text.with_name("out.bin"))
     assert "is a folder" in mistake("-o", text.parent, "--format", "npz")
@@ -312,88 +273,6 @@ def test_two_commands_for_one_output(model: Path, text: Path) -> None:
     ):
         embed_file(str(model), str(text), out)
     assert os.listdir(text.parent) == ["text.txt"]
-
-
-def test_a_table_of_token_vectors_spares_their_encoding_and_changes_nothing(
-    model: Path, text: Path, expected: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table, out = text.with_name("table.safetensors"), text.with_name("out.npz")
-    assert main(["fill-cache", str(model), "-o", str(table)]) == 0
-    encoded: list[int] = []
-    encode = TokenEncoder.forward
-
-    def noted(self: TokenEncoder, chars: torch.Tensor) -> torch.Tensor:
-        encoded.append(len(chars))
-        return encode(self, chars)
-
-    monkeypatch.setattr(TokenEncoder, "forward", noted)
-    assert main(["embed", str(model), str(text), "-o", str(out), "--cache", str(table)]) == 0
-    assert sum(encoded) == 3, "only café, naïve and 東京 are not in the vocabulary"
-    for got, wanted in zip(read(out), expected, strict=True):
-        np.testing.assert_allclose(got, wanted, atol=1e-5)
-
-
-def test_tables_that_are_refused(model: Path, text: Path, tmp_path: Path) -> None:
-    table, out = tmp_path / "table.safetensors", tmp_path / "out.npz"
-    other = write_random_model(tmp_path / "other", seed=2)
-    (tmp_path / "words.txt").write_text("bird\nbird\n\nhouse\n", encoding="utf-8")
-    assert "4 words, <S> and </S> among them" in write_table(
-        str(other), table, str(tmp_path / "words.txt")
-    )
-    with pytest.raises(UserError, match="was made for another model"):
-        embed_file(str(model), str(text), out, table=str(table))
-    with pytest.raises(UserError, match="exists already"):
-        write_table(str(other), table)
-    with pytest.raises(UserError, match="there is no word list"):
-        write_table(str(other), tmp_path / "x", str(tmp_path / "none.txt"))
-    table.write_bytes(table.read_bytes()[:100])
-    with pytest.raises(UserError, match="cannot be read as a table"):
-        embed_file(str(model), str(text), out, table=str(table))
-    with pytest.raises(UserError, match="is not a table"):
-        embed_file(str(model), str(text), out, table=str(model / "model.safetensors"))
-    with pytest.raises(UserError, match="cannot be read as a table"):
-        embed_file(str(model), str(text), out, table=str(tmp_path / "none"))
-
-
-def test_a_table_with_any_changed_byte_is_refused(model: Path, text: Path) -> None:
-    table, out = text.with_name("table.safetensors"), text.with_name("out.npz")
-    write_table(str(model), table)
-    data = table.read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    for at in (start, start + 3, (start + len(data)) // 2, len(data) - 1):
-        changed = bytearray(data)
-        changed[at] ^= 1
-        table.write_bytes(changed)
-        with pytest.raises(UserError, match=r"table\.safetensors is damaged; make it again"):
-            embed_file(str(model), str(text), out, table=str(table))
-    table.write_bytes(data)
-    embed_file(str(model), str(text), out, table=str(table))
-
-
-def test_a_table_of_numbers_that_are_none_is_refused(
-    model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = text.with_name("table.safetensors")
-    encode = TypeCache.encode
-
-    def spoilt(self: TypeCache, *arguments: Any) -> Any:
-        vectors, places = encode(self, *arguments)
-        return vectors / 0, places
-
-    with monkeypatch.context() as now:
-        now.setattr(TypeCache, "encode", spoilt)
-        write_table(str(model), table)
-    with pytest.raises(UserError, match="not finite"):
-        embed_file(str(model), str(text), text.with_name("out.npz"), table=str(table))
-
-
-def test_a_word_list_of_another_system_is_understood(model: Path, tmp_path: Path) -> None:
-    lists = {"unix": b"bird\nhouse\n", "other": b"\xef\xbb\xbfbird\r\nhouse\r\n\r\n"}
-    for name, content in lists.items():
-        (tmp_path / name).write_bytes(content)
-        write_table(str(model), tmp_path / f"{name}.table", str(tmp_path / name))
-    words = [bytes(load_file(tmp_path / f"{name}.table")["words"]) for name in lists]
-    assert words == [b"<S>\n</S>\nbird\nhouse"] * 2
 
 
 def test_a_pipe_that_fails_leaves_nothing_and_is_called_standard_input(

@@ -6,14 +6,9 @@ import pytest
 
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.using.unknown_words import about_unknown
-from tests.support.random_model import VOCAB, write_random_model
+from tests.support.random_model import VOCAB
 
 RAW = "The dog. The cat. The bird. The house. The dog's cat's bird's house.\n" * 3
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_model(tmp_path_factory.mktemp("model") / "bundle")
 
 
 def test_more_than_a_third_is_too_many() -> None:

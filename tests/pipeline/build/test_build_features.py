@@ -24,7 +24,14 @@ from elmwright.pipeline.config import (
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.report.statistics import Statistics
-from tests.support.corpus.corpora import digests, dropped, make, random_document, sentences, some_text
+from tests.support.corpus.corpora import (
+    digests,
+    dropped,
+    make,
+    random_document,
+    sentences,
+    some_text,
+)
 from tests.support.corpus.read_statistics import read_statistics
 
 pytestmark = pytest.mark.usefixtures("ray_here")

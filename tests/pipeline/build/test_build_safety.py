@@ -9,16 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.pipeline.build import driver, corpus_folder, ray_tasks
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.config import CorpusConfig, Pieces, Source, VocabConfig
+from elmwright.pipeline.build import corpus_folder, driver, ray_tasks
+from elmwright.pipeline.build.ray_tasks import Runner, task
+from elmwright.pipeline.build.sample import try_rules
 from elmwright.pipeline.build.up_to_date import vocab_file
+from elmwright.pipeline.config import CorpusConfig, Pieces, Source, VocabConfig
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.build.sample import try_rules
-from elmwright.pipeline.build.ray_tasks import Runner, task
 from elmwright.pipeline.format.verify_corpus import verify_corpus
-from tests.support.corpus.corpora import digests, dropped, make, random_document, sentences, some_text
+from elmwright.pipeline.storage import files
+from tests.support.corpus.corpora import (
+    digests,
+    dropped,
+    make,
+    random_document,
+    sentences,
+    some_text,
+)
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 

@@ -1,10 +1,6 @@
 """A corpus build: the same bytes whatever happens, nothing lost unseen, and clear refusals."""
 
-import bz2
-import errno
-import gzip
 import json
-import lzma
 import os
 import shutil
 import signal
@@ -18,22 +14,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pytest
 import webdataset
 
-from elmwright.pipeline.build import driver, corpus_folder, ray_tasks
-from elmwright.pipeline.reading import harvest
-from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Pieces, ShardsConfig
+from elmwright.pipeline.build import corpus_folder, driver
+from elmwright.pipeline.build.ray_tasks import Runner, Task
+from elmwright.pipeline.build.stages.repeats import count_pieces
 from elmwright.pipeline.build.up_to_date import corpus_key, is_current
+from elmwright.pipeline.config import CorpusConfig, Pieces, ShardsConfig
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.progress import Advance
-from elmwright.pipeline.build.stages.repeats import count_pieces
-from elmwright.pipeline.storage.disk import atomic_file
-from elmwright.pipeline.build.ray_tasks import Runner, Task, task
 from elmwright.pipeline.format.verify_corpus import verify_corpus
 from elmwright.pipeline.format.vocab import load_counts, load_vocab
+from elmwright.pipeline.progress import Advance
 from tests.support.corpus.corpora import SHARDS, VOCAB, digests, make, sentences, some_text
 
 pytestmark = pytest.mark.usefixtures("ray_here")
@@ -260,57 +253,6 @@ def test_verification_names_the_damaged_file(tmp_path, damage):
     assert str(path) in problem
 
 
-COMPRESS = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": lambda data: pyarrow.compress(data, codec="zstd", asbytes=True),
-}
-
-
-@pytest.mark.parametrize("ending", COMPRESS)
-def test_compressed_files_are_read_like_plain_ones(tmp_path, ending):
-    path = tmp_path / f"in.txt{ending}"
-    path.write_bytes(COMPRESS[ending](b"\xef\xbb\xbfOne fine day.\n\nAnother fine day."))
-    make(tmp_path / "out", CorpusConfig(sources=(str(path),), heldout={}))
-    assert sorted(sentences(tmp_path / "out", "train")) == ["Another fine day .", "One fine day ."]
-
-
-def test_broken_records_are_counted_and_skipped(tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"text": "Good one."}\n{"text": 3}\nnonsense\n{"text": "Good two."}\n')
-    manifest = make(tmp_path / "out", CorpusConfig(sources=(str(path),), heldout={}))
-    assert {s.rule: s.documents for s in manifest.funnel}["broken"] == 2
-    assert manifest.splits["train"].documents == 2
-
-
-SOME = some_text(60).encode()
-BAD = [
-    ("none.txt", None, {}, "does not exist"),
-    ("*.nothing", None, {}, "matches no file"),
-    ("in.txt", b"", {}, "hold no text"),
-    ("in.txt", b"Hi.", {"min_words": 9}, "'min_words' dropped"),
-    ("in.txt", b"abc", {"encoding": "utf-99"}, "not an encoding"),
-    ("in.jsonl", b'{"body": "x"}\n', {}, "no text field"),
-    ("in.txt.gz", gzip.compress(SOME)[:900], {"strict": True}, "truncated or damaged"),
-    ("in.txt.zst", COMPRESS[".zst"](SOME)[:900], {"strict": True}, "damaged"),
-    ("in.txt", b"abc", {"heldout": {"a.b": ("in.txt",)}}, "cannot name a held-out set"),
-]
-
-
-@pytest.mark.parametrize(("name", "data", "settings", "sentence"), BAD)
-def test_bad_input_is_told_in_one_sentence(tmp_path, name, data, settings, sentence):
-    path = tmp_path / name
-    if data is not None:
-        path.write_bytes(data)
-    with pytest.raises(UserError) as error:
-        make(tmp_path / "out", CorpusConfig(sources=(str(path),), **settings))
-    assert sentence in str(error.value)
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "out" / "MANIFEST.json").exists()
-
-
 def test_too_little_disk_is_told_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_text(some_text(30))
     monkeypatch.setattr(corpus_folder, "free_bytes", lambda _folder: 10)
@@ -318,55 +260,10 @@ def test_too_little_disk_is_told_before_the_work(tmp_path, monkeypatch):
         make(tmp_path / "out", CorpusConfig(sources=(str(tmp_path / "in.txt"),)))
 
 
-def test_a_task_whose_worker_is_killed_is_run_again(tmp_path):
-    def die_once(_work: str, _out: str) -> dict[str, int]:
-        if not (tmp_path / "died").exists():
-            (tmp_path / "died").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return {"answer": 42}
-
-    runner = Runner(str(tmp_path / "work"), driver.silent, None, lambda: False)
-    assert runner.run("test", [task("one", die_once)]) == [{"answer": 42}]
-
-
-def test_a_full_disk_in_a_task_is_told_in_one_sentence(tmp_path):
-    def fill(_work: str, _out: str) -> dict[str, int]:
-        with atomic_file(tmp_path / "big") as file:
-            file.write(b"x")
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    runner = Runner(str(tmp_path / "work"), driver.silent, None, lambda: False)
-    with pytest.raises(UserError, match=r"no space left on the disk of .* nothing is lost"):
-        runner.run("test", [task("one", fill)])
-    assert list(tmp_path.glob("*big*")) == []
-
-
 def test_a_manifest_of_another_format_is_refused(tmp_path):
     (tmp_path / "MANIFEST.json").write_text('{"format": 99, "created_by": "elmwright 9"}')
     with pytest.raises(UserError, match=r"format 99.*elmwright 9"):
         Manifest.load(tmp_path)
-
-
-def test_the_same_file_named_twice_is_read_once(tmp_path):
-    (tmp_path / "in.txt").write_text("One fine day.")
-    config = CorpusConfig(
-        sources=(str(tmp_path), str(tmp_path / "in.txt"), str(tmp_path / "*.txt")),
-        heldout={},
-        dedup="none",
-    )
-    assert make(tmp_path / "out", config).splits["train"].documents == 1
-
-
-def test_the_harvest_is_frozen_once(tmp_path, monkeypatch):
-    modules = [(name, path) for name, path in harvest.list_modules() if name.startswith("json/")]
-    assert len(modules) >= 4
-    monkeypatch.setattr(harvest, "list_modules", lambda: modules)
-    config = CorpusConfig(sources=(EMBEDDED,), heldout={"heldout": 0.2})
-    first = make(tmp_path, config)
-    assert any("JSON" in sentence for sentence in sentences(tmp_path, "train"))
-    monkeypatch.setattr(harvest, "list_modules", lambda: modules[:1])
-    again = make(tmp_path, config, seed=8)
-    assert again.inputs == first.inputs
 
 
 def test_people_see_one_line_per_stage_in_their_own_words(tmp_path, corpus):
@@ -420,34 +317,3 @@ def test_a_stage_of_copies_is_filled_piece_by_piece(tmp_path, corpus, monkeypatc
         settings = replace(corpus, dedup=dedup, dedup_lines=lines)
         make(tmp_path / dedup, settings)
         assert before[1] - before[0] == count_pieces(settings, True) - 1, dedup
-
-
-def test_pressed_twice_nobody_waits_for_tasks_at_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The note for tasks in the queue stays, and the next build removes it."""
-    import ray
-
-    waited: list[float] = []
-
-    class Remote:
-        def remote(self, *_: object) -> object:
-            return object()
-
-    def wait(references: list[object], *, timeout: float, num_returns: int = 1) -> object:
-        waited.append(timeout)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ray_tasks, "_remote", Remote)
-    monkeypatch.setattr(ray, "wait", wait)
-    runner = Runner(str(tmp_path / "work"), driver.silent, 2, lambda: False)
-    with pytest.raises(KeyboardInterrupt):
-        runner.run("stage", [task("stage", run_nothing)])
-    assert waited == [0.5]
-    assert Path(runner.recall).exists()
-    runner.prune()
-    assert not Path(runner.recall).exists()
-
-
-def run_nothing(*_: object) -> dict[str, Any]:
-    return {}

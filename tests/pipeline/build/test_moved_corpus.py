@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.build.up_to_date import corpus_key, is_current
+from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.format.manifest import NAME, Manifest
+from elmwright.pipeline.storage import files
 from tests.support.corpus.corpora import SHARDS, VOCAB, make, some_text
 
 pytestmark = pytest.mark.usefixtures("ray_here")

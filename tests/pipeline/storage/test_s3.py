@@ -17,7 +17,7 @@ from elmwright.pipeline.config import CorpusConfig, Source
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.verify_corpus import verify_corpus
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage import files, object_store
 from tests.support.corpus.corpora import digests, make, sentences, some_text
 
 
@@ -56,13 +56,13 @@ def test_files_in_a_store_are_written_read_listed_and_removed(s3):
 
 
 def test_a_forked_process_opens_connections_of_its_own(s3):
-    here, _ = files.file_system("s3://bucket/x")
-    assert files.file_system("s3://bucket/y")[0] is here
+    here, _ = object_store.file_system("s3://bucket/x")
+    assert object_store.file_system("s3://bucket/y")[0] is here
     fork = multiprocessing.get_context("fork")
     same = fork.Value("b", 2)
 
     def look():
-        same.value = files.file_system("s3://bucket/x")[0] is here
+        same.value = object_store.file_system("s3://bucket/x")[0] is here
 
     child = fork.Process(target=look)
     child.start()
@@ -106,7 +106,7 @@ def test_a_source_that_is_not_in_the_store_is_told_in_one_sentence(store):
 
 
 def test_a_task_is_tried_again_when_the_store_drops_the_connection(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "PAUSE", 0.01)
+    monkeypatch.setattr(object_store, "PAUSE", 0.01)
     tries = []
 
     def shaky(_work, _out):
@@ -122,7 +122,7 @@ def test_a_task_is_tried_again_when_the_store_drops_the_connection(tmp_path, mon
 
 
 def test_a_store_that_never_answers_is_told_in_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "PAUSE", 0.01)
+    monkeypatch.setattr(object_store, "PAUSE", 0.01)
 
     def dead(_work, _out):
         raise OSError("AWS Error NETWORK_CONNECTION\nduring GetObject")
@@ -178,20 +178,20 @@ def test_connections_that_drop_in_the_middle_lose_nothing(s3, monkeypatch):
         files.write_bytes(f"s3://bucket/drop/{number}.bin", data)
     proxy = Dropping(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]))
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
-    files._connect.cache_clear()
+    object_store._connect.cache_clear()
     try:
 
         def read_all(_work, _out):
             assert [files.read_bytes(f"s3://bucket/drop/{n}.bin") for n in range(6)] == [data] * 6
             return {}
 
-        monkeypatch.setattr(files, "PAUSE", 0.01)
+        monkeypatch.setattr(object_store, "PAUSE", 0.01)
         mark, recall = "s3://bucket/drop/x.done.json", "s3://bucket/drop/recall"
         run_once(mark, recall, read_all, "s3://bucket/drop", "x", (), {})
         assert proxy.dropped == 2
     finally:
         proxy.server.close()
-        files._connect.cache_clear()
+        object_store._connect.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_globs_in_a_store_mean_what_they_mean_on_a_disk(pattern, matches, other)
 
 def test_a_digest_with_403_in_it_is_no_refusal():
     dropped = "AWS Error NETWORK_CONNECTION for key clean/a403f401.arrow"
-    with pytest.raises(OSError, match="NETWORK_CONNECTION"), files._remote("s3://b/x"):
+    with pytest.raises(OSError, match="NETWORK_CONNECTION"), object_store.explaining("s3://b/x"):
         raise OSError(dropped)
-    with pytest.raises(UserError, match="refuses"), files._remote("s3://b/x"):
+    with pytest.raises(UserError, match="refuses"), object_store.explaining("s3://b/x"):
         raise OSError("AWS Error ACCESS_DENIED during GetObject")

@@ -10,8 +10,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from elmwright.jobs.config.explain_settings import explain, field_docs
 from elmwright.jobs.config.sections import RESUMABLE, TRAINING_SECTIONS, RunConfig
-from elmwright.jobs.config.toml_file import explain, field_docs
 from elmwright.jobs.runbook.target import Target
 from elmwright.pipeline.config import Source
 from tests.support.places import DOCS

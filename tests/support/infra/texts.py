@@ -9,7 +9,7 @@ from tests.support.places import INFRA
 TEXT = {
     path.relative_to(INFRA).as_posix(): path.read_text()
     for path in sorted(INFRA.rglob("*"))
-    if path.is_file() and path.name != "cluster.py" and "__pycache__" not in path.parts
+    if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
 }
 
 

@@ -1,5 +1,10 @@
-"""Registries to publish to, and a process that is killed while it publishes."""
+"""Registries for tests: one on SQLite, what is stored in one, and publishing that is killed.
 
+A publish is killed in a process of its own (`publisher.py`), at seeded moments of the time that a
+whole one takes.
+"""
+
+import json
 import os
 import random
 import shutil
@@ -7,12 +12,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from elmwright.jobs.bundles.bundle import write_sums
 from elmwright.jobs.publishing.promotion import publish_bundle
 from elmwright.jobs.registry.contract import Registry
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
@@ -28,6 +35,13 @@ def sqlite(folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Mlf
     uri = f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     return MlflowRegistry(uri)
+
+
+def reference(registry: Registry, alias: str) -> str:
+    """How a user names the model."""
+    return (
+        f"{registry.uri}/tiny@{alias}" if isinstance(registry, Shelf) else f"models:/tiny@{alias}"
+    )
 
 
 def leftovers(registry: Registry) -> int:
@@ -99,3 +113,17 @@ def kill_often(registry: Registry, uri: str, bundle: Path, times: int) -> None:
             registry.fetch(name, version.version)
     print(f"{times} kills within {longest:.2f} s, {ended} came too late")
     assert ended < times
+
+
+def another(bundle: Path, folder: Path, number: int = 0, **config: Any) -> Path:
+    """A bundle that is whole and says something else."""
+    shutil.copytree(bundle, folder)
+    change(folder / "config.json", lambda saved: saved.update({"number": number, **config}))
+    write_sums(folder)
+    return folder
+
+
+def change(path: Path, how: Callable[[Any], object]) -> None:
+    content = json.loads(path.read_text())
+    how(content)
+    path.write_text(json.dumps(content))

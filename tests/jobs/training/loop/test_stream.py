@@ -24,7 +24,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import block_at
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import read_tar
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage import files, object_store
 from elmwright.pipeline.storage.disk import sha256_bytes
 from tests.support.tiny_runs.training import losses, prepare, weights
 
@@ -292,7 +292,7 @@ def test_a_transfer_that_is_damaged_once_is_repeated_and_twice_is_told(
 def test_a_store_that_drops_connections_is_asked_again_and_given_up_in_a_sentence(
     stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "PAUSE", 0.001)
+    monkeypatch.setattr(object_store, "PAUSE", 0.001)
     real, calls = files.read_range, []
 
     def shaky(path: str, begin: int, end: int) -> bytes:

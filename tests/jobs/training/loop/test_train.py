@@ -18,7 +18,8 @@ from elmwright.jobs.training.loop.stream import (
     round_batches,
     training_batch,
 )
-from elmwright.jobs.training.loop.train import learning_rate, train
+from elmwright.jobs.training.loop.train import train
+from elmwright.jobs.training.loop.training_step import learning_rate
 from elmwright.model.config import OptimConfig
 from elmwright.model.softmax import draw_negatives
 from elmwright.pipeline.format.manifest import Manifest
