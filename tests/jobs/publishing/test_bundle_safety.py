@@ -14,7 +14,7 @@ from elmwright.jobs.cli.command import main
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
-from tests.support.tiny_runs.bundles import contents, copy
+from tests.support.bundles import contents, copy
 
 
 def test_any_changed_byte_of_any_file_is_found_and_the_file_named(

@@ -37,8 +37,8 @@ from elmwright.pipeline.config import Pieces
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import write_json
+from tests.support.bundles import contents, copy
 from tests.support.places import ROOT
-from tests.support.tiny_runs.bundles import contents, copy
 
 
 def test_the_same_checkpoint_gives_the_same_bytes(

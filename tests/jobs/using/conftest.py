@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from elmwright.model.reference import ReferenceBiLM
+from tests.support.embedded import LINES
 from tests.support.random_model import write_random_model
-from tests.support.tiny_runs.embedded import LINES
 
 
 @pytest.fixture(scope="module")

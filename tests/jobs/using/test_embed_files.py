@@ -20,9 +20,9 @@ from elmwright.jobs.using import embed, sentences
 from elmwright.jobs.using.embed import embed_file
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.errors import UserError
+from tests.support.embedded import LINES, read_vectors
 from tests.support.random_model import SHAPE, write_random_model
 from tests.support.tiny import write_text
-from tests.support.tiny_runs.embedded import LINES, read_vectors
 
 
 @pytest.mark.parametrize("suffix", [".hdf5", ".npz", ".parquet"])

@@ -14,8 +14,8 @@ from elmwright.jobs.using.fill_cache import write_table
 from elmwright.model.encoder import TokenEncoder
 from elmwright.model.inference.elmo import TypeCache
 from elmwright.pipeline.errors import UserError
+from tests.support.embedded import read_vectors
 from tests.support.random_model import write_random_model
-from tests.support.tiny_runs.embedded import read_vectors
 
 
 def test_a_table_of_token_vectors_spares_their_encoding_and_changes_nothing(

@@ -1,8 +1,10 @@
 """Small corpora for tests: made-up text, a build, and what came out of it."""
 
 import hashlib
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -72,3 +74,14 @@ def sentences(folder: Path | str, split: str) -> list[str]:
 def dropped(manifest: Manifest) -> dict[str, int]:
     """Documents each rule dropped."""
     return {step.rule: step.documents for step in manifest.funnel}
+
+
+def write_documents(path: Path, documents: list[list[str]]) -> Path:
+    """Documents, given as words, as JSON Lines."""
+    path.write_text("".join(json.dumps({"text": " ".join(d) + "."}) + "\n" for d in documents))
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file of JSON Lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,6 +1,7 @@
 """statistics.json as the dataclass that was written into it."""
 
 import json
+from pathlib import Path
 
 from elmwright.pipeline.report.statistics import Example, SourceCount, StageTime, Statistics
 
@@ -20,3 +21,8 @@ def read_statistics(content: bytes) -> Statistics:
     for name in ("zipf", "coverage"):
         values[name] = tuple((rank, value) for rank, value in values[name])
     return Statistics(**values)
+
+
+def statistics_of(folder: Path) -> Statistics:
+    """The statistics of a finished corpus."""
+    return read_statistics((folder / "statistics.json").read_bytes())

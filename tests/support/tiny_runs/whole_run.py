@@ -1,4 +1,4 @@
-"""A tiny run of the whole command, to be started, killed and compared by its digests."""
+"""A tiny run of every stage, started as a command so that it can be killed."""
 
 import subprocess
 import time

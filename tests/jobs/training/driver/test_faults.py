@@ -17,7 +17,7 @@ from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoint
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.training.loop import train as loop
+from elmwright.jobs.training.loop import training_step
 from elmwright.jobs.training.loop.exchange import PeerLost, Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import UserError
@@ -77,14 +77,14 @@ def hang(rank: int, world: int, config_path: str, port: int) -> None:
     )  # fmt: skip
     config = load_config(config_path)
     folder = RunFolder.of(config)
-    real = loop.draw_negatives
+    real = training_step.draw_negatives
 
     def draw(seed: int, step: int, *rest: int) -> object:
         if step == 5 and rank == 1:
             signal.pause()
         return real(seed, step, *rest)
 
-    loop.draw_negatives = draw  # type: ignore[assignment]
+    training_step.draw_negatives = draw  # type: ignore[assignment]
     try:
         train(config, folder, 1, Ranks(rank, world))
     except PeerLost as error:

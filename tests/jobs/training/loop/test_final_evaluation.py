@@ -18,7 +18,7 @@ from elmwright.jobs.publishing.choose_checkpoint import choose, list_scored
 from elmwright.jobs.publishing.export import export_run
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.rundir.stop_request import ask_to_stop
-from elmwright.jobs.training.loop import evaluate_training
+from elmwright.jobs.training.loop import evaluate_training, training_step
 from elmwright.jobs.training.loop import train as loop
 from elmwright.jobs.training.loop.evaluate import evaluate, evaluate_probe, final_limit
 from elmwright.jobs.training.loop.exchange import Ranks
@@ -201,7 +201,7 @@ def test_asked_to_stop_in_the_last_evaluation_it_saves_and_evaluates_when_resume
     assert read_json(run.result) is None
     assert list_checkpoints(run.checkpoints)[-1].step == 6
     Path(run.stop_request).unlink()
-    monkeypatch.setattr(loop, "sampled_loss", pytest.fail)
+    monkeypatch.setattr(training_step, "sampled_loss", pytest.fail)
     train(config, run, begin_attempt(run.attempt), Ranks())
     for key in ("checkpoint_sha256", "evaluation", "probe"):
         assert (read_json(run.result) or {})[key] == (read_json(whole.result) or {})[key]
@@ -225,7 +225,7 @@ def test_the_last_checkpoint_is_on_disk_before_the_last_evaluation_begins(
             train(config, run, begin_attempt(run.attempt), Ranks())
     assert list_checkpoints(run.checkpoints)[-1].step == 6
     assert read_json(run.result) is None
-    monkeypatch.setattr(loop, "sampled_loss", pytest.fail)
+    monkeypatch.setattr(training_step, "sampled_loss", pytest.fail)
     train(config, run, begin_attempt(run.attempt), Ranks())
     assert (read_json(run.result) or {})["step"] == 6
 

@@ -114,18 +114,18 @@ def test_the_full_softmax_is_trained_when_negatives_reach_the_vocabulary(
 def test_a_loss_that_is_not_finite_skips_the_update_and_is_recorded(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from elmwright.jobs.training.loop import train as loop
+    from elmwright.jobs.training.loop import training_step
 
     config, run = prepare(tmp_path, corpus)
     begin_attempt(run.attempt)
-    real, calls = loop.sampled_loss, []
+    real, calls = training_step.sampled_loss, []
 
     def sometimes_nan(*arguments: object) -> torch.Tensor:
         calls.append(1)
         loss = real(*arguments)  # type: ignore[arg-type]
         return loss * float("nan") if len(calls) in (9, 10) else loss
 
-    monkeypatch.setattr(loop, "sampled_loss", sometimes_nan)
+    monkeypatch.setattr(training_step, "sampled_loss", sometimes_nan)
     train(config, run, 1, Ranks())
     state = read_json(join(list_checkpoints(run.checkpoints)[-1].path, "state.json"))
     assert (state["step"], state["skipped"]) == (STEPS, [4])

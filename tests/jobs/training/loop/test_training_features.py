@@ -13,7 +13,7 @@ from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoint
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.training.loop import train as loop
+from elmwright.jobs.training.loop import training_step
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
@@ -113,7 +113,7 @@ def broken_by(update: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Losses are NaN from that update on, as long as it has been made; the updates made."""
     now: list[int] = [0]
     made: list[int] = []
-    draw, loss, step = loop.draw_negatives, loop.sampled_loss, Optimizer.step
+    draw, loss, step = training_step.draw_negatives, training_step.sampled_loss, Optimizer.step
 
     def note_step(seed: int, number: int, *rest: int) -> object:
         now[0] = number
@@ -128,8 +128,8 @@ def broken_by(update: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         value = loss(*arguments)  # type: ignore[arg-type]
         return value * float("nan") if update in made and now[0] > update else value
 
-    monkeypatch.setattr(loop, "draw_negatives", note_step)
-    monkeypatch.setattr(loop, "sampled_loss", maybe_nan)
+    monkeypatch.setattr(training_step, "draw_negatives", note_step)
+    monkeypatch.setattr(training_step, "sampled_loss", maybe_nan)
     monkeypatch.setattr(Optimizer, "step", note_update)
     return made
 
@@ -157,7 +157,7 @@ def test_going_back_before_the_first_checkpoint_begins_anew(
 def test_going_back_that_does_not_help_is_reported_and_not_tried_for_ever(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw, loss, calls = loop.draw_negatives, loop.sampled_loss, []
+    draw, loss, calls = training_step.draw_negatives, training_step.sampled_loss, []
 
     def note(seed: int, step: int, *rest: int) -> object:
         calls.append(step)
@@ -166,8 +166,8 @@ def test_going_back_that_does_not_help_is_reported_and_not_tried_for_ever(
     def bad(*arguments: object) -> torch.Tensor:
         return loss(*arguments) * (float("nan") if calls[-1] > 6 else 1)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loop, "draw_negatives", note)
-    monkeypatch.setattr(loop, "sampled_loss", bad)
+    monkeypatch.setattr(training_step, "draw_negatives", note)
+    monkeypatch.setattr(training_step, "sampled_loss", bad)
     with pytest.raises(Failed, match=r"from step 10 on, 3 .* has not helped; lower optim.lr"):
         trained(tmp_path / "run", corpus, train_max_bad_steps=3)
     assert max(calls) == 12
@@ -199,7 +199,7 @@ def test_it_starts_from_another_model_and_takes_over_the_rows_of_shared_words(
     blank, _ = prepare_blank(tmp_path / "blank", corpus)
     trainer = begin(blank, run, Manifest.load(corpus), Ranks())
     untouched = trainer.softmax.weight[5].clone()
-    adopt(trainer, config, RunFolder(run.root, run.scratch, str(mine)))
+    adopt(trainer, config, RunFolder(run.root, run.scratch, str(mine)), Path)
     theirs = loaded.softmax.weight
     assert torch.equal(trainer.softmax.weight[3], theirs[4])
     assert torch.equal(trainer.softmax.weight[4], theirs[3])
