@@ -1,8 +1,6 @@
 """What goes wrong in MLflow as a registry: things deleted, unanswered or changed there."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ from mlflow.exceptions import MlflowException
 from elmwright.jobs.bundles.bundle import SUMS, verify_bundle, write_sums
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.publishing.promotion import promote, publish_bundle
+from elmwright.jobs.registry import mlflow_registry
 from elmwright.jobs.registry.logged_models import LoggedModels
-from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.serving import Embedder
 from elmwright.pipeline.errors import UserError
 from tests.support.tiny_runs.registries import change, leftovers, sqlite
@@ -46,12 +44,12 @@ def test_leftovers_are_found_on_every_page(
     def one_at_a_time(self: MlflowClient, *given: Any, **more: Any) -> Any:
         return real(self, *given, **{**more, "max_results": 1})
 
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(MlflowClient, "search_logged_models", one_at_a_time)
     with monkeypatch.context() as patch:
-        patch.setattr(MlflowRegistry, "_create_version", interrupted)
+        patch.setattr(MlflowClient, "create_model_version", interrupted)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 publish_bundle(registry, bundle, "tiny", "candidate")
@@ -64,13 +62,13 @@ def test_a_version_whose_creation_was_not_answered_keeps_its_files(
     tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
 ) -> None:
     registry = sqlite(tmp_path, empty_database, monkeypatch)
-    real = MlflowRegistry._create_version
+    real = MlflowClient.create_model_version
 
-    def unanswered(self: MlflowRegistry, *given: Any) -> None:
-        real(self, *given)
+    def unanswered(self: MlflowClient, *given: Any, **more: Any) -> None:
+        real(self, *given, **more)
         raise MlflowException("timed out")
 
-    monkeypatch.setattr(MlflowRegistry, "_create_version", unanswered)
+    monkeypatch.setattr(MlflowClient, "create_model_version", unanswered)
     assert publish_bundle(registry, bundle, "tiny", "candidate") == 1
     verify_bundle(registry.fetch("tiny", 1))
 
@@ -80,12 +78,7 @@ def test_who_comes_second_removes_what_it_sent_after_it_was_swept_away(
 ) -> None:
     """As on a server, where nobody is alone."""
     registry = sqlite(tmp_path, empty_database, monkeypatch)
-
-    @contextmanager
-    def not_alone(_: MlflowRegistry) -> Iterator[bool]:
-        yield False
-
-    monkeypatch.setattr(MlflowRegistry, "_alone", not_alone)
+    monkeypatch.setattr(mlflow_registry, "sqlite_file", lambda _uri: None)
     real = LoggedModels.upload
     first: list[int] = []
 

@@ -248,7 +248,7 @@ def test_what_is_logged_of_a_step(corpus: Path, tmp_path: Path) -> None:
     values = records[-1]["values"]
     shares = {name: value for name, value in values.items() if name.startswith("time/")}
     assert {"time/load_share", "time/compute_share", "time/exchange_share"} <= shares.keys()
-    assert 0.9 < sum(shares.values()) <= 1.01
+    assert min(shares.values()) > 0  # test_step_clock.py has what they add up to
     assert 0 < values["train/flop_utilisation"] < 1
     assert records[0]["values"]["system/process_memory_mb"] > 50
     assert values["train/tokens_per_s"] > 0
