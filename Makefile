@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 CONFIG ?= demo
 # Test files that run at the same time; most of them wait for processes, so more than the cores.
-TEST_JOBS ?= 3
+TEST_JOBS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench chaos publish-test ui-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
+.PHONY: help setup run test test-fast check bench chaos publish-test ui-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,8 +34,11 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY)  ## raw text to a registered model: the demo, or CONFIG=my.toml
 	@$(BIN)/elmwright run $(CONFIG)
 
-test: $(READY)  ## every fast test
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+test: $(READY)  ## every test but the heavy ones
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+
+test-fast: $(READY)  ## tests that start no Ray and no server
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m 'not heavy and not slow'
 
 check: $(READY)  ## formatting, lint, imports between rooms, and types
 	$(BIN)/ruff format --check .

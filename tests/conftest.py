@@ -21,6 +21,17 @@ for name in LEFT_BEHIND:
     os.environ.pop(name, None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the slowest files, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: -_seconds(item))
+
+
+def _seconds(item: pytest.Item) -> int:
+    """How long the file of a test takes, as its mark `slow` says."""
+    mark = item.get_closest_marker("slow")
+    return int(mark.args[0]) if mark else 0
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """No test sees what another one has put into the environment."""

@@ -2,7 +2,9 @@
 
 import ast
 import io
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tokenize
@@ -14,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.places import ROOT
+
+pytestmark = pytest.mark.slow(3)
 
 PATHS = ["pipeline", "model", "jobs", "infra", "docs", "tests"]
 ROOMS = ["pipeline", "model", "jobs"]
@@ -36,6 +40,69 @@ def test_mypy_strict_has_nothing_to_say() -> None:
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
+    """import-linter on a folder that holds the package, by the contracts of pyproject.toml."""
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    return subprocess.run(
+        [*command, "--config", str(ROOT / "pyproject.toml")],
+        cwd=tree, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package in a folder of its own, to plant mistakes in."""
+    tree = tmp_path_factory.mktemp("package")
+    shutil.copytree(ROOT / "jobs" / "api", tree / "elmwright", symlinks=True)
+    for room in ROOMS:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / room, tree / "elmwright" / room, ignore=ignored)
+    return tree
+
+
+def test_import_linter_has_nothing_to_say(package: Path) -> None:
+    done = lint_imports(package)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "contract"),
+    [
+        ("pipeline/format/block.py", "import torch", "pipeline knows neither torch nor MLflow"),
+        ("model/bilm.py", "import ray", "model knows neither Ray nor MLflow"),
+        ("jobs/training/loop/train.py", "import mlflow", "the training loop knows neither"),
+        ("jobs/rundir/layout.py", "import mlflow", "MLflow is imported in"),
+        ("jobs/config/sections.py", "import ray", "Ray is imported in"),
+        ("jobs/config/sections.py", "import elmwright.jobs.stages.workflow", "inside jobs/"),
+        ("pipeline/storage/disk.py", "import elmwright.pipeline.build.driver", "inside pipeline/"),
+    ],
+)
+def test_a_forbidden_import_is_noticed_in_a_function_too(
+    package: Path, place: str, line: str, contract: str
+) -> None:
+    path = package / "elmwright" / place
+    text = path.read_text(encoding="utf-8")
+    path.write_text(f"{text}\n\ndef planted() -> None:\n    {line}\n", encoding="utf-8")
+    try:
+        done = lint_imports(package)
+    finally:
+        path.write_text(text, encoding="utf-8")
+    assert done.returncode == 1
+    broken = " ".join(done.stdout.split())
+    assert re.search(rf"{re.escape(contract)}[^.]*? BROKEN", broken), done.stdout
+
+
+def test_folders_and_files_stay_small() -> None:
+    folders = Counter(path.parent for path in modules() if path.name != "__init__.py")
+    assert {folder: count for folder, count in folders.items() if count > 15} == {}
+    tracked = [
+        path for top in (*ROOMS, "infra", "docs", "tests") for path in (ROOT / top).rglob("*.py")
+    ]
+    long = {path: count for path in tracked if (count := len(path.read_text().splitlines())) > 400}
+    assert long == {}
 
 
 def test_every_module_says_what_it_is_for() -> None:

@@ -27,6 +27,8 @@ from elmwright import Elmo
 from tests.fixtures.compat.make import processor
 from tests.support.places import ROOT
 
+pytestmark = pytest.mark.slow(31)
+
 FIXTURES = ROOT / "tests" / "fixtures" / "compat"
 FOLDERS = sorted(path.parent for path in FIXTURES.glob("*/expected.json"))
 COMMAND = Path(sys.executable).with_name("elmwright")

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.docs.blocks import ROOT, text_of
 
+pytestmark = pytest.mark.slow(2)
+
 PAGE = "docs/architecture.md"
 ROOMS = ("pipeline", "model", "jobs")
 QUOTED = re.compile(r"`([^`\n]+)`")

@@ -15,6 +15,8 @@ from tests.support.docs.blocks import PAGES, Block, all_blocks, blocks_of
 from tests.support.docs.shell import Shell, is_free
 from tests.support.docs.texts import write_texts
 
+pytestmark = pytest.mark.slow(138)
+
 HERE = ("sh demo", "sh serve", "python demo")
 PRINTED = {
     "README.md": [r"@candidate", r"\(3, 4, 16\)"],

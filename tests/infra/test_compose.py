@@ -18,6 +18,8 @@ from tests.support.infra.texts import TEXT
 from tests.support.infra.validators import documents
 from tests.support.places import INFRA, ROOT
 
+pytestmark = pytest.mark.slow(5)
+
 NODES = ("head", "worker")
 UNITS = {"m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
 

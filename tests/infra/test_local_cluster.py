@@ -21,6 +21,8 @@ from mlflow.store.tracking.dbmodels.initial_models import Base as InitialBase
 from tests.support.checkout import clone
 from tests.support.places import INFRA
 
+pytestmark = pytest.mark.slow(8)
+
 SCRIPT = INFRA / "local" / "cluster.py"
 
 

@@ -16,6 +16,8 @@ from tests.support.infra import validators
 from tests.support.infra.validators import documents, pod_templates
 from tests.support.places import INFRA
 
+pytestmark = pytest.mark.slow(6)
+
 CLUSTER = INFRA / "kubernetes" / "cluster" / "raycluster.yaml"
 
 PLAIN = Target("k8s")

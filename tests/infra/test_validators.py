@@ -14,6 +14,8 @@ from elmwright.jobs.submit.targets.kubernetes_objects import STAY
 from tests.support.infra import validators
 from tests.support.places import INFRA, ROOT
 
+pytestmark = pytest.mark.slow(6)
+
 Validator = Callable[[Path], list[str]]
 CLUSTER = "kubernetes/cluster/raycluster.yaml"
 

@@ -23,6 +23,8 @@ from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.using.pretrained import Elmo
 from tests.support.places import DOCS
 
+pytestmark = pytest.mark.slow(4)
+
 USING = (DOCS / "using.md").read_text(encoding="utf-8")
 SENTENCES = [["The", "old", "cat"], ["A", "bird", "sees"]]
 

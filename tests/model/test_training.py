@@ -15,6 +15,8 @@ from elmwright.model.optim import Optimizer, global_norm
 from elmwright.model.softmax import Softmax, draw_negatives, nll, sampled_loss
 from tests.support.places import SHARED
 
+pytestmark = pytest.mark.slow(11)
+
 CONFIG = ModelConfig(
     dim=24, projection_dim=12, char_dim=8, filters=((1, 8), (2, 16)), n_highway=1, max_chars=10
 )

@@ -12,6 +12,8 @@ from tests.support.terminal.closing import outcome
 from tests.support.terminal.screen import Terminal
 from tests.support.tiny import command, write_config, write_text
 
+pytestmark = pytest.mark.slow(3)
+
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_last_screen_fits(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ from elmwright.pipeline.progress import plural, stage
 from tests.support.places import ROOT
 from tests.support.terminal.scenes import SPEED, Training
 
+pytestmark = pytest.mark.slow(5)
+
 LONG = "gopher_repetition.max_duplicate_paragraph_characters"
 
 

@@ -8,6 +8,8 @@ import pytest
 from tests.support.terminal.screen import Seen, Terminal
 from tests.support.tiny import command, write_config, write_text
 
+pytestmark = pytest.mark.slow(35)
+
 
 def check(seen: Seen) -> None:
     assert seen.broken == []

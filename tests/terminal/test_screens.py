@@ -14,6 +14,8 @@ import pytest
 from tests.support.places import ROOT
 from tests.support.terminal.screen import Seen, Terminal
 
+pytestmark = pytest.mark.slow(37)
+
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 WIDTHS = (60, 80, 120)
 ESCAPE = re.compile(r"\x1b")

@@ -42,6 +42,8 @@ from elmwright.pipeline.storage.files import read_json
 from elmwright.pipeline.storage.untrusted import read_object
 from tests.support.hostile import bounded, refusals, texts
 
+pytestmark = pytest.mark.slow(22)
+
 
 def put(path: Path) -> Callable[[bytes], None]:
     return lambda data: path.write_bytes(data) and None

@@ -19,6 +19,8 @@ from elmwright.jobs.bundles.bundle import digest, verify_bundle
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from tests.support.tiny import elmwright
 
+pytestmark = pytest.mark.slow(78)
+
 SLOW = """
 import sys, time
 from pathlib import Path

@@ -18,6 +18,8 @@ from tests.support.random_model import write_random_model
 from tests.support.tiny import write_config
 from tests.support.tiny_runs.started_run import start
 
+pytestmark = pytest.mark.slow(33)
+
 HEAVY = ("torch", "ray", "mlflow", "pyarrow", "h5py", "sentencepiece", "pandas")
 PROBE = f"""
 import sys

@@ -15,6 +15,8 @@ from elmwright.jobs.cli.command import _parser, main
 from elmwright.jobs.cli.help import EXAMPLES, GROUPS, grouped
 from tests.support.tiny import elmwright
 
+pytestmark = pytest.mark.slow(3)
+
 ALIASES = {"neighbors"}
 
 

@@ -15,6 +15,8 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from tests.support.tiny import elmwright, imported, write_config, write_text
 
+pytestmark = pytest.mark.slow(24)
+
 
 def fails(*arguments: object) -> str:
     """Run the command, expect a user's mistake, return its one sentence."""

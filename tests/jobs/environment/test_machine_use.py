@@ -18,6 +18,8 @@ from elmwright.jobs.environment.machine_use import (
     starting_ray,
 )
 
+pytestmark = pytest.mark.slow(6)
+
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:

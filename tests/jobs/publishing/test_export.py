@@ -40,6 +40,8 @@ from elmwright.pipeline.storage.files import write_json
 from tests.support.bundles import contents, copy
 from tests.support.places import ROOT
 
+pytestmark = pytest.mark.slow(3)
+
 
 def test_the_same_checkpoint_gives_the_same_bytes(
     trained: Path, bundle: Path, tmp_path: Path

@@ -19,6 +19,8 @@ from elmwright.jobs.registry.mlflow_registry import ABOUT, MlflowRegistry
 from elmwright.pipeline.errors import UserError
 from tests.support.servers import mlflow_server
 
+pytestmark = pytest.mark.slow(14)
+
 ALIAS = "champion"
 AT_ONCE = 6
 

@@ -19,6 +19,8 @@ from elmwright.jobs.serving import Embedder
 from elmwright.pipeline.errors import UserError
 from tests.support.tiny_runs.registries import change, leftovers, sqlite
 
+pytestmark = pytest.mark.slow(3)
+
 
 def test_files_that_a_copy_of_a_deleted_version_uses_stay(
     tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch,

@@ -28,6 +28,8 @@ from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
 from tests.support.tiny_runs.registries import SENTENCE, kill_often, leftovers, reference, sqlite
 
+pytestmark = pytest.mark.slow(25)
+
 
 def test_a_bundle_becomes_one_version_however_often_it_is_published_and_exported(
     registry: Registry, trained: Path, bundle: Path, worse_bundle: Path, tmp_path: Path

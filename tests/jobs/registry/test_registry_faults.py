@@ -27,6 +27,8 @@ from tests.support.servers import missing
 from tests.support.tiny import write_config, write_text
 from tests.support.tiny_runs.registries import another, change
 
+pytestmark = pytest.mark.slow(7)
+
 
 def folders(shelf: Shelf) -> set[str]:
     return {path.name for path in Path(shelf.uri, "tiny").iterdir() if path.is_dir()}

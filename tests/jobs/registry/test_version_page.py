@@ -16,6 +16,8 @@ from tests.support.browser import ask, complaints, needs_chromium
 from tests.support.corpus.demo_report import demo_manifest, demo_statistics
 from tests.support.tiny import manifest
 
+pytestmark = pytest.mark.slow(11)
+
 SVG = "{http://www.w3.org/2000/svg}"
 OVERFLOW = "[innerWidth, document.documentElement.scrollWidth]"
 

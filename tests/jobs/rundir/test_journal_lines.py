@@ -21,6 +21,8 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import exists, read_json
 from tests.support.tiny_runs.training import losses, prepare, weights
 
+pytestmark = pytest.mark.slow(39)
+
 RANDOM = bytes(range(1, 10)) + b"\x8e\xff\x00 {[" + bytes(range(11, 90))
 DAMAGE = {
     "random bytes": lambda line: RANDOM + b"\n",

@@ -21,6 +21,8 @@ from elmwright.pipeline.storage.files import write_json
 from tests.support.tiny import manifest
 from tests.support.tiny_runs.shown_run import write_journal, write_run
 
+pytestmark = pytest.mark.slow(4)
+
 
 def moved_store(tmp_path: Path, empty_database: Path) -> tuple[RunConfig, Path]:
     """A run whose folder was moved after MLflow had heard of it: its config, its new place."""

@@ -36,6 +36,8 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import write_json
 from tests.support.tiny import write_config, write_text
 
+pytestmark = pytest.mark.slow(12)
+
 STEPS = 12
 
 

@@ -33,6 +33,8 @@ from elmwright.jobs.terminal.wording import tell
 from elmwright.pipeline.errors import UserError
 from tests.support.tiny import as_toml, write_config
 
+pytestmark = pytest.mark.slow(3)
+
 PLANTED = "planted-secret-42d1"
 
 

@@ -28,6 +28,8 @@ from tests.support.servers import mlflow_server, wait_for
 from tests.support.tiny import command, manifest, write_config, write_text
 from tests.support.tiny_runs.shown_run import write_run
 
+pytestmark = pytest.mark.slow(9)
+
 PASSWORD = "Pl4nted-p@ss/77aa"  # noqa: S105 - planted, to be looked for
 ESCAPED = "Pl4nted-p%40ss%2F77aa"
 PLANTED = {

@@ -29,6 +29,8 @@ from elmwright.pipeline.format.manifest import Manifest
 from tests.support.tiny import elmwright, imported
 from tests.support.tiny_runs.whole_run import STEPS, Run
 
+pytestmark = pytest.mark.slow(135)
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:

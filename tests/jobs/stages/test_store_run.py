@@ -42,7 +42,7 @@ from tests.support.s3_server import SECRET
 from tests.support.tiny import write_config
 from tests.support.tiny_runs.training import STEPS, losses, prepare, weights
 
-pytestmark = pytest.mark.usefixtures("s3")
+pytestmark = [pytest.mark.usefixtures("s3"), pytest.mark.slow(25)]
 
 
 def in_store(folder: Path, corpus: Path, name: str) -> tuple[RunConfig, RunFolder]:

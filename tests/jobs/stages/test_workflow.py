@@ -37,6 +37,8 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import read_json
 from tests.support.tiny_runs.training import prepare
 
+pytestmark = pytest.mark.slow(43)
+
 
 class Flow:
     """A run whose Ray is a stand-in: the loop is called directly."""

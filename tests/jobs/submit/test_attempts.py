@@ -21,6 +21,8 @@ from elmwright.jobs.submit.send import prepare
 from tests.support.tiny import write_config
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow(7)
+
 JOB = """
 import json, sys
 from pathlib import Path

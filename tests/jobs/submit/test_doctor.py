@@ -14,6 +14,8 @@ from elmwright.jobs.submit.doctor import examine
 from elmwright.pipeline.errors import UserError
 from tests.support.tiny import write_config
 
+pytestmark = pytest.mark.slow(2)
+
 PLANTED = "planted-secret-d0c7"
 
 

@@ -15,6 +15,8 @@ from elmwright.jobs.submit.send import prepare
 from elmwright.pipeline.errors import Interrupted
 from tests.support.tiny import write_config, write_text
 
+pytestmark = pytest.mark.slow(2)
+
 TARGETS = ("local", "ray", "slurm", "k8s")
 
 

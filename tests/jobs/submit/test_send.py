@@ -25,6 +25,8 @@ from elmwright.pipeline.errors import UserError
 from tests.support.tiny import elmwright, write_config, write_text
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow(14)
+
 PLANTED = "planted-secret-42d1"
 
 
@@ -239,10 +241,10 @@ def test_a_defect_of_the_driver_is_a_failure_and_not_an_interruption(
     note = tmp_path / "submission.json"
     note.write_text(sent.to_json())
 
-    def defect(_: object) -> int:
+    def defect(_: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("elmwright.jobs.cli.command.main", defect)
+    monkeypatch.setattr(entry, "run_submission", defect)
     assert entry.run_once(str(note)) == 1
     assert "ZeroDivisionError: a defect" in capsys.readouterr().err
 

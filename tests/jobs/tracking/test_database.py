@@ -9,8 +9,12 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from elmwright.jobs.tracking.database import create_database
 from elmwright.jobs.tracking.store import connect
+
+pytestmark = pytest.mark.slow(3)
 
 
 def tables(database: Path) -> int:

@@ -18,6 +18,8 @@ from elmwright.jobs.tracking.tracker import Tracker
 from tests.support.tiny import manifest
 from tests.support.tiny_runs.shown_run import write_journal, write_run
 
+pytestmark = pytest.mark.slow(3)
+
 
 def feed(config: RunConfig, folder: RunFolder) -> MlflowClient:
     tracker = Tracker(config, folder, manifest())

@@ -28,6 +28,8 @@ from tests.support.servers import free_port
 from tests.support.tiny import command, manifest
 from tests.support.tiny_runs.shown_run import write_journal, write_run
 
+pytestmark = pytest.mark.slow(7)
+
 NOT_OURS = ("mlflow/users/current", "ResizeObserver loop", "AG Grid:")
 """What MLflow's pages always write to the console: a question for a login that is not configured,
 and remarks of the libraries that it draws with."""

@@ -24,6 +24,8 @@ from tests.support.embedded import LINES, read_vectors
 from tests.support.random_model import SHAPE, write_random_model
 from tests.support.tiny import write_text
 
+pytestmark = pytest.mark.slow(9)
+
 
 @pytest.mark.parametrize("suffix", [".hdf5", ".npz", ".parquet"])
 def test_every_format_holds_the_reference_vectors(

@@ -26,6 +26,8 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
 from tests.support.random_model import SHAPE, VOCAB, write_random_model
 
+pytestmark = pytest.mark.slow(17)
+
 LINES = [
     "The cat sees the dog .",
     "bird",

@@ -23,6 +23,8 @@ from elmwright.pipeline.errors import UserError
 from tests.support.places import GOLDEN
 from tests.support.shapes import TINY, configs, write_model
 
+pytestmark = pytest.mark.slow(3)
+
 CELL = "RNN_1/RNN/MultiRNNCell/Cell0/LSTMCell"
 
 

@@ -20,6 +20,8 @@ from elmwright.model.inference.elmo import Elmo
 from elmwright.pipeline.errors import UserError
 from tests.support.hostile import bounded, refusals, texts
 
+pytestmark = pytest.mark.slow(15)
+
 TINY = ModelConfig(
     dim=6, projection_dim=4, n_layers=2, char_dim=3, filters=((1, 2), (2, 3)), n_highway=1,
     max_chars=9,

@@ -12,6 +12,8 @@ from elmwright.pipeline.cleaning import gopher, repair, words
 from elmwright.pipeline.cleaning.tokens import Reader
 from elmwright.pipeline.config import GopherQuality, GopherRepetition
 
+pytestmark = pytest.mark.slow(3)
+
 READER = Reader(words.whitespace_chunk)
 LAX = GopherQuality(0, 10**9, 0.0, 1e9, 1e9, 1e9, 1e9, 0.0, 0)
 FREE = GopherRepetition(1.0, 1.0, 1.0, 1.0, (), ())

@@ -20,6 +20,8 @@ from elmwright.pipeline.format.block import (
 )
 from tests.support.corpus.plain_packing import pack
 
+pytestmark = pytest.mark.slow(3)
+
 WORD = st.text(st.characters(exclude_categories=("Z", "C")), min_size=1, max_size=6).filter(
     lambda word: word.split() == [word] and word not in (BOS, EOS)
 )

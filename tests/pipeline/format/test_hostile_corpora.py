@@ -32,6 +32,8 @@ from elmwright.pipeline.storage.untrusted import read_row, read_small
 from tests.support.corpus.blocks import some_blocks
 from tests.support.hostile import VALUES, bounded, refusals, texts, waiting_at_most
 
+pytestmark = pytest.mark.slow(2)
+
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:

@@ -22,6 +22,8 @@ from elmwright.pipeline.format.shards import write_shard
 from elmwright.pipeline.storage import files
 from tests.support.corpus.plain_packing import pack
 
+pytestmark = pytest.mark.slow(10)
+
 STEPS = 24
 DOCUMENTS = 120
 """Of train, in three shards."""

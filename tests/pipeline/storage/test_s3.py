@@ -20,6 +20,8 @@ from elmwright.pipeline.format.verify_corpus import verify_corpus
 from elmwright.pipeline.storage import files, object_store
 from tests.support.corpus.corpora import digests, make, sentences, some_text
 
+pytestmark = pytest.mark.slow(11)
+
 
 @pytest.fixture(scope="module")
 def store(s3):

@@ -26,6 +26,8 @@ from elmwright.jobs.submit.targets.ray_jobs import Unreachable, parcel
 from elmwright.pipeline.errors import Failed, UserError
 from tests.support.cluster.rayjobs import GPU, submission
 
+pytestmark = pytest.mark.slow(6)
+
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

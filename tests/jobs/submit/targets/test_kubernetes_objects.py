@@ -30,6 +30,8 @@ from elmwright.jobs.submit.targets.ray_jobs import parcel
 from tests.support.cluster.rayjobs import GPU, submission
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow(3)
+
 
 def test_the_objects_hang_together(tmp_path: Path) -> None:
     sent = submission(tmp_path, GPU, train_processes=4)

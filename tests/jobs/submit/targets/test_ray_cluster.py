@@ -93,7 +93,7 @@ def test_a_changed_line_is_the_line_that_runs(user: User, first: str, tmp_path: 
     for path in (ROOT / "jobs" / "api").glob("*.*"):
         shutil.copy(path, copy)
     shutil.copy(ROOT / "pyproject.toml", copy)
-    workflow = copy / "jobs" / "workflow.py"
+    workflow = copy / "jobs" / "stages" / "workflow.py"
     text = workflow.read_text()
     assert "Everything is up to date in" in text
     workflow.write_text(text.replace("Everything is up to date in", "The new line ran in"))

@@ -17,7 +17,7 @@ from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable, parc
 from elmwright.pipeline.errors import Failed, UserError
 from tests.support.cluster.dashboard import Answer, Dashboard, nodes, play_job, submission_to
 
-pytestmark = pytest.mark.usefixtures("own_home")
+pytestmark = [pytest.mark.usefixtures("own_home"), pytest.mark.slow(3)]
 
 GOOD = "the-right-one"
 

@@ -129,7 +129,7 @@ def test_a_job_is_sent_without_the_submitters_environment_and_stopped_gently(fak
     assert job.handle == {"job": "17"}
     script = fake / "run" / "submissions" / job.submission.id / "job.sbatch"
     assert f"sbatch --parsable --export=NONE {script}" in (fake / "calls").read_text()
-    assert (script.parent / "code" / "elmwright" / "jobs" / "entry.py").is_file()
+    assert (script.parent / "code" / "elmwright" / "jobs" / "submit" / "job.py").is_file()
     (fake / "shown").write_text("JobId=17 JobName=x JobState=RUNNING NodeList=n1 StartTime=now")
     assert state_of(job).word == "running"
     cancel(job, wait=False)

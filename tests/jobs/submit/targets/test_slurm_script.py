@@ -26,6 +26,8 @@ from elmwright.jobs.submit.targets import slurm
 from elmwright.jobs.submit.targets.slurm import render
 from tests.support.tiny import write_config
 
+pytestmark = pytest.mark.slow(7)
+
 SRUN = """#!/bin/bash
 while [[ "$1" == -* ]]; do [ "$1" = -w ] && shift; shift; done
 [ "$1" = hostname ] && { echo 127.0.0.1; exit; }

@@ -26,6 +26,8 @@ from tests.support.servers import free_port
 from tests.support.tiny import damage, write_config
 from tests.support.tiny_runs.training import losses, prepare, process, weights
 
+pytestmark = pytest.mark.slow(24)
+
 LONG = 200
 """Steps of the runs whose curves are compared."""
 

@@ -32,6 +32,8 @@ from elmwright.pipeline.storage.files import read_json, write_json
 from tests.support.servers import free_port
 from tests.support.tiny_runs.training import prepare
 
+pytestmark = pytest.mark.slow(13)
+
 
 class Bars:
     """A progress display that remembers."""

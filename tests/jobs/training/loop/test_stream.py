@@ -28,6 +28,8 @@ from elmwright.pipeline.storage import files, object_store
 from elmwright.pipeline.storage.disk import sha256_bytes
 from tests.support.tiny_runs.training import losses, prepare, weights
 
+pytestmark = pytest.mark.slow(4)
+
 LANES, WINDOW, PER_BLOCK = 4, 10, 20
 
 

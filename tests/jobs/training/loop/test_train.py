@@ -27,6 +27,8 @@ from elmwright.pipeline.storage.files import exists, join, read_json, remove
 from tests.support.servers import free_port
 from tests.support.tiny_runs.training import STEPS, losses, prepare, process, weights
 
+pytestmark = pytest.mark.slow(13)
+
 
 def test_two_processes_give_the_curve_and_the_evaluation_of_one(
     corpus: Path, tmp_path: Path

@@ -24,6 +24,8 @@ from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.storage.files import join, read_json
 from tests.support.tiny_runs.training import STEPS, losses, prepare, weights
 
+pytestmark = pytest.mark.slow(13)
+
 EVALUATE = "elmwright.jobs.training.loop.evaluate.evaluate"
 NEXT_TO_NOTHING = {"optim_lr": 1e-12}
 """A learning rate that leaves the weights as they are."""

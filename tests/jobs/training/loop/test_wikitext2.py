@@ -17,6 +17,8 @@ from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.format.vocab import load_counts, load_vocab
 from tests.support.places import SHARED
 
+pytestmark = pytest.mark.slow(9)
+
 TEXT = SHARED / "data" / "wikitext2"
 
 HEADING, SENTENCE = " = A heading = \n \n", " The <unk> sat . It 's here , isn 't it ? \n"
