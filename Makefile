@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 CONFIG ?= demo
 # Test files that run at the same time; most of them wait for processes, so more than the cores.
-TEST_JOBS ?= 3
+TEST_JOBS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench chaos publish-test ui-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
+.PHONY: help setup run test test-fast check bench chaos publish-test ui-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,25 +34,29 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY)  ## raw text to a registered model: the demo, or CONFIG=my.toml
 	@$(BIN)/elmwright run $(CONFIG)
 
-test: $(READY)  ## every fast test
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+test: $(READY)  ## every test but the heavy ones
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 
-check: $(READY)  ## formatting, lint and types
+test-fast: $(READY)  ## tests that start no Ray and no server
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m 'not heavy and not slow'
+
+check: $(READY)  ## formatting, lint, imports between rooms, and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	PYTHONPATH=build/types $(BIN)/lint-imports
 	MYPYPATH=build/types $(BIN)/mypy -p elmwright
 
 bench: $(READY)  ## measurements, printed as ratios
 	@for b in tests/bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 chaos: $(READY)  ## kill runs at random moments and compare what comes out
-	$(BIN)/python -m pytest -m heavy tests/jobs/test_chaos.py tests/jobs/test_faults.py tests/jobs/test_tracking_faults.py --timeout=3600
+	$(BIN)/python -m pytest -m heavy tests/jobs/training/driver/test_chaos.py tests/jobs/training/driver/test_faults.py tests/jobs/tracking/test_tracking_faults.py --timeout=3600
 
 publish-test: $(READY)  ## publish to PostgreSQL and S3, and be killed while doing it
-	ELMWRIGHT_SERVERS=required $(BIN)/python -m pytest -m heavy tests/jobs/test_publish_servers.py tests/jobs/test_registry.py tests/jobs/test_secrets_run.py
+	ELMWRIGHT_SERVERS=required $(BIN)/python -m pytest -m heavy tests/jobs/publishing/test_publish_servers.py tests/jobs/registry/test_registries.py tests/jobs/secrets/test_secrets_run.py
 
 ui-test: $(READY)  ## look at MLflow's pages in a real browser, where chromium is installed
-	$(BIN)/python -m pytest -m heavy tests/jobs/test_ui.py
+	$(BIN)/python -m pytest -m heavy tests/jobs/upkeep/test_ui.py
 
 # Two validators are large (162 MB) and concern infra/ alone: they get an environment of their own.
 VALIDATORS := build/infra-venv
@@ -74,10 +78,10 @@ cluster-down: $(READY)  ## end exactly those processes
 	@$(BIN)/python infra/local/cluster.py down
 
 cluster-test: $(READY)  ## runs on a real Ray cluster: cancelled, killed, resumed, side by side
-	$(BIN)/python -m pytest -m heavy tests/jobs/test_ray_cluster.py tests/jobs/test_cluster.py tests/jobs/test_nodes.py tests/jobs/test_promised_gpus.py tests/jobs/test_embed_files.py --timeout=3600
+	$(BIN)/python -m pytest -m heavy tests/jobs/submit/targets/test_ray_cluster.py tests/jobs/submit/test_cluster.py tests/jobs/submit/test_nodes.py tests/jobs/training/driver/test_promised_gpus.py tests/jobs/using/test_embed_files.py --timeout=3600
 
 slurm-test: $(READY)  ## the same on a real Slurm, where its daemons are installed
-	$(BIN)/python -m pytest -m heavy tests/jobs/test_slurm_cluster.py --timeout=3600
+	$(BIN)/python -m pytest -m heavy tests/jobs/submit/targets/test_slurm_cluster.py --timeout=3600
 
 wikitext2: $(READY)  ## train the recipe wikitext2 and hold it to its perplexity (half an hour)
 	@$(BIN)/python tests/bench/bench_wikitext2.py

@@ -4,7 +4,7 @@ The published folder holds the bundle and the name of this module, nothing that 
 bundle's digests are checked before anything is loaded, and it must be the one that MLmodel beside
 it was written for; where ELMWRIGHT_REQUIRE_SIGNATURE names a public key, its signature is checked,
 too. MLflow does not tell us which version it was asked for: who can write MLmodel as well can put
-one version in another's place, and only `elmwright.load` or a signature would notice.
+one version in another's place, and only `elmwright.Elmo` or a signature would notice.
 
 The input is a list (or a column) of tokenised sentences, each a string of words separated by spaces
 or a list of words; the answer has, for each, the vectors of `elmwright embed`:
@@ -17,19 +17,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-LOADER = "elmwright.jobs.serving"
 BATCH = 32
-EXAMPLE = ["The quick brown fox jumps over the lazy dog .", "Words are separated by spaces ."]
-"""What MLflow shows as an example of an input: one tokenised sentence per string."""
 
 
 class Embedder:
     """A bundle behind MLflow's `predict`."""
 
     def __init__(self, folder: Path, expected: str = "") -> None:
-        from elmwright.jobs.bundle import digest
-        from elmwright.jobs.models import resolve
-        from elmwright.model.elmo import Elmo
+        from elmwright.jobs.bundles.bundle import digest
+        from elmwright.jobs.registry.resolve import resolve
+        from elmwright.model.inference.elmo import Elmo
         from elmwright.pipeline.errors import UserError
 
         if expected not in ("", digest(folder)):  # which there must be: a bundle has a list
@@ -85,22 +82,10 @@ def _mistake(sentence: str) -> Exception:
     return mistake
 
 
-def signature() -> Any:
-    """What MLflow checks requests against: the parameter alone.
-
-    By a schema of one column of strings MLflow would turn a list of tokenised sentences into a
-    table with a column for each position and drop all but the first, without a word.
-    """
-    from mlflow.models import ModelSignature
-    from mlflow.types import DataType, ParamSchema, ParamSpec
-
-    return ModelSignature(params=ParamSchema([ParamSpec("layers", DataType.string, "all")]))
-
-
 def _load_pyfunc(path: str) -> Embedder:
     from mlflow.models import Model
 
-    from elmwright.jobs.logged_models import DIGEST
+    from elmwright.jobs.registry.logged_models import DIGEST
 
     described = Path(path).with_name("MLmodel")
     saved = (Model.load(str(described)).metadata or {}) if described.is_file() else {}

@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 CharIds = npt.NDArray[np.int16]
 
-MASK = 0
 BOS, EOS, BOW, EOW, PAD = 257, 258, 259, 260, 261
 N_CHARS = 262
-"""Symbols in the stored numbering, the mask included."""
+"""Symbols in the stored numbering, the mask (0) included."""
 
 BEGIN_SENTENCE, END_SENTENCE = "<S>", "</S>"
 SENTENCE_MARKS = {BEGIN_SENTENCE: BOS, END_SENTENCE: EOS}
@@ -53,8 +52,3 @@ def char_ids(words: Sequence[str], max_chars: int, widest: int | None = None) ->
             ids[position] = PAD
             ids[position, :3] = BOW, SENTENCE_MARKS[word], EOW
     return ids
-
-
-def lengths(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Positions of each row that are neither padding nor mask."""
-    return np.asarray(((ids != PAD) & (ids != MASK)).sum(axis=-1), dtype=np.int64)

@@ -1,10 +1,13 @@
-"""The shape of a model: the `[model]` section of a run config, and what every model folder records.
+"""The shape of a model and how its weights are updated: `[model]` and `[optim]` of a run config.
+
+Every model folder records the shape.
 
 The string under each field is its documentation; `elmwright config --explain` prints it.
 """
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 LARGEST, LARGEST_FLOAT = 2**63 - 1, 3.4e38
 """What a tensor's size and a float32 can be at most."""
@@ -86,3 +89,49 @@ class ModelConfig:
         encoder += n * p + p if self.has_projection else 0
         lstm = 2 * self.n_layers * (2 * p * 4 * d + 4 * d + d * p)
         return {"encoder": encoder, "lstm": lstm}
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """How weights are updated. The defaults are the original ELMo's."""
+
+    name: Literal["adagrad", "adamw"] = "adagrad"
+    """Adagrad as in the original, or AdamW."""
+    lr: float = 0.2
+    """Learning rate."""
+    initial_accumulator: float = 1.0
+    """Adagrad's accumulator before the first step."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: float = 0.0
+    """AdamW's weight decay."""
+    clip_norm: float = 10.0
+    """The gradient's global norm is clipped to this; 0 never clips."""
+    scale_by_window: bool = True
+    """Multiply the loss by train.window, as the original did."""
+    schedule: Literal["constant", "cosine", "inverse-sqrt"] = "constant"
+    """What the learning rate does after the warm-up."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises to lr."""
+
+
+def shape_problem(ours: ModelConfig, theirs: ModelConfig) -> str:
+    """Every setting in which a model to start from differs, in one sentence."""
+    differing = [
+        (f"model.{key}", _plain(value), _plain(getattr(theirs, key)))
+        for key, value in vars(ours).items()
+        if value != getattr(theirs, key)
+    ]
+    if not differing:
+        return ""
+    told = "; ".join(
+        f"{key} is {json.dumps(value)}, but the model in train.init_from has {json.dumps(other)}"
+        for key, value, other in differing
+    )
+    return f"{told}; set {'it' if len(differing) == 1 else 'them'} to that"
+
+
+def _plain(value: Any) -> Any:
+    return [list(pair) for pair in value] if isinstance(value, tuple) else value

@@ -2,7 +2,8 @@
 
 One `Optimizer` owns the dense parameters and the softmax. Dense parameters are updated from their
 `.grad`; of the softmax only the rows that a step touched, from the gradient of their compact table.
-The gradient's scale (clipping, loss scale) is folded into the update: no clipped copy is made.
+The learning rate comes with each step. The gradient's scale (clipping, loss scale) is folded into
+the update: no clipped copy is made.
 
 Adagrad is that of the original run: the accumulator starts at 1.0 and there is no epsilon
 (TensorFlow's rule; torch adds 1e-10 to a root that is never below 1). A row without gradient would
@@ -16,29 +17,12 @@ State is a flat dict of tensors: safetensors can write it, and nothing else is n
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from elmwright.model.config import OptimConfig
 from elmwright.model.softmax import Softmax
-
-
-@dataclass(frozen=True)
-class OptimSettings:
-    """Which rule, and its constants. The learning rate comes with each step."""
-
-    name: Literal["adagrad", "adamw"] = "adagrad"
-    """Adagrad as in the original run, or AdamW."""
-    initial_accumulator: float = 1.0
-    """Adagrad: where the sums of squared gradients start."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW: decay of the first and second moment."""
-    eps: float = 1e-8
-    """AdamW: added to the root of the second moment."""
-    weight_decay: float = 0.0
-    """AdamW: decoupled decay, times the learning rate, of every parameter."""
 
 
 @torch.no_grad()
@@ -82,7 +66,7 @@ class Optimizer:
         self,
         named_params: Mapping[str, nn.Parameter],
         softmax: Softmax | None,
-        settings: OptimSettings,
+        settings: OptimConfig,
     ) -> None:
         self.params = dict(named_params)
         self.softmax = softmax

@@ -32,6 +32,8 @@ from torch.autograd.function import once_differentiable
 PIECE = 1 << 20
 """Logits held at a time: 4 MB in float32, so that the passes over them stay in the cache (pieces of
 64 MB took 1.1 to 1.6 times as long, with 8,192 negatives and over a vocabulary of 50,000)."""
+LEAST = 64
+"""Positions taken at a time even where their logits are more than that."""
 COLUMNS = 1 << 11
 """Words at a time where the sum runs over the whole vocabulary."""
 MOST = 0.75
@@ -136,7 +138,7 @@ def _uniform(key: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float64]
     return np.asarray((drawn >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
 
 
-# Not `pipeline.lanes.hash64`: it combines keys by XOR, so resumed runs would draw other negatives.
+# Not `hash64` of format/lanes.py: it combines keys by XOR, so resumed runs would draw others.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -222,7 +224,7 @@ def _pieces(count: int, size: int) -> list[slice]:
 
 def _positions(columns: int) -> int:
     """How many positions to take at a time against so many columns."""
-    return max(64, PIECE // max(1, columns))
+    return max(LEAST, PIECE // max(1, columns))
 
 
 def _loss(function: Any, hidden: Tensor, table: Tensor, *rest: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.s3_server import environment, rclone, s3_server
+from tests.support.s3_server import environment, rclone, s3_server
 
 # Does not take a slow moment of the machine for a failure.
 settings.register_profile("elmwright", deadline=None)
@@ -19,6 +19,17 @@ LEFT_BEHIND = ("ELMWRIGHT_DEBUG", "MLFLOW_TRACKING_URI")
 """Variables that our own code or MLflow sets for the rest of a process."""
 for name in LEFT_BEHIND:
     os.environ.pop(name, None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the slowest files, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: -_seconds(item))
+
+
+def _seconds(item: pytest.Item) -> int:
+    """How long the file of a test takes, as its mark `slow` says."""
+    mark = item.get_closest_marker("slow")
+    return int(mark.args[0]) if mark else 0
 
 
 @pytest.fixture(autouse=True)

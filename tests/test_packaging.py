@@ -1,6 +1,7 @@
 """What is built is what is in the tree, and it works where nothing of ours is on the path."""
 
-import ast
+import email
+import json
 import os
 import re
 import subprocess
@@ -12,12 +13,18 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import elmwright
-from tests.checkout import copy_tree
+from elmwright.jobs.environment.wheel import listed_files, wheel_members
+from tests.support.checkout import copy_tree, tracked_files
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
-ROOMS = {"elmwright/pipeline": "pipeline", "elmwright/model": "model", "elmwright/jobs": "jobs"}
+pytestmark = pytest.mark.slow(7)
+
+ROOMS = ("pipeline", "model", "jobs")
+API = "jobs/api/"
+"""The folder of the package `elmwright` itself."""
 
 
 @pytest.fixture(scope="module")
@@ -26,28 +33,100 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     source = tmp_path_factory.mktemp("source")
     copy_tree(source)
-    subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    build(source, folder)
     return folder
 
 
+def build(source: Path, folder: Path, *options: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", folder, source],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
+def contents(folder: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The files of the one wheel in a folder: those of the package, and those about it."""
+    (wheel,) = folder.glob("*.whl")
+    archive = zipfile.ZipFile(wheel)
+    members = {name: archive.read(name) for name in archive.namelist()}
+    package = {name: data for name, data in members.items() if ".dist-info/" not in name}
+    about = {name.partition("/")[2]: members[name] for name in members.keys() - package.keys()}
+    return package, about
+
+
 def tree() -> set[str]:
-    """Every module, recipe and type marker of the tree, under its name in the wheel."""
-    expected = {"elmwright/__init__.py", "elmwright/py.typed"}
-    for package, folder in ROOMS.items():
-        for path in (ROOT / folder).rglob("*"):
-            relative = path.relative_to(ROOT / folder)
-            if path.suffix in (".py", ".toml", ".sbatch") and relative.parts[0] != "api":
-                expected.add(f"{package}/{relative}")
+    """Every file in the folders of the packages, under its name in the wheel."""
+    expected = set()
+    for name in tracked_files():
+        if name.startswith(API):
+            expected.add(f"elmwright/{name.removeprefix(API)}")
+        elif name.partition("/")[0] in ROOMS:
+            expected.add(f"elmwright/{name}")
     return expected
 
 
+def test_every_folder_with_modules_is_a_listed_package() -> None:
+    """Setuptools ships the packages that are listed, and says nothing about the others."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    modules = {name for name in tree() if name.endswith(".py")}
+    folders = {name.rpartition("/")[0] for name in modules}
+    assert sorted(listed) == sorted(folder.replace("/", ".") for folder in folders)
+    assert {f"{folder}/__init__.py" for folder in folders} <= modules
+
+
 def test_the_wheel_holds_exactly_the_tree(built: Path) -> None:
-    (wheel,) = built.glob("*.whl")
-    names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
-    assert names == tree()
+    """A file of another kind must be listed under package-data, or live elsewhere."""
+    assert set(contents(built)[0]) == tree()
+
+
+def test_the_sent_wheel_is_the_built_wheel(built: Path) -> None:
+    """The same files with the same bytes, command and needs; only the version has a digest."""
+    package, about = contents(built)
+    _, sent = wheel_members()
+    assert {name: data for name, data in sent.items() if ".dist-info/" not in name} == package
+    sent_about = {name.partition("/")[2]: data for name, data in sent.items() if ".dist-" in name}
+    assert set(sent_about) <= set(about)
+    assert sent_about["entry_points.txt"].split() == about["entry_points.txt"].split()
+    assert facts(sent_about["METADATA"]) == facts(about["METADATA"])
+
+
+def facts(metadata: bytes) -> tuple[str, str, set[Requirement]]:
+    """Name, Pythons and needs that METADATA tells, without those of the extras."""
+    told = email.message_from_bytes(metadata)
+    needs = {Requirement(line) for line in told.get_all("Requires-Dist") or []}
+    return told["Name"], told["Requires-Python"], {n for n in needs if "extra" not in str(n.marker)}
+
+
+def test_new_packages_and_data_files_are_sent_as_they_are_built(tmp_path: Path) -> None:
+    """Whatever pyproject lists, however deep; and no file that merely is in the folder."""
+    source = tmp_path / "source"
+    copy_tree(source)
+    planted = (
+        "jobs/plots/__init__.py jobs/plots/draw.py jobs/plots/page.css jobs/plots/.hidden.css "
+        "jobs/plots/deep/er/icon.svg jobs/plots/sub/__init__.py jobs/plots/sub/stub.pyi "
+        "jobs/notes.txt jobs/unlisted/__init__.py model/words.txt pipeline/run.log"
+    ).split()
+    for name in planted:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(f"# {name}\n")
+    project = source / "pyproject.toml"
+    text = project.read_text().replace(
+        '    "elmwright.jobs",\n',
+        '    "elmwright.jobs",\n    "elmwright.jobs.plots",\n    "elmwright.jobs.plots.sub",\n',
+    )
+    project.write_text(
+        text.replace(
+            "[tool.setuptools.package-data]\n",
+            "[tool.setuptools.package-data]\n"
+            '"*" = ["words.txt"]\n"elmwright.jobs.plots" = ["*.css", "deep/**/*.svg"]\n',
+        )
+    )
+    build(source, tmp_path / "dist", "--wheel")
+    package, _ = contents(tmp_path / "dist")
+    assert listed_files(source) == package
+    assert set(package) - tree() == {
+        f"elmwright/{name}" for name in (*planted[:3], *planted[4:7], "model/words.txt")
+    }
 
 
 def test_the_sdist_holds_the_tree_and_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
@@ -55,13 +134,8 @@ def test_the_sdist_holds_the_tree_and_builds_the_same_wheel(built: Path, tmp_pat
     with tarfile.open(sdist) as tar:
         tar.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
-    subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--wheel", str(source)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    (again,) = (source / "dist").glob("*.whl")
-    names = {n for n in zipfile.ZipFile(again).namelist() if ".dist-info/" not in n}
-    assert names == tree()
+    build(source, tmp_path / "again", "--wheel")
+    assert contents(tmp_path / "again")[0] == contents(built)[0]
 
 
 def test_the_wheel_works_in_a_folder_with_a_hostile_model_py(built: Path, tmp_path: Path) -> None:
@@ -87,7 +161,7 @@ def test_the_wheel_works_in_a_folder_with_a_hostile_model_py(built: Path, tmp_pa
     for arguments in (
         [
             "-c",
-            "import elmwright, sys; from elmwright import Elmo, load; print(elmwright.__file__)",
+            "import elmwright, sys; from elmwright import Elmo; print(elmwright.__file__)",
         ],
         ["-m", "elmwright.jobs.cli", "check", "demo", "--json"],
     ):
@@ -104,6 +178,26 @@ def test_the_wheel_works_in_a_folder_with_a_hostile_model_py(built: Path, tmp_pa
     )  # fmt: skip
     assert script.returncode == 0, script.stderr
     assert "demo" in script.stdout
+    # Installed, without a pyproject, it sends the same files and asks for the same environment.
+    code = (
+        "import json; from elmwright.jobs.environment.wheel import wheel_members;"
+        "version, members = wheel_members();"
+        "print(json.dumps([version, {k.partition('/')[2]: v.decode() for k, v in members.items()"
+        " if '.dist-info/' in k}]))"
+    )
+    done = subprocess.run(
+        [str(python), "-c", code], cwd=hostile, env=environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    version, about = json.loads(done.stdout)
+    own_version, members = wheel_members()
+    assert version == own_version
+    for name in ("WHEEL", "entry_points.txt"):
+        assert about[name].encode() == members[f"elmwright-{version}.dist-info/{name}"]
+    assert facts(about["METADATA"].encode()) == facts(
+        members[f"elmwright-{version}.dist-info/METADATA"]
+    )
 
 
 def test_every_pin_is_exact_and_covers_every_dependency() -> None:
@@ -142,28 +236,8 @@ def test_every_extra_is_installed_for_development() -> None:
         assert set(needs) <= set(extras["dev"]), extra
 
 
-def test_imports_run_one_way() -> None:
-    """pipeline ← model ← jobs, and each room stays clear of what it must not know."""
-    forbidden = {
-        "pipeline": ("elmwright.model", "elmwright.jobs", "torch", "mlflow"),
-        "model": ("elmwright.jobs", "ray", "mlflow"),
-    }
-    for room, names in forbidden.items():
-        for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                modules = []
-                if isinstance(node, ast.Import):
-                    modules = [alias.name for alias in node.names]
-                elif isinstance(node, ast.ImportFrom):
-                    modules = [node.module or ""]
-                for module in modules:
-                    assert not any(module == n or module.startswith(n + ".") for n in names), (
-                        f"{path} imports {module}"
-                    )
-
-
 def test_nothing_writes_or_loads_a_pickle() -> None:
-    for room in ROOMS.values():
+    for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
             for word in ("import pickle", "torch.save(", "torch.load(", "allow_pickle=True"):

@@ -16,8 +16,8 @@ users of a machine can reach 127.0.0.1 too; RAY_AUTH_MODE=disabled goes without.
 local Ray may have left in ~/.ray plays no part: mode and token are always given explicitly.
 
 Nothing host-wide is touched: no `ray stop`, which ends every Ray of the user, and no /tmp/ray,
-where other clusters leave their address. A process is known by its number and its start time, its
-descendants by a mark in their environment: a number used again by somebody else is never signalled.
+where other clusters leave their address, and no process that was not started here
+(`local_processes.py`).
 """
 
 import argparse
@@ -28,7 +28,6 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,12 +36,22 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from elmwright.jobs.ports import BUCKET
+from local_processes import (
+    HOST,
+    Process,
+    answers,
+    carrying,
+    free_port,
+    kill,
+    stat,
+    wait,
+    write_private,
+)
 
-HOST = "127.0.0.1"
+from elmwright.jobs.runbook.ports import BUCKET
+
 BIN = Path(sys.executable).parent
 STARTED_WITHIN = 300.0
 STOPPED_WITHIN = 20.0
@@ -55,37 +64,6 @@ MARK = "ELMWRIGHT_CLUSTER_MARK"
 
 class Trouble(Exception):  # noqa: N818 - shown to the user as it is
     """What went wrong, in one sentence."""
-
-
-@dataclass(frozen=True)
-class Process:
-    """One process of the cluster, remembered in a file."""
-
-    name: str
-    pid: int
-    """Its number."""
-    ticks: int
-    """When it started, in clock ticks since boot."""
-
-    @property
-    def alive(self) -> bool:
-        stat = _stat(self.pid)
-        return stat is not None and stat.ticks == self.ticks and stat.state != "Z"
-
-
-@dataclass(frozen=True)
-class _Stat:
-    state: str
-    ticks: int
-
-
-def _stat(pid: int) -> _Stat | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return _Stat(fields[0], int(fields[19]))
 
 
 class Cluster:
@@ -106,8 +84,8 @@ class Cluster:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
                 cwd=self.folder, start_new_session=True,
             )  # fmt: skip
-        stat = _stat(child.pid)
-        record = {"pid": child.pid, "ticks": stat.ticks if stat else 0}
+        known = stat(child.pid)
+        record = {"pid": child.pid, "ticks": known.ticks if known else 0}
         self.path(f"{name}.pid").write_text(json.dumps(record))
 
     def processes(self) -> list[Process]:
@@ -122,15 +100,7 @@ class Cluster:
         """Everything alive that descends from what was started here: it carries our mark."""
         if not self.path("mark").exists():
             return []
-        mark = f"{MARK}={self.path('mark').read_text()}".encode()
-        found = []
-        for path in Path("/proc").iterdir():
-            try:
-                if path.name.isdigit() and mark in (path / "environ").read_bytes().split(b"\0"):
-                    found.append(int(path.name))
-            except OSError:  # it has ended, or is somebody else's
-                continue
-        return found
+        return carrying(f"{MARK}={self.path('mark').read_text()}")
 
     def stop(self) -> None:
         """End what was started here, and what that has started."""
@@ -138,10 +108,10 @@ class Cluster:
         for process in processes:
             if process.alive:
                 os.kill(process.pid, signal.SIGTERM)
-        _wait(lambda: not any(p.alive for p in processes), STOPPED_WITHIN)
+        wait(lambda: not any(p.alive for p in processes), STOPPED_WITHIN)
         for pid in self.marked():
-            _kill(pid)
-        _wait(lambda: not self.marked(), STOPPED_WITHIN)
+            kill(pid)
+        wait(lambda: not self.marked(), STOPPED_WITHIN)
         for process in processes:
             self.path(f"{process.name}.pid").unlink()
         self.env_file.unlink(missing_ok=True)
@@ -174,7 +144,7 @@ class Cluster:
 
     def _start_all(self, names: list[str]) -> None:
         ports = {
-            name: int(os.environ.get(f"ELMWRIGHT_{name}_PORT", "0")) or _free_port()
+            name: int(os.environ.get(f"ELMWRIGHT_{name}_PORT", "0")) or free_port()
             for name in ("RAY", "DASHBOARD", "STORE", "MLFLOW")
         }
         exports = self._exports(ports)
@@ -190,20 +160,20 @@ class Cluster:
         self._start_ray(ports, names, environment)
         deadline = time.monotonic() + STARTED_WITHIN
         store, dashboard = f"http://{HOST}:{ports['STORE']}/", ports["DASHBOARD"]
-        self._wait_healthy("store", lambda: _answers(store), deadline)
+        self._wait_healthy("store", lambda: answers(store), deadline)
         self._wait_healthy("head", lambda: self._nodes(dashboard) >= len(names) - 2, deadline)
         # Last, because it takes much to start, and Ray's nodes have only so much time for it.
         self._start_mlflow(ports["MLFLOW"], environment)
         health = f"http://{HOST}:{ports['MLFLOW']}/health"
-        self._wait_healthy("mlflow", lambda: _answers(health, {200}), deadline)
+        self._wait_healthy("mlflow", lambda: answers(health, {200}), deadline)
         lines = [f"export {key}={shlex.quote(value)}" for key, value in exports.items()]
-        _write_private(self.env_file, "\n".join(lines) + "\n")
+        write_private(self.env_file, "\n".join(lines) + "\n")
 
     def _exports(self, ports: dict[str, int]) -> dict[str, str]:
         """What a user of the cluster needs in the environment."""
         keys = self.path("keys.json")
         if not keys.exists():
-            _write_private(
+            write_private(
                 keys,
                 json.dumps({"key": secrets.token_hex(10).upper(), "secret": secrets.token_hex(20)}),
             )
@@ -223,7 +193,7 @@ class Cluster:
         }
         if exports["RAY_AUTH_MODE"] == "token":
             token = self.path("auth_token")
-            _write_private(token, secrets.token_hex(32))
+            write_private(token, secrets.token_hex(32))
             exports["RAY_AUTH_TOKEN_PATH"] = str(token)
         return exports
 
@@ -282,8 +252,8 @@ class Cluster:
         head = [
             "--head", "--num-cpus=0", f"--temp-dir={temporary / 'head'}",
             f"--port={ports['RAY']}", f"--dashboard-host={HOST}",
-            f"--dashboard-port={ports['DASHBOARD']}", f"--ray-client-server-port={_free_port()}",
-            f"--dashboard-agent-listen-port={_free_port()}",
+            f"--dashboard-port={ports['DASHBOARD']}", f"--ray-client-server-port={free_port()}",
+            f"--dashboard-agent-listen-port={free_port()}",
         ]  # fmt: skip
         self.start("head", common + head, environment)
         self._wait_healthy(
@@ -295,7 +265,7 @@ class Cluster:
                 worker = [
                     f"--temp-dir={temporary / name}", f"--address={HOST}:{ports['RAY']}",
                     f"--num-cpus={cpus}",
-                    f"--dashboard-agent-listen-port={_free_port()}", "--include-log-monitor=false",
+                    f"--dashboard-agent-listen-port={free_port()}", "--include-log-monitor=false",
                 ]  # fmt: skip
                 self.start(name, common + worker, environment)
 
@@ -344,41 +314,6 @@ class Cluster:
 def _names() -> list[str]:
     workers = int(os.environ.get("ELMWRIGHT_WORKERS", "2"))
     return ["head", "store", "mlflow", *(f"worker-{n}" for n in range(1, workers + 1))]
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _wait(done: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def _answers(url: str, codes: set[int] | None = None) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - http, see the callers
-            return codes is None or answer.status in codes
-    except urllib.error.HTTPError as error:
-        return codes is None or error.code in codes
-    except OSError:
-        return False
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
 
 
 @contextmanager

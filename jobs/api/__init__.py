@@ -1,25 +1,27 @@
 """Elmwright: from raw text to a published, drop-in ELMo.
 
-`from elmwright import Elmo` is all a user of a finished model needs (`load` and `SentenceVectors`
-are there too). The names are resolved on first use, so that `import elmwright` (and the command's
-`--help`) never pays for importing torch.
+`from elmwright import Elmo` is all a user of a finished model needs (`SentenceVectors` is there
+too). `shards` gives the sentences of a corpus. The names are resolved on first use, so that
+`import elmwright` (and the command's `--help`) never pays for importing torch.
+
+The top room of jobs/: it may import every other room. They take only `__version__` from it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elmwright.jobs.models import load
-    from elmwright.jobs.pretrained import Elmo
-    from elmwright.jobs.sentence_vectors import SentenceVectors
+    from elmwright.jobs.using.pretrained import Elmo
+    from elmwright.jobs.using.sentence_shards import shards
+    from elmwright.jobs.using.sentence_vectors import SentenceVectors
 
 __version__ = "0.1.0"
-__all__ = ["Elmo", "SentenceVectors", "__version__", "load"]
+__all__ = ["Elmo", "SentenceVectors", "__version__", "shards"]
 
 _HOMES = {
-    "Elmo": "elmwright.jobs.pretrained",
-    "SentenceVectors": "elmwright.jobs.sentence_vectors",
-    "load": "elmwright.jobs.models",
+    "Elmo": "elmwright.jobs.using.pretrained",
+    "SentenceVectors": "elmwright.jobs.using.sentence_vectors",
+    "shards": "elmwright.jobs.using.sentence_shards",
 }
 
 

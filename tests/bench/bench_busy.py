@@ -1,7 +1,8 @@
 """What waiting threads cost: nothing much on a quiet machine, and everything on a busy one.
 
 `elmwright eval`, `elmwright export` and training on all cores, as they are (threads sleep at
-barriers, `jobs/machine_use.py`) and as OpenMP has them by default (threads spin), in turn:
+barriers, `jobs/environment/machine_use.py`) and as OpenMP has them by default (threads spin), in
+turn:
 
 quiet   ours takes at most 5 % longer than spinning, by the medians of alternating runs
 busy    beside two busy processes eval and export take at most 2.5 × their quiet time
@@ -30,13 +31,13 @@ SPINNING = {"GOMP_SPINCOUNT": "300000"}
 TRAIN = """
 import json, sys, time
 from pathlib import Path
-from elmwright.jobs.machine_use import cores, share_machine
+from elmwright.jobs.environment.machine_use import cores, share_machine
 share_machine()
-from elmwright.jobs.checkpoint import begin_attempt
-from elmwright.jobs.config_file import config_from
-from elmwright.jobs.exchange import Ranks
-from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.train import train
+from elmwright.jobs.checkpoints.checkpoint import begin_attempt
+from elmwright.jobs.config.toml_file import config_from
+from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.training.loop.train import train
 run, folder = sys.argv[1:]
 data = json.loads(Path(run, "config.json").read_text())
 data["run"] |= {"dir": folder, "scratch": folder + "/scratch"}
@@ -102,7 +103,17 @@ def short_demo(folder: Path) -> Path:
     settings = [f"run.dir={folder / 'run'}", "train.max_steps=20", "optim.warmup_steps=5"]
     flags = [word for setting in settings for word in ("--set", setting)]
     spent(
-        [sys.executable, "-m", "elmwright.jobs.cli", "run", "demo", "--until", "export", *flags], {}
+        [
+            sys.executable,
+            "-m",
+            "elmwright.jobs.cli",
+            "run",
+            "demo",
+            "--until",
+            "export",
+            *flags,
+        ],
+        {},
     )
     return folder / "run"
 

@@ -1,11 +1,12 @@
 """What a checkpoint every minute costs: under 1 % of the loop's time, under 2 % more CPU seconds.
 
-`jobs/train.py` itself, one process, `small.toml`'s model with the WikiText-2 vocabulary, 64 lanes ×
-20 steps. Pairs of runs of about a minute, one with a checkpoint in its middle and one without (the
-one that every run ends with is in both); the order changes from pair to pair. Printed: the share of
-the time that the loop spent on checkpoints by its own timer, the CPU seconds of the thread that
-writes one, and the median over the pairs of the CPU seconds of the whole process. The last differ
-by more than a checkpoint costs where a machine changes its speed from minute to minute.
+`jobs/training/loop/train.py` itself, one process, `small.toml`'s model with the WikiText-2
+vocabulary, 64 lanes × 20 steps. Pairs of runs of about a minute, one with a checkpoint in its
+middle and one without (the one that every run ends with is in both); the order changes from pair to
+pair. Printed: the share of the time that the loop spent on checkpoints by its own timer, the CPU
+seconds of the thread that writes one, and the median over the pairs of the CPU seconds of the whole
+process. The last differ by more than a checkpoint costs where a machine changes its speed from
+minute to minute.
 
 python tests/bench/bench_checkpoint.py [pairs] [threads]
 """
@@ -21,14 +22,14 @@ from statistics import median
 from corpus import wikitext_corpus
 from workload import SHARED, skip
 
-from elmwright.jobs import checkpoint_writer
-from elmwright.jobs.checkpoint import begin_attempt, list_checkpoints
-from elmwright.jobs.checkpoint_writer import CheckpointWriter, Snapshot
-from elmwright.jobs.config_file import load_config
-from elmwright.jobs.exchange import Ranks
-from elmwright.jobs.journal import read_journal
-from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.train import train
+from elmwright.jobs.checkpoints import writer
+from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
+from elmwright.jobs.checkpoints.writer import CheckpointWriter, Snapshot
+from elmwright.jobs.config.toml_file import load_config
+from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.train import train
 
 BLOCKED, EXTRA, PERIOD = 0.01, 0.02, 60.0
 
@@ -82,7 +83,7 @@ def main() -> int:
     run(folder, "trial", 10, 1000, threads)
     steps = max(4, round(PERIOD / ((time.monotonic() - start) / 10)))
     extras, shares, own = [], [], []
-    checkpoint_writer.CheckpointWriter = Timed  # type: ignore[misc]
+    writer.CheckpointWriter = Timed  # type: ignore[misc]
     for pair in range(pairs):
         found = {}
         for every in [steps // 2, 10**6] if pair % 2 else [10**6, steps // 2]:

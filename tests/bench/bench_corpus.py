@@ -34,17 +34,16 @@ BUILD = """
 import json, logging, sys
 from pathlib import Path
 import ray
-from elmwright.pipeline.build import build_corpus
+from elmwright.pipeline.build.driver import build_corpus
 from elmwright.pipeline.config import CorpusConfig, ShardsConfig, Source, VocabConfig
-from elmwright.pipeline.statistics import from_json
-from elmwright.pipeline.tasks import peak_mb
+from elmwright.pipeline.build.ray_tasks import peak_mb
 text, folder = sys.argv[1:]
 ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR,
          log_to_driver=False)
 manifest = build_corpus(CorpusConfig(sources=(Source(text),)), VocabConfig(),
                         ShardsConfig(), seed=1, folder=folder)
 ray.shutdown()
-stages = from_json(open(folder + "/statistics.json", "rb").read()).stages
+stages = json.loads(Path(folder, "statistics.json").read_text())["stages"]
 (mark,) = Path(folder, "work/clusters").glob("*.done.json")
 near = json.loads(mark.read_text())["report"]
 print(json.dumps({
@@ -52,7 +51,7 @@ print(json.dumps({
     "driver_mb": peak_mb(),
     "pairs": near["edges"],
     "bytes_per_pair": near["bytes_per_edge"],
-    "stages": [[s.name, s.seconds, s.cpu_seconds, s.peak_mb] for s in stages],
+    "stages": [[s[k] for k in ("name", "seconds", "cpu_seconds", "peak_mb")] for s in stages],
 }))
 """
 

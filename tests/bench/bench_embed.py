@@ -18,9 +18,9 @@ from duel import Side
 from workload import PEER_PYTHON, need_peer, sentences
 
 from elmwright.model.bilm import BiLM
-from elmwright.model.bilm_format import write_options, write_weights
 from elmwright.model.config import ModelConfig
-from elmwright.model.folder import model_tensors
+from elmwright.model.formats.bilm_format import write_options, write_weights
+from elmwright.model.formats.folder import model_tensors
 
 CONFIG = ModelConfig(dim=1024, projection_dim=128, n_highway=1)
 TARGET, TOLERANCE = 4.0, 1e-5

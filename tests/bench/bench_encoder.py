@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from elmwright.jobs.config_file import load_config
-from elmwright.jobs.stream import Blocks, training_batch
+from elmwright.jobs.config.toml_file import load_config
+from elmwright.jobs.training.loop.stream import Blocks, training_batch
 from elmwright.model.encoder import TokenEncoder
-from elmwright.pipeline.manifest import Manifest
+from elmwright.pipeline.format.manifest import Manifest
 
 ROUNDS, LANES, WINDOW = 5, 64, 20
 

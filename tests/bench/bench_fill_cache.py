@@ -21,7 +21,7 @@ from bench_embed import real_sentences, write_folder
 
 
 def make_table(folder: Path) -> None:
-    from elmwright.jobs.fill_cache import write_table
+    from elmwright.jobs.using.fill_cache import write_table
 
     text = json.loads((folder / "sentences.json").read_text())
     words = dict.fromkeys(word for line in text for word in line)
@@ -33,8 +33,8 @@ def embed(folder: Path, count: int, with_table: bool) -> None:
     """What a short-lived process does."""
     import torch
 
-    from elmwright.jobs.fill_cache import use_table
-    from elmwright.jobs.pretrained import Elmo
+    from elmwright.jobs.using.fill_cache import use_table
+    from elmwright.jobs.using.pretrained import Elmo
 
     torch.set_num_threads(1)
     elmo = Elmo.from_pretrained(folder)

@@ -1,12 +1,12 @@
 """How long training waits for its data: at most 2 % of the time of a step.
 
-`jobs/train.py` itself, one process with one thread, `small.toml`'s model and 64 lanes × 20 steps,
-reads a WikiText-2 corpus: from the disk, from an S3 server on this machine, and from the same
-server behind a proxy that delays each of its answers by 50 ms. The blocks have an eighth of
-`small.toml`'s size, so that there are eight times as many to fetch and all lanes enter new ones
-every 16 steps. Printed: the wait for the first batch, the
-share of the time of the other steps that `Prefetch.next` took, and how many of the prepared batches
-were in the queue when the step asked for the next (0 would mean that it waited).
+`jobs/training/loop/train.py` itself, one process with one thread, `small.toml`'s model and 64 lanes
+× 20 steps, reads a WikiText-2 corpus: from the disk, from an S3 server on this machine, and from
+the same server behind a proxy that delays each of its answers by 50 ms. The blocks have an eighth
+of `small.toml`'s size, so that there are eight times as many to fetch and all lanes enter new ones
+every 16 steps. Printed: the wait for the first batch, the share of the time of the other steps that
+`Prefetch.next` took, and how many of the prepared batches were in the queue when the step asked for
+the next (0 would mean that it waited).
 
 python tests/bench/bench_loading.py [steps]
 """
@@ -25,15 +25,15 @@ from statistics import mean
 from corpus import wikitext_corpus
 from workload import ROOT, SHARED, skip
 
-from elmwright.jobs import train as loop
-from elmwright.jobs.checkpoint import begin_attempt
-from elmwright.jobs.config_file import load_config
-from elmwright.jobs.exchange import Ranks
-from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.stream import AHEAD, Batch, Prefetch
+from elmwright.jobs.checkpoints.checkpoint import begin_attempt
+from elmwright.jobs.config.toml_file import load_config
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.training.loop import train as loop
+from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.stream import AHEAD, Batch, Prefetch
 
 sys.path.insert(0, str(ROOT))
-from tests.s3_server import environment, rclone, s3_server
+from tests.support.s3_server import environment, rclone, s3_server
 
 LIMIT, DELAY, BLOCK = 0.02, 0.05, 320
 

@@ -23,10 +23,12 @@ except ImportError:
     print("skipped: rensa is not installed (pip install rensa==0.5.0)")
     sys.exit(0)
 
-from elmwright.pipeline import clean, harvest, minhash, ngrams, words
+from elmwright.pipeline.cleaning import repair, words
+from elmwright.pipeline.cleaning.tokens import Lexicon, Reader, Tokens
 from elmwright.pipeline.config import MinHash
-from elmwright.pipeline.lanes import hash64
-from elmwright.pipeline.tokens import Lexicon, Reader, Tokens
+from elmwright.pipeline.dedup import minhash, ngrams
+from elmwright.pipeline.format.lanes import hash64
+from elmwright.pipeline.reading import harvest
 
 ROUNDS, CONFIG, KNOWN = 5, MinHash(), 1_000_000
 ROWS = CONFIG.bands * CONFIG.rows
@@ -37,7 +39,7 @@ def read_documents(size: int) -> list[list[str]]:
     documents, total = [], 0
     for _, path in harvest.list_modules():
         try:
-            texts = [clean.normalise(text) for text in harvest.module_prose(Path(path))]
+            texts = [repair.normalise(text) for text in harvest.module_prose(Path(path))]
         except (SyntaxError, ValueError, OSError):
             continue
         found = (" ".join(line.split()) for text in texts for line in text.splitlines())
@@ -116,7 +118,7 @@ def estimates() -> None:
         tokens = Tokens(np.concatenate(sets).astype(np.int32), offsets, lexicon)
         strings = [[f"w{n}" for n in some.tolist()] for some in sets]
         made = {
-            "ours": minhash.signatures(tokens, MinHash(ngram=1)).T,
+            "ours": minhash.signatures(ngrams.words_of(tokens), MinHash(ngram=1)).T,
             "RMinHash": np.array(r_strings(strings)),
             "CMinHash": np.array(c_strings(strings)),
         }

@@ -36,13 +36,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elmwright.jobs.layout import RunFolder
-from elmwright.pipeline.block import BOS_ID, EOS_ID, Block
+from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.files import read_json
-from elmwright.pipeline.manifest import Manifest, Split
-from elmwright.pipeline.shards import ShardReader
-from elmwright.pipeline.vocab import unigram_perplexity
+from elmwright.pipeline.format.block import BOS_ID, EOS_ID, Block
+from elmwright.pipeline.format.manifest import Manifest, Split
+from elmwright.pipeline.format.shards import ShardReader
+from elmwright.pipeline.format.vocab import unigram_perplexity
+from elmwright.pipeline.storage.files import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("ELMWRIGHT_SHARED", ROOT.parent / "shared"))

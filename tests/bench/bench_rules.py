@@ -111,11 +111,11 @@ def ours(folder: Path) -> None:
     """Our side: prints one line of JSON."""
     import numpy as np
 
-    from elmwright.pipeline import clusters, minhash
-    from elmwright.pipeline.cleaner import Cleaner
+    from elmwright.pipeline.cleaning.cleaner import Cleaner
+    from elmwright.pipeline.cleaning.tokens import Reader
+    from elmwright.pipeline.cleaning.words import ptb_chunk
     from elmwright.pipeline.config import CorpusConfig, MinHash
-    from elmwright.pipeline.tokens import Reader
-    from elmwright.pipeline.words import ptb_chunk
+    from elmwright.pipeline.dedup import clusters, minhash
 
     def cpu() -> float:
         used = resource.getrusage(resource.RUSAGE_SELF)

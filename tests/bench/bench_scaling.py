@@ -1,7 +1,7 @@
 """Two processes of one thread against one: at least 1.6× the tokens a second.
 
-`jobs/train.py` itself, `small.toml`'s model with the WikiText-2 vocabulary, 64 lanes × 20 steps in
-each process; runs in turn, each measured from its third step on, best of several.
+`jobs/training/loop/train.py` itself, `small.toml`'s model with the WikiText-2 vocabulary, 64 lanes
+× 20 steps in each process; runs in turn, each measured from its third step on, best of several.
 
 python tests/bench/bench_scaling.py [rounds] [steps]
 """
@@ -17,12 +17,12 @@ import torch.multiprocessing as mp
 from corpus import wikitext_corpus
 from workload import SHARED, skip
 
-from elmwright.jobs.config_file import load_config
-from elmwright.jobs.exchange import Ranks
-from elmwright.jobs.journal import read_journal
-from elmwright.jobs.layout import RunFolder
-from elmwright.jobs.train import train
-from elmwright.pipeline.files import write_json
+from elmwright.jobs.config.toml_file import load_config
+from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.train import train
+from elmwright.pipeline.storage.files import write_json
 
 TARGET = 1.6
 

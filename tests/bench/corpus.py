@@ -6,7 +6,7 @@ from pathlib import Path
 import ray
 from workload import sentences
 
-from elmwright.pipeline.build import build_corpus
+from elmwright.pipeline.build.driver import build_corpus
 from elmwright.pipeline.config import CorpusConfig, ShardsConfig, Source, VocabConfig
 from elmwright.pipeline.progress import silent
 

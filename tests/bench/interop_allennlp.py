@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from workload import PEER_PYTHON, need_peer
 
-from elmwright import load
+from elmwright import Elmo
 
 TOLERANCE = 1e-5
 SENTENCES = 200
@@ -39,7 +39,7 @@ def main() -> None:
         side = Path(__file__).with_name("side_interop_allennlp.py")
         subprocess.run([str(PEER_PYTHON), str(side), str(work)], check=True)
         theirs = np.load(work / "peer.npy")
-    ours = np.concatenate(load(bundle).embed(sentences), axis=1)
+    ours = np.concatenate(Elmo.from_pretrained(bundle).embed(sentences), axis=1)
     assert ours.shape == theirs.shape, f"{ours.shape} and {theirs.shape}"
     gaps = np.abs(ours - theirs).max(axis=(1, 2))
     largest = " ".join(f"{gap:.1e}" for gap in gaps)

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from elmwright.model.elmo import Elmo
-from elmwright.model.folder import load_folder
+from elmwright.model.formats.folder import load_folder
+from elmwright.model.inference.elmo import Elmo
 
 
 def main() -> None:

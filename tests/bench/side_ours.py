@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from elmwright.model.bilm import States
-from elmwright.model.folder import load_folder
-from elmwright.model.optim import Optimizer, OptimSettings, global_norm
+from elmwright.model.config import OptimConfig
+from elmwright.model.formats.folder import load_folder
+from elmwright.model.optim import Optimizer, global_norm
 from elmwright.model.softmax import Negatives, Softmax, sampled_loss
 
 
 class Trainer:
-    """What `jobs/train.py` does in one process, fed from the workload."""
+    """What `jobs/training/loop/train.py` does in one process, fed from the workload."""
 
     def __init__(self, folder: Path, words: int | None = None) -> None:
         """`words` asks for a fresh softmax of that size in place of the workload's."""
@@ -29,7 +30,7 @@ class Trainer:
         self.softmax = Softmax(weight, torch.zeros(len(weight)))
         if words is not None:
             self.softmax = Softmax.create(words, weight.size(1), 0)
-        settings = OptimSettings("adagrad", self.shape["accumulator"])
+        settings = OptimConfig("adagrad", initial_accumulator=self.shape["accumulator"])
         params = dict(self.bilm.named_parameters())
         self.optimizer = Optimizer(params, self.softmax, settings)
         self.states = States.zeros(self.bilm.config, self.work["windows"].shape[1])

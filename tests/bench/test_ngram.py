@@ -19,11 +19,11 @@ from bench_ngram import (
     text_of,
 )
 
-from elmwright.pipeline.block import pack
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.manifest import Manifest, Split, Vocab
-from elmwright.pipeline.shards import write_shard
-from elmwright.pipeline.vocab import unigram_perplexity
+from elmwright.pipeline.format.manifest import Manifest, Split, Vocab
+from elmwright.pipeline.format.shards import write_shard
+from elmwright.pipeline.format.vocab import unigram_perplexity
+from tests.support.corpus.plain_packing import pack
 
 BOS, EOS, SIZE = 0, 1, 12
 Gram = tuple[int, ...]

@@ -18,10 +18,10 @@ from typing import NoReturn
 import numpy as np
 
 from elmwright.model.bilm import BiLM
-from elmwright.model.bilm_format import write_options, write_weights
 from elmwright.model.chars import char_ids
 from elmwright.model.config import ModelConfig
-from elmwright.model.folder import model_tensors
+from elmwright.model.formats.bilm_format import write_options, write_weights
+from elmwright.model.formats.folder import model_tensors
 from elmwright.model.softmax import draw_negatives
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.config_file import RECIPES
-from tests.docs.shell import Shell
-from tests.docs.texts import write_texts
-from tests.jobs.tiny import write_config
+from elmwright.jobs.config.toml_file import RECIPES
+from tests.support.docs.shell import Shell
+from tests.support.docs.texts import write_texts
+from tests.support.tiny import write_config
 
 COMMAND = """\
 #!{python}
 import sys
 from pathlib import Path
 
-from elmwright.jobs import config_file
+from elmwright.jobs.config import toml_file as config_file
 
 config_file.RECIPES = Path({recipes!r})
 
-from elmwright.jobs.cli import main
+from elmwright.jobs.cli.command import main
 
 sys.exit(main())
 """

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from elmwright.jobs import cli
-from elmwright.jobs.config import RunConfig
-from elmwright.jobs.config_file import config_from, explain, load_config
-from elmwright.jobs.targets import KINDS as TARGET_KINDS
-from elmwright.jobs.targets import find_target
-from tests.docs.blocks import (
+from elmwright.jobs.cli import command
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.config.toml_file import config_from, explain, load_config
+from elmwright.jobs.runbook.target import KINDS as TARGET_KINDS
+from elmwright.jobs.runbook.target import find_target
+from tests.support.docs.blocks import (
     KINDS,
     PAGES,
     ROOT,
@@ -25,7 +25,7 @@ from tests.docs.blocks import (
     subcommands,
     text_of,
 )
-from tests.docs.texts import write_texts
+from tests.support.docs.texts import write_texts
 
 
 def test_every_block_says_where_it_runs() -> None:
@@ -54,7 +54,7 @@ def own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     (line,) = [
         line for block in all_blocks("sh demo") for line in block.lines() if " init " in line
     ]
-    assert cli.main(shlex.split(line)[1:]) == 0
+    assert command.main(shlex.split(line)[1:]) == 0
     return load_config("my.toml")
 
 
@@ -76,7 +76,7 @@ def test_what_needs_a_cluster_or_hours_is_understood(block: Block, own_config: R
 
 def parse(words: list[str], line: str) -> Any:
     try:
-        return cli._parser().parse_args(words)
+        return command._parser().parse_args(words)
     except SystemExit:
         pytest.fail(f"the parser refuses: {line}")
 

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import clone
-from tests.docs.blocks import PAGES, Block, all_blocks, blocks_of
-from tests.docs.shell import Shell, is_free
-from tests.docs.texts import write_texts
+from tests.support.checkout import clone
+from tests.support.docs.blocks import PAGES, Block, all_blocks, blocks_of
+from tests.support.docs.shell import Shell, is_free
+from tests.support.docs.texts import write_texts
+
+pytestmark = pytest.mark.slow(138)
 
 HERE = ("sh demo", "sh serve", "python demo")
 PRINTED = {
     "README.md": [r"@candidate", r"\(3, 4, 16\)"],
+    "docs/corpus.md": [r"\n\['\w+', "],
     "docs/publishing.md": [r"\n *1 [^\n]*@champion"],
     "docs/training.md": [r"\n +40 [^\n]*step-00000040\n", r"perplexity +\d"],
     "docs/using.md": [r"\(3, 4, 16\)", r'"predictions": \[\[\[\['],

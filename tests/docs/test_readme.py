@@ -9,10 +9,10 @@ from pathlib import Path
 import yaml
 
 import elmwright
-from elmwright.jobs.config import RESUMABLE
-from elmwright.jobs.config_file import explain
-from tests.docs.blocks import PAGES, ROOT, text_of
-from tests.docs.configuration import PAGE, page
+from elmwright.jobs.config.sections import RESUMABLE
+from elmwright.jobs.config.toml_file import explain
+from tests.support.docs.blocks import PAGES, ROOT, text_of
+from tests.support.docs.configuration import PAGE, page
 
 MAX_LINES, MAX_WORDS = 180, 1600
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -89,7 +89,9 @@ def test_files_that_pages_name_exist() -> None:
 
 
 def test_the_page_of_settings_is_what_the_code_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tests.docs.configuration"
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "run: python -m tests.support.docs.configuration"
+    )
 
 
 def test_what_may_change_on_resume_is_what_the_code_allows() -> None:

@@ -1,51 +1,54 @@
 """Every port, path, name and version in `infra/` is the package's own.
 
 Both directions: a value changed in `infra/` is not the constant any more, and a constant changed in
-`jobs/ports.py` is not what stands in `infra/`. That no single change goes unnoticed is tested in
-`test_changes.py`.
+`jobs/runbook/ports.py` or `shared_names.py` is not what stands in `infra/`.
 """
 
+import inspect
 import re
 import tomllib
 
 import pytest
 
 from elmwright import __version__
-from elmwright.jobs import ports
-from elmwright.jobs.submission import GRACE_SECONDS
-from elmwright.jobs.targets import Target, _target
-from tests.infra.texts import TEXT, everything, source
-from tests.infra.validators import INFRA, ROOT, documents, manifests, pod_templates
+from elmwright.jobs.runbook import ports
+from elmwright.jobs.runbook.submission import GRACE_SECONDS
+from elmwright.jobs.runbook.target import Target, _target
+from elmwright.jobs.tracking.tracker import Tracker
+from tests.support.infra import shared_names
+from tests.support.infra.texts import TEXT, everything, source
+from tests.support.infra.validators import documents, manifests, pod_templates
+from tests.support.places import INFRA, ROOT
 
 AGENT_PORT = 52365  # of Ray's agent on every node; Ray's default, which KubeRay's probes count on
 
 # What stands before or around a number, and the number it must be. Each must occur.
 PORTS = [
-    (r"head:(\d+)", ports.RAY_PORT),
-    (r"RAY_HEAD_IP:(\d+)", ports.RAY_PORT),
-    (r"--head [^\n]*--port=(\d+)", ports.RAY_PORT),
-    (r"name: gcs-server\s+containerPort: (\d+)", ports.RAY_PORT),
-    (r"--dashboard-port=(\d+)", ports.DASHBOARD_PORT),
-    (r"name: dashboard\s+containerPort: (\d+)", ports.DASHBOARD_PORT),
-    (r"http://127\.0\.0\.1:(\d+)/api/gcs_healthz", ports.DASHBOARD_PORT),
-    (r"- 127\.0\.0\.1:(\d+):8265", ports.DASHBOARD_PORT),
-    (r"--to http://[^\s:]+:(\d+)", ports.DASHBOARD_PORT),
-    (r"mlflow:(\d+)", ports.MLFLOW_PORT),
-    (r"mlflow server [^\n]*--port (\d+)", ports.MLFLOW_PORT),
-    (r"- --port=(\d+)", ports.MLFLOW_PORT),
-    (r"name: http\s+(?:port|containerPort): (\d+)", ports.MLFLOW_PORT),
-    (r":(\d+)/health\b", ports.MLFLOW_PORT),
-    (r"postgres:(\d{4,5})\b", ports.POSTGRES_PORT),
-    (r"pg_isready.*--port=(\d+)", ports.POSTGRES_PORT),
-    (r"name: postgres\s+(?:port|containerPort): (\d+)", ports.POSTGRES_PORT),
-    (r"store:(\d+)", ports.STORE_PORT),
-    (r"--addr :(\d+)", ports.STORE_PORT),
-    (r'nc, -z, 127\.0\.0\.1, "(\d+)"', ports.STORE_PORT),
+    (r"head:(\d+)", shared_names.RAY_PORT),
+    (r"RAY_HEAD_IP:(\d+)", shared_names.RAY_PORT),
+    (r"--head [^\n]*--port=(\d+)", shared_names.RAY_PORT),
+    (r"name: gcs-server\s+containerPort: (\d+)", shared_names.RAY_PORT),
+    (r"--dashboard-port=(\d+)", shared_names.DASHBOARD_PORT),
+    (r"name: dashboard\s+containerPort: (\d+)", shared_names.DASHBOARD_PORT),
+    (r"http://127\.0\.0\.1:(\d+)/api/gcs_healthz", shared_names.DASHBOARD_PORT),
+    (r"- 127\.0\.0\.1:(\d+):8265", shared_names.DASHBOARD_PORT),
+    (r"--to http://[^\s:]+:(\d+)", shared_names.DASHBOARD_PORT),
+    (r"mlflow:(\d+)", shared_names.MLFLOW_PORT),
+    (r"mlflow server [^\n]*--port (\d+)", shared_names.MLFLOW_PORT),
+    (r"- --port=(\d+)", shared_names.MLFLOW_PORT),
+    (r"name: http\s+(?:port|containerPort): (\d+)", shared_names.MLFLOW_PORT),
+    (r":(\d+)/health\b", shared_names.MLFLOW_PORT),
+    (r"postgres:(\d{4,5})\b", shared_names.POSTGRES_PORT),
+    (r"pg_isready.*--port=(\d+)", shared_names.POSTGRES_PORT),
+    (r"name: postgres\s+(?:port|containerPort): (\d+)", shared_names.POSTGRES_PORT),
+    (r"store:(\d+)", shared_names.STORE_PORT),
+    (r"--addr :(\d+)", shared_names.STORE_PORT),
+    (r'nc, -z, 127\.0\.0\.1, "(\d+)"', shared_names.STORE_PORT),
     (r":(\d+)/api/local_raylet_healthz", AGENT_PORT),
 ]
 
-RUNS, CONFIGS, SECRETS = ports.RUNS_PATH, ports.CONFIGS_PATH, ports.SECRETS_PATH
-WORDS = ports.TEXT_PATH
+RUNS, CONFIGS, SECRETS = ports.RUNS_PATH, shared_names.CONFIGS_PATH, ports.SECRETS_PATH
+WORDS = shared_names.TEXT_PATH
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point
 ARTIFACTS, STORE = "/artifacts", "/data"  # of the MLflow and the store that are started here
 
@@ -66,10 +69,10 @@ PLACES = [
     (r"elmwright run (\S+)/\w+\.toml", CONFIGS),
     (r"name: secrets\s+mountPath: (\S+)", SECRETS),
     (r"AWS_SHARED_CREDENTIALS_FILE\s+value: (\S+)/credentials", SECRETS),
-    (r"--home-dir (\S+)", ports.HOME_PATH),
-    (r"\bHOME=(\S+)", ports.HOME_PATH),
-    (r"USER [\d:]+\nWORKDIR (\S+)", ports.HOME_PATH),
-    (r"(\S+)/\.ray/auth_token: ~", ports.HOME_PATH),
+    (r"--home-dir (\S+)", shared_names.HOME_PATH),
+    (r"\bHOME=(\S+)", shared_names.HOME_PATH),
+    (r"USER [\d:]+\nWORKDIR (\S+)", shared_names.HOME_PATH),
+    (r"(\S+)/\.ray/auth_token: ~", shared_names.HOME_PATH),
     (r"name: shared-memory\s+mountPath: (\S+)", SHARED_MEMORY),
     (r"name: artifacts\s+mountPath: (\S+)", ARTIFACTS),
     (r"--artifacts-destination=(\S+)", ARTIFACTS),
@@ -84,7 +87,7 @@ PATHS = {
         RUNS, CONFIGS, WORDS, STORE, "/dev/null", "/bin/sh", "/var/lib/postgresql/data",
     },
     "docker/Dockerfile": {
-        RUNS, ports.HOME_PATH, "/source", "/wheel", "/opt/elmwright",
+        RUNS, shared_names.HOME_PATH, "/source", "/wheel", "/opt/elmwright",
         "/etc/profile.d/elmwright.sh", "/var/lib/apt/lists",
     },
     "kubernetes/base/mlflow.yaml": {ARTIFACTS, "/dev/null"},
@@ -94,7 +97,7 @@ PATHS = {
     "kubernetes/overlays/dev/storage/kustomization.yaml": OVERLAY,
     "kubernetes/overlays/gpu/kustomization.yaml": OVERLAY,
     "kubernetes/storage/claims.yaml": {RUNS},
-    "ray/aws.yaml": {RUNS, ports.HOME_PATH, "/dev/sda1"},
+    "ray/aws.yaml": {RUNS, shared_names.HOME_PATH, "/dev/sda1"},
     "slurm/elmwright.sbatch": {"/bin/bash", "/dev/null", "/dev/urandom", "/dev/tcp", "/tmp"},  # noqa: S108
     "slurm/targets.toml": {"/shared/elmwright"},
 }  # fmt: skip
@@ -157,7 +160,7 @@ def test_every_node_mounts_what_the_package_expects() -> None:
     for name in ("head", "worker"):
         targets = {volume.split(":")[-1 if volume.count(":") == 1 else -2]
                    for volume in compose["services"][name]["volumes"]}  # fmt: skip
-        assert targets == {ports.RUNS_PATH, ports.CONFIGS_PATH, ports.TEXT_PATH}
+        assert targets == {ports.RUNS_PATH, shared_names.CONFIGS_PATH, shared_names.TEXT_PATH}
 
 
 def test_image_tags_are_those_of_this_version() -> None:
@@ -184,34 +187,38 @@ def test_versions_are_the_pinned_ones() -> None:
 
 
 def test_names_of_secrets_services_database_and_bucket_are_the_packages() -> None:
-    secrets = {ports.SECRET_AWS, ports.SECRET_DATABASE}
+    secrets = {ports.SECRET_AWS, shared_names.SECRET_DATABASE}
     assert set(re.findall(r"secretName: (\S+)|secretKeyRef:\s+name: (\S+)", everything())) == {
         (ports.SECRET_AWS, ""),
-        ("", ports.SECRET_DATABASE),
+        ("", shared_names.SECRET_DATABASE),
     }
     assert set(re.findall(r"create secret generic (\S+)", everything())) == secrets
     registry = {ports.SECRET_REGISTRY}
     assert set(re.findall(r"create secret docker-registry (\S+)", everything())) == registry
     assert set(re.findall(r"imagePullSecrets:.*\s+- name: (\S+)", everything())) == registry
     assert set(re.findall(r"configMapRef:\s+name: (\S+)", everything())) == {ports.CONFIG_STORE}
-    assert set(re.findall(r"postgresql[+\w]*://(\w+):", everything())) == {ports.DATABASE}
+    assert set(re.findall(r"postgresql[+\w]*://(\w+):", everything())) == {shared_names.DATABASE}
     assert set(re.findall(r"@(\w+):\d+/(\w+)", everything())) == {
-        (ports.SERVICE_POSTGRES, ports.DATABASE)
+        (shared_names.SERVICE_POSTGRES, shared_names.DATABASE)
     }
     assert set(re.findall(r"s3://(\w+)/mlflow", everything())) == {ports.BUCKET}
     assert set(re.findall(r"/data/(\w+) ", everything())) == {ports.BUCKET}
     (compose,) = documents(INFRA / "compose" / "compose.yaml")
-    services = {ports.SERVICE_HEAD, ports.SERVICE_MLFLOW, ports.SERVICE_POSTGRES}
-    assert set(compose["services"]) == services | {ports.SERVICE_STORE, "worker"}
-    names = {d["metadata"]["name"] for _, d in manifests(INFRA) if d["kind"] == "Service"}
-    assert names == {ports.SERVICE_MLFLOW, ports.SERVICE_POSTGRES}
+    services = {
+        shared_names.SERVICE_HEAD,
+        shared_names.SERVICE_MLFLOW,
+        shared_names.SERVICE_POSTGRES,
+    }
+    assert set(compose["services"]) == services | {shared_names.SERVICE_STORE, "worker"}
+    found = {d["metadata"]["name"] for _, d in manifests(INFRA) if d["kind"] == "Service"}
+    assert found == {shared_names.SERVICE_MLFLOW, shared_names.SERVICE_POSTGRES}
 
 
 def test_the_containers_user_is_the_same_everywhere() -> None:
     docker = TEXT["docker/Dockerfile"]
     assert re.findall(r"USER (\d+):(\d+)", docker) == [(str(ports.USER_ID),) * 2]
     assert set(re.findall(r"--[ug]id (\d+)", docker)) == {str(ports.USER_ID)}
-    assert f"--home-dir {ports.HOME_PATH} " in docker
+    assert f"--home-dir {shared_names.HOME_PATH} " in docker
     numbers = set(re.findall(r"(?:runAs\w+|fsGroup): (\d+)", everything()))
     assert numbers == {str(ports.USER_ID), "999"}  # 999: PostgreSQL's own image
     assert re.findall(r"chown (\d+):(\d+) /runs", TEXT["ray/aws.yaml"]) == [
@@ -230,8 +237,7 @@ def test_a_stopped_job_has_the_time_it_was_promised() -> None:
 
 def test_a_stopped_job_has_time_for_all_that_it_must_do() -> None:
     """A checkpoint as large as the readme counts with, and everything that may come before it."""
-    tracking = (ROOT / "jobs" / "tracking.py").read_text()
-    (silent,) = re.findall(r"def finish\(self, .*seconds: float = ([\d.]+)\)", tracking)
+    silent = inspect.signature(Tracker.finish).parameters["seconds"].default
     (drain,) = re.findall(
         r'"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", (\d+)',
         source("ray", "_private/ray_constants.py"),
@@ -239,7 +245,7 @@ def test_a_stopped_job_has_time_for_all_that_it_must_do() -> None:
     (row,) = [r for r in TEXT["README.md"].splitlines() if r.startswith("| storage bandwidth")]
     (within, checkpoint) = re.findall(r"(\d+) s\b", row)[:2]
     assert int(within) == ports.STOP_SECONDS
-    assert float(silent) + int(drain) + int(checkpoint) < ports.STOP_SECONDS
+    assert silent + int(drain) + int(checkpoint) < ports.STOP_SECONDS
 
 
 def test_ray_has_time_to_drain_a_node_that_is_stopped() -> None:

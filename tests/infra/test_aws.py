@@ -12,9 +12,10 @@ from typing import Any
 import botocore.client
 import pytest
 
-from elmwright.jobs import ports
-from tests.infra.texts import TEXT, source
-from tests.infra.validators import INFRA, documents
+from elmwright.jobs.runbook import ports
+from tests.support.infra.texts import TEXT, source
+from tests.support.infra.validators import documents
+from tests.support.places import INFRA
 
 
 class Account:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from elmwright.jobs import cli
-from elmwright.jobs.config_file import explain, load_config
-from tests.infra.texts import TEXT, everything, source
-from tests.infra.validators import ROOT
+from elmwright.jobs.cli import command as cli
+from elmwright.jobs.config.toml_file import explain, load_config
+from tests.support.infra.texts import TEXT, everything, source
+from tests.support.places import ROOT
 
 
 def known() -> dict[str, argparse.ArgumentParser]:

@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 
-from elmwright.jobs import ports
-from tests.infra.texts import TEXT
-from tests.infra.validators import INFRA, ROOT, documents
+from elmwright.jobs.runbook import ports
+from tests.support.infra import shared_names
+from tests.support.infra.texts import TEXT
+from tests.support.infra.validators import documents
+from tests.support.places import INFRA, ROOT
+
+pytestmark = pytest.mark.slow(5)
 
 NODES = ("head", "worker")
 UNITS = {"m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
@@ -72,8 +76,8 @@ def test_mlflows_database_is_upgraded_before_the_server_starts(tmp_path: Path) -
     for _ in range(2):
         subprocess.run([sys.executable, *arguments], env=environment, check=True, timeout=300)
         with closing(sqlite3.connect(database)) as opened:
-            names = opened.execute("SELECT name FROM sqlite_master").fetchall()
-            assert {("runs",), ("alembic_version",)} <= set(names)
+            tables = opened.execute("SELECT name FROM sqlite_master").fetchall()
+            assert {("runs",), ("alembic_version",)} <= set(tables)
 
 
 def test_the_databases_password_is_on_no_command_line() -> None:
@@ -102,7 +106,7 @@ def test_the_image_is_named_in_one_place_where_it_can_be_changed() -> None:
 @pytest.mark.parametrize("name", NODES)
 def test_text_and_configs_are_mounted_and_cannot_be_changed(name: str) -> None:
     volumes = services()[name]["volumes"]
-    for path in (ports.CONFIGS_PATH, ports.TEXT_PATH):
+    for path in (shared_names.CONFIGS_PATH, shared_names.TEXT_PATH):
         assert [volume for volume in volumes if volume.endswith(f":{path}:ro")], path
 
 
@@ -124,3 +128,12 @@ def test_the_readme_says_where_mlflow_is_to_whoever_submits_from_outside() -> No
     assert sent
     for line in sent:
         assert "--set tracking.uri=http://mlflow:5000" in line
+
+
+def test_a_head_whose_own_node_is_not_up_yet_is_not_healthy() -> None:
+    """Its dashboard answers before the node has started; workers that join then may fail."""
+    test = services()["head"]["healthcheck"]["test"]
+    assert test[:2] == ["CMD", "wget"]
+    assert {word.rpartition("/")[2] for word in test if word.startswith("http://")} == {
+        "gcs_healthz", "local_raylet_healthz",
+    }  # fmt: skip

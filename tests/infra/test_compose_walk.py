@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs import ports
-from tests.infra.validators import INFRA, ROOT
+from elmwright.jobs.runbook import ports
+from tests.support.infra import shared_names
+from tests.support.places import INFRA, ROOT
 
 ON_CLUSTER = [
-    "--set", f"cluster.address={ports.SERVICE_HEAD}:{ports.RAY_PORT}",
-    "--set", f"tracking.uri=http://{ports.SERVICE_MLFLOW}:{ports.MLFLOW_PORT}",
+    "--set", f"cluster.address={shared_names.SERVICE_HEAD}:{shared_names.RAY_PORT}",
+    "--set", f"tracking.uri=http://{shared_names.SERVICE_MLFLOW}:{shared_names.MLFLOW_PORT}",
 ]  # fmt: skip
 STEPS = 600
 SAME = {"model.safetensors", "softmax.safetensors", "weights.hdf5", "vocab.txt", "config.json",
@@ -42,7 +43,7 @@ class Compose:
         tiny = (INFRA / "local" / "tiny.toml").read_text(encoding="utf-8")
         for old, new in (
             ('dir = "build/{name}"', f'dir = "{ports.RUNS_PATH}/{{name}}"'),
-            ('sources = ["*.md", "infra/*.md"]', f'sources = ["{ports.TEXT_PATH}/*.md"]'),
+            ('sources = ["*.md", "infra/*.md"]', f'sources = ["{shared_names.TEXT_PATH}/*.md"]'),
             ("max_steps = 20", f"max_steps = {STEPS}"),
             ("every_steps = 10", "every_steps = 200"),
         ):
@@ -78,7 +79,7 @@ class Compose:
 
     def run(self, name: str) -> list[str]:
         """The words that run the config inside the head's container."""
-        config = f"{ports.CONFIGS_PATH}/{self.config.name}"
+        config = f"{shared_names.CONFIGS_PATH}/{self.config.name}"
         return ["exec", "-T", "head", "elmwright", "run", config, "--set", f"run.name={name}",
                 *ON_CLUSTER]  # fmt: skip
 
@@ -96,7 +97,12 @@ def compose(tmp_path: Path) -> Iterator[Compose]:
         pytest.skip("takes Docker and minutes; 'make compose-test' runs it")
     project = Compose(tmp_path)
     try:
-        project.do("up", "--wait")
+        try:
+            project.do("up", "--wait")
+        except AssertionError:
+            # `down` removes the only evidence.
+            subprocess.run(project.command("logs", "--tail", "50"), check=False)
+            raise
         yield project
     finally:
         project.do("down", "--volumes")
@@ -126,7 +132,7 @@ def test_a_run_that_compose_stops_in_training_ends_in_the_same_model(
 @pytest.mark.heavy
 @pytest.mark.timeout(1200)
 def test_a_run_is_submitted_from_outside_the_containers(compose: Compose, tmp_path: Path) -> None:
-    address = f"http://127.0.0.1:{ports.DASHBOARD_PORT}"
+    address = f"http://127.0.0.1:{shared_names.DASHBOARD_PORT}"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     environment |= {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
     command = [

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-from elmwright.jobs import ports
-from tests.infra.texts import TEXT, source
-from tests.infra.validators import INFRA, ROOT, documents
+from elmwright.jobs.runbook import ports
+from tests.support.infra.texts import TEXT, source
+from tests.support.infra.validators import documents
+from tests.support.places import INFRA, ROOT
 
 
 def test_rays_launcher_finds_its_tools_in_the_image() -> None:

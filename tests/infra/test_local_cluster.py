@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from types import ModuleType
 
@@ -17,21 +18,25 @@ import pytest
 import sqlalchemy
 from mlflow.store.tracking.dbmodels.initial_models import Base as InitialBase
 
-from tests.checkout import clone
-from tests.infra.validators import INFRA
+from tests.support.checkout import clone
+from tests.support.places import INFRA
+
+pytestmark = pytest.mark.slow(8)
 
 SCRIPT = INFRA / "local" / "cluster.py"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> ModuleType:
+def cluster() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("cluster", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["cluster"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)  # as when it is run
+        spec.loader.exec_module(module)
+        yield module
 
 
 def sleeper(**environment: str) -> subprocess.Popen[bytes]:
@@ -80,7 +85,7 @@ def test_a_folder_that_only_looks_like_rays_is_not_removed(cluster, tmp_path):
 
 
 def test_secrets_are_readable_by_their_owner_alone(cluster, tmp_path):
-    cluster._write_private(tmp_path / "key", "x")
+    cluster.write_private(tmp_path / "key", "x")
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.infra.validators import INFRA, documents
-from tests.jobs.servers import mlflow_server, postgres
+from tests.support.infra.validators import documents
+from tests.support.places import INFRA
+from tests.support.servers import mlflow_server, postgres
 
 pytestmark = pytest.mark.heavy
 

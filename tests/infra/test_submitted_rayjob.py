@@ -6,14 +6,17 @@ from typing import Any
 import pytest
 import yaml
 
-from elmwright.jobs import ports
-from elmwright.jobs.attempts import DRIVER_FILE
-from elmwright.jobs.config_file import load_config
-from elmwright.jobs.kubernetes_objects import DEADLINE_SECONDS, render
-from elmwright.jobs.submit import prepare
-from elmwright.jobs.targets import Target
-from tests.infra import validators
-from tests.infra.validators import INFRA, documents, pod_templates
+from elmwright.jobs.config.toml_file import load_config
+from elmwright.jobs.runbook import ports
+from elmwright.jobs.runbook.target import Target
+from elmwright.jobs.submit.attempts import DRIVER_FILE
+from elmwright.jobs.submit.send import prepare
+from elmwright.jobs.submit.targets.kubernetes_objects import DEADLINE_SECONDS, render
+from tests.support.infra import validators
+from tests.support.infra.validators import documents, pod_templates
+from tests.support.places import INFRA
+
+pytestmark = pytest.mark.slow(6)
 
 CLUSTER = INFRA / "kubernetes" / "cluster" / "raycluster.yaml"
 

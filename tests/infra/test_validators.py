@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from elmwright.jobs.kubernetes_objects import STAY
-from tests.infra import validators
-from tests.infra.validators import INFRA, ROOT
+from elmwright.jobs.submit.targets.kubernetes_objects import STAY
+from tests.support.infra import validators
+from tests.support.places import INFRA, ROOT
+
+pytestmark = pytest.mark.slow(6)
 
 Validator = Callable[[Path], list[str]]
 CLUSTER = "kubernetes/cluster/raycluster.yaml"

@@ -7,17 +7,19 @@ import pytest
 import ray
 from mlflow import MlflowClient
 
-from elmwright.jobs.checkpoint import begin_attempt
-from elmwright.jobs.config_file import load_config, to_dict
-from elmwright.jobs.exchange import Ranks
-from elmwright.jobs.export import export_run
-from elmwright.jobs.submission import Submission
-from elmwright.jobs.train import train
-from elmwright.pipeline.build import build_corpus
-from elmwright.pipeline.files import write_json
+from elmwright.jobs.checkpoints.checkpoint import begin_attempt
+from elmwright.jobs.config.toml_file import load_config, to_dict
+from elmwright.jobs.publishing.export import export_run
+from elmwright.jobs.runbook.submission import Submission
+from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.train import train
+from elmwright.pipeline.build.driver import build_corpus
 from elmwright.pipeline.progress import silent
-from tests.jobs.dashboard import Dashboard, submission_to
-from tests.jobs.tiny import write_config, write_text
+from elmwright.pipeline.storage.files import write_json
+from tests.support.cluster.dashboard import Dashboard, submission_to
+from tests.support.tiny import write_config, write_text
+from tests.support.tiny_runs.started_run import start
+from tests.support.tiny_runs.training import prepare
 
 
 @pytest.fixture(scope="session")
@@ -51,8 +53,6 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny finished run: checkpoints 12 and 18 in passing, 20 with all measured."""
-    from tests.jobs.test_train import prepare
-
     home = tmp_path_factory.mktemp("trained")
     config, run = prepare(home, corpus, eval_max_tokens=200)
     begin_attempt(run.attempt)
@@ -96,3 +96,14 @@ def dashboard() -> Iterator[Dashboard]:
 def submission(dashboard: Dashboard, tmp_path: Path) -> Submission:
     """To that cluster."""
     return submission_to(dashboard, tmp_path)
+
+
+@pytest.fixture
+def project(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with one run in runs/ that was made by hand."""
+    home = own_home / "project"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    config = write_config(home, home / "text.txt", run_dir="runs/{name}")
+    start(config)
+    return home

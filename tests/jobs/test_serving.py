@@ -18,10 +18,14 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.scoring_server import invocations
 
-from elmwright.jobs.models import load
-from elmwright.jobs.registry import open_registry, publish_bundle
+from elmwright.jobs.publishing.promotion import publish_bundle
+from elmwright.jobs.registry.open_registry import open_registry
+from elmwright.jobs.using.pretrained import Elmo
+from tests.support.places import DOCS
 
-USING = (Path(__file__).resolve().parents[2] / "docs" / "using.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.slow(4)
+
+USING = (DOCS / "using.md").read_text(encoding="utf-8")
 SENTENCES = [["The", "old", "cat"], ["A", "bird", "sees"]]
 
 
@@ -70,7 +74,8 @@ def test_the_way_to_load_with_mlflow_on_the_card_works(
     assert published != snippet
     exec(published, names)  # noqa: S102 - our own card
     np.testing.assert_array_equal(
-        names["vectors"][0], load("runs/demo/bundle").embed([["The", "quick", "brown", "fox"]])[0]
+        names["vectors"][0],
+        Elmo.from_pretrained("runs/demo/bundle").embed([["The", "quick", "brown", "fox"]])[0],
     )
 
 
@@ -95,7 +100,7 @@ def served(place: Path) -> Any:
     ids=["strings", "lists", "2-d array", "array", "table", "table of lists", "series", "dict"],
 )
 def test_no_word_is_lost_whatever_sentences_come_as(served: Any, bundle: Path, given: Any) -> None:
-    wanted = load(bundle).embed(SENTENCES)
+    wanted = Elmo.from_pretrained(bundle).embed(SENTENCES)
     for got, expected in zip(served.predict(given), wanted, strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-6)
 
@@ -129,5 +134,5 @@ def test_tokenised_sentences_reach_the_service_whole(served: Any, bundle: Path) 
     for body in ({"inputs": SENTENCES}, {"dataframe_split": {"data": [[s] for s in SENTENCES]}}):
         answer = invocations(json.dumps(body), "application/json", served, schema)
         found = json.loads(answer.response)["predictions"]
-        for got, expected in zip(found, load(bundle).embed(SENTENCES), strict=True):
+        for got, expected in zip(found, Elmo.from_pretrained(bundle).embed(SENTENCES), strict=True):
             np.testing.assert_allclose(np.array(got), expected, atol=1e-6)

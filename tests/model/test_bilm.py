@@ -9,7 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elmwright.model.bilm import BiLM, States, dropout_masks
 from elmwright.model.chars import char_ids
-from tests.model.shapes import TINY
+from tests.support.shapes import TINY
+
+pytestmark = pytest.mark.slow(3)
 
 WORDS = ["<S>", "</S>", "a", "few", "different", "words", "Łódź"]
 

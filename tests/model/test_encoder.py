@@ -15,7 +15,7 @@ from elmwright.model.config import ModelConfig
 from elmwright.model.encoder import TokenEncoder
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.errors import UserError
-from tests.model.shapes import TINY, configs, write_model
+from tests.support.shapes import TINY, configs, write_model
 
 
 def plain(encoder: TokenEncoder, chars: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,8 @@ from elmwright.model import lstm as module
 from elmwright.model.lstm import projected_lstm
 from elmwright.model.reference import ReferenceBiLM
 
+pytestmark = pytest.mark.slow(5)
+
 
 @pytest.fixture(autouse=True, scope="module", params=[1, 10**9], ids=["columns", "rows"])
 def layout(request):

@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from elmwright.model.optim import Optimizer, OptimSettings, global_norm
+from elmwright.model.config import OptimConfig
+from elmwright.model.optim import Optimizer, global_norm
 from elmwright.model.softmax import Softmax
 
 V, P = 40, 5
@@ -63,20 +64,20 @@ def test_row_sparse_adagrad_is_dense_adagrad_over_100_steps_with_clipping():
     def theirs(parameters):
         return torch.optim.Adagrad(parameters, lr=0.2, initial_accumulator_value=1.0)
 
-    train(OptimSettings(), theirs, 100, some)
+    train(OptimConfig(), theirs, 100, some)
 
 
 def test_lazy_adamw_is_dense_adamw_when_every_row_is_touched():
     def theirs(parameters):
         return torch.optim.AdamW(parameters, lr=0.2, weight_decay=0.01, betas=(0.9, 0.98))
 
-    settings = OptimSettings("adamw", betas=(0.9, 0.98), weight_decay=0.01)
+    settings = OptimConfig("adamw", betas=(0.9, 0.98), weight_decay=0.01)
     train(settings, theirs, 30, lambda _: V)
 
 
 @pytest.mark.parametrize("name", ["adagrad", "adamw"])
 def test_untouched_rows_keep_every_bit(name):
-    _, softmax, optimizer = setup(OptimSettings(name, weight_decay=0.1))
+    _, softmax, optimizer = setup(OptimConfig(name, weight_decay=0.1))
     before = softmax.weight.clone()
     rows = torch.tensor([3, 17])
     optimizer.step(0.2, 1.0, rows, torch.ones(2, P + 1))
@@ -86,7 +87,7 @@ def test_untouched_rows_keep_every_bit(name):
 
 def test_a_late_row_starts_with_a_first_step():
     """Lazy AdamW corrects by the row's own count, so its first step is lr, whenever that is."""
-    _, softmax, optimizer = setup(OptimSettings("adamw"))
+    _, softmax, optimizer = setup(OptimConfig("adamw"))
     for _ in range(50):
         optimizer.step(0.01, 1.0, torch.tensor([0]), torch.ones(1, P + 1))
     before = softmax.bias[1].item()
@@ -105,7 +106,7 @@ def test_state_goes_through_safetensors_and_training_continues_bit_for_bit(name,
             optimizer.step(0.1, 0.7, rows, torch.full((5, P + 1), 0.2 * k))
         return [*dense.values(), softmax.weight, softmax.bias]
 
-    settings = OptimSettings(name)
+    settings = OptimConfig(name)
     straight = advance(setup(settings), range(10))
     first = setup(settings)
     advance(first, range(6))
@@ -120,8 +121,8 @@ def test_state_goes_through_safetensors_and_training_continues_bit_for_bit(name,
 
 
 def test_state_of_another_rule_or_model_is_refused():
-    _, _, adagrad = setup(OptimSettings())
-    _, _, adamw = setup(OptimSettings("adamw"))
+    _, _, adagrad = setup(OptimConfig())
+    _, _, adamw = setup(OptimConfig("adamw"))
     with pytest.raises(ValueError, match="does not fit the model and rule"):
         adamw.load_state_dict(adagrad.state_dict())
     state = dict(adagrad.state_dict())

@@ -62,7 +62,7 @@ def obvious_sampled(hidden, targets, weights, rows, table, negatives, vocab_size
 @pytest.mark.parametrize("piece", [module.PIECE, 128], ids=["whole", "pieces"])
 def test_sampled_loss_and_gradients_equal_the_obvious_ones(case, piece, monkeypatch):
     monkeypatch.setattr(module, "PIECE", piece)
-    monkeypatch.setattr(module, "_positions", lambda columns: max(1, module.PIECE // columns))
+    monkeypatch.setattr(module, "LEAST", 1)
     hidden, targets, weights, softmax = case
     negatives = draw_negatives(0, 7, 20, V)
     rows = touched(targets, negatives)
@@ -98,7 +98,8 @@ def test_sampled_loss_of_any_shape_equals_the_obvious_one(
     values = 3 * torch.randn(len(rows), width + 1, dtype=torch.float64, generator=generator)
     results = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_positions", lambda columns: max(1, piece // columns))
+        patch.setattr(module, "PIECE", piece)
+        patch.setattr(module, "LEAST", 1)
         for function in (sampled_loss, obvious_sampled):
             h, table = hidden.clone().requires_grad_(), values.clone().requires_grad_()
             loss = function(h, targets, weights, rows, table, negatives, vocab)
@@ -124,7 +125,8 @@ def test_losses_pass_a_gradient_check(case):
 @pytest.mark.parametrize("piece", [module.COLUMNS, 7], ids=["whole", "pieces"])
 def test_full_loss_and_nll_equal_torch(case, piece, monkeypatch):
     monkeypatch.setattr(module, "COLUMNS", piece)
-    monkeypatch.setattr(module, "_positions", lambda _: 5)
+    monkeypatch.setattr(module, "PIECE", 5 * piece)
+    monkeypatch.setattr(module, "LEAST", 1)
     hidden, targets, weights, softmax = case
     leaves = [hidden, softmax.weight, softmax.bias]
     results = []

@@ -2,9 +2,7 @@
 
 import contextlib
 import lzma
-import os
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,18 +10,18 @@ import torch
 
 from elmwright.model.bilm import BiLM, States, dropout_masks
 from elmwright.model.chars import char_ids
-from elmwright.model.config import ModelConfig
-from elmwright.model.optim import Optimizer, OptimSettings, global_norm
+from elmwright.model.config import ModelConfig, OptimConfig
+from elmwright.model.optim import Optimizer, global_norm
 from elmwright.model.softmax import Softmax, draw_negatives, nll, sampled_loss
+from tests.support.places import SHARED
+
+pytestmark = pytest.mark.slow(11)
 
 CONFIG = ModelConfig(
     dim=24, projection_dim=12, char_dim=8, filters=((1, 8), (2, 16)), n_highway=1, max_chars=10
 )
 LANES, WINDOW, STEPS = 4, 10, 200
-WIKITEXT = (
-    Path(os.environ.get("ELMWRIGHT_SHARED", Path(__file__).parents[3] / "shared"))
-    / "data/wikitext2/wiki.valid.tokens.xz"
-)
+WIKITEXT = SHARED / "data/wikitext2/wiki.valid.tokens.xz"
 VOCAB = ["<S>", "</S>", "<UNK>", *[f"{c}{k}" for c in "abcdef" for k in range(10)]]
 
 
@@ -53,7 +51,7 @@ def fit(vocab, lanes, windows, autocast, n_negatives, nudge=0.0) -> tuple[float,
     bilm, softmax = BiLM(CONFIG, 0), Softmax.create(len(vocab), CONFIG.projection_dim, 0)
     with torch.no_grad():
         bilm.encoder.char_embed.mul_(1 + nudge)
-    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, OptimSettings())
+    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, OptimConfig())
     states = States.zeros(CONFIG, lanes)
     chars = torch.from_numpy(char_ids(vocab, CONFIG.max_chars))
     losses = []

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.terminal.screen import Seen, Terminal
+from tests.support.terminal.screen import Seen, Terminal
 
 FRAMES = Path(__file__).parent / "frames" / "demo-80.txt"
 COLUMNS = 80

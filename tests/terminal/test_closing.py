@@ -6,41 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.closing import Outcome, choose_example, closing_lines
-from elmwright.jobs.wording import wrap
-from tests.jobs.tiny import command, write_config, write_text
-from tests.terminal.screen import Terminal
+from elmwright.jobs.stages.closing import choose_example, closing_lines
+from elmwright.jobs.terminal.wording import wrap
+from tests.support.terminal.closing import outcome
+from tests.support.terminal.screen import Terminal
+from tests.support.tiny import command, write_config, write_text
 
-SCORE = {
-    "perplexity": 146.65,
-    "forward_perplexity": 150.2,
-    "backward_perplexity": 143.2,
-    "tokens": 24310,
-    "unk_share": 0.0231,
-}
-
-
-def outcome(folder: Path, **changes: object) -> Outcome:
-    root = folder / "runs" / "demo"
-    known = {
-        "run": "demo",
-        "dir": str(root),
-        "config_sha256": "0" * 64,
-        "corpus": str(root / "corpus"),
-        "report": str(root / "corpus" / "report.html"),
-        "fingerprint": "f" * 64,
-        "vocabulary": 20000,
-        "train_words": 1_212_345,
-        "train_tokens": 1_300_000,
-        "unigram_perplexity": {"heldout": 539.1},
-        "example": ("file", "open the file and read it"),
-        "train": {"evaluation": {"heldout": SCORE}},
-        "checkpoint": str(root / "train" / "checkpoints" / "step-00001000"),
-        "tracking_uri": f"sqlite:///{root}/mlflow/mlflow.db",
-        "bundle": str(root / "bundle"),
-        "published": {"name": "demo", "version": 1, "alias": "candidate"},
-    }
-    return Outcome(**{**known, **changes})  # type: ignore[arg-type]
+pytestmark = pytest.mark.slow(3)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

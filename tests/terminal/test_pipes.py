@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.console import Console
-from elmwright.jobs.listing import checkpoint_table, funnel_table, table
-from elmwright.jobs.pace import Pace, StepPace
-from elmwright.jobs.train import EARLY_STEPS
-from elmwright.jobs.watching import Watcher
-from elmwright.jobs.wording import (
+from elmwright.jobs.terminal.console import Console
+from elmwright.jobs.terminal.listing import checkpoint_table, funnel_table, table
+from elmwright.jobs.terminal.pace import Pace, StepPace
+from elmwright.jobs.terminal.wording import (
     counted,
     duration,
     from_here,
@@ -23,9 +21,13 @@ from elmwright.jobs.wording import (
     typed,
     wrap,
 )
+from elmwright.jobs.training.driver.display import Watcher
+from elmwright.jobs.training.loop.train import EARLY_STEPS
 from elmwright.pipeline.progress import plural, stage
-from tests.terminal.scenes import SPEED, Training
-from tests.terminal.test_screens import ROOT
+from tests.support.places import ROOT
+from tests.support.terminal.scenes import SPEED, Training
+
+pytestmark = pytest.mark.slow(5)
 
 LONG = "gopher_repetition.max_duplicate_paragraph_characters"
 
@@ -33,7 +35,7 @@ LONG = "gopher_repetition.max_duplicate_paragraph_characters"
 @pytest.mark.parametrize("name", ["corpus", "training", "evaluation"])
 def test_a_pipe_gets_plain_lines(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.terminal.scenes", name, tmp_path],
+        [sys.executable, "-m", "tests.support.terminal.scenes", name, tmp_path],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "\x1b" not in done.stdout
@@ -49,7 +51,7 @@ def test_a_pipe_gets_plain_lines(name: str, tmp_path: Path) -> None:
 
 def test_training_in_a_pipe_says_how_far_it_is_and_how_long_it_takes(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.terminal.scenes", "training", tmp_path],
+        [sys.executable, "-m", "tests.support.terminal.scenes", "training", tmp_path],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "  training         starting 2 processes\n" in done.stdout

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.tiny import command, write_config, write_text
-from tests.terminal.screen import Seen, Terminal
+from tests.support.terminal.screen import Seen, Terminal
+from tests.support.tiny import command, write_config, write_text
+
+pytestmark = pytest.mark.slow(35)
 
 
 def check(seen: Seen) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.terminal.screen import Seen, Terminal
+from tests.support.places import ROOT
+from tests.support.terminal.screen import Seen, Terminal
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow(37)
+
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 WIDTHS = (60, 80, 120)
 ESCAPE = re.compile(r"\x1b")
@@ -34,7 +36,7 @@ def play(name: str, folder: Path, columns: int = 80, **environment: str) -> Seen
     home = folder / "home"
     home.mkdir()
     settings = {"XDG_CACHE_HOME": str(folder / "cache"), "ELMWRIGHT_CACHE": "", **environment}
-    command = [sys.executable, "-m", "tests.terminal.scenes", name, home]
+    command = [sys.executable, "-m", "tests.support.terminal.scenes", name, home]
     seen = Terminal(columns, settings, ROOT).run(command, act)
     assert "Traceback" not in seen.everything
     return seen
@@ -184,7 +186,7 @@ def test_a_defect_before_there_is_a_run_is_in_a_file_of_the_cache(tmp_path: Path
 def test_those_who_ask_for_it_see_the_traceback(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    command = [sys.executable, "-m", "tests.terminal.scenes", "failure", home]
+    command = [sys.executable, "-m", "tests.support.terminal.scenes", "failure", home]
     seen = Terminal(80, {"ELMWRIGHT_DEBUG": "1"}, ROOT).run(command)
     assert seen.code == 1
     assert "Traceback" in seen.last

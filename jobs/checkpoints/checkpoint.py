@@ -1,0 +1,270 @@
+"""Checkpoints: complete, verified, or not there at all.
+
+    step-00001000/
+      model.safetensors        the biLM
+      softmax.safetensors      the tied softmax
+      optimizer.safetensors    the optimiser's accumulators
+      lanes.safetensors        LSTM states of every lane, whatever the number of processes
+      state.json               step, skipped updates, attempt, evaluation if there was one
+      config.json              the resolved config (its [model] section makes this a MODEL folder)
+      vocab.txt
+      MANIFEST.json            size and sha256 of each file, written last
+
+On a disk a checkpoint is written beside its place, flushed, and renamed into it, so a folder called
+`step-*` is always whole. In an object store nothing can be renamed: there the manifest, uploaded
+last, makes it one, and a folder without one does not count. A process of an earlier attempt that is
+still alive (its driver was killed, say) sees a newer attempt number and writes nothing.
+`writer.py` writes them while training goes on.
+"""
+
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import canonical
+from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.files import (
+    is_url,
+    join,
+    list_folder,
+    place,
+    read_json,
+    sha256,
+    stat,
+    write_json,
+)
+from elmwright.pipeline.storage.untrusted import (
+    is_digest,
+    parse_object,
+    read_object,
+    read_small,
+    whole,
+)
+
+log = logging.getLogger("elmwright")
+
+FORMAT = 1
+MANIFEST = "MANIFEST.json"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+LOOK_AGAIN = (0.1, 0.5, 2.0)
+"""Seconds between looks at an attempt number that is not there."""
+
+
+class StaleAttempt(RuntimeError):  # noqa: N818 - a state of the world, reported as such
+    """A newer attempt of this run has begun; this process must not write."""
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What is known about a checkpoint without loading it."""
+
+    path: str
+    """Its folder, or the URL of it."""
+    step: int
+    """Updates made."""
+    sha256: str
+    """Digest of model.safetensors."""
+    bytes: int
+    """Size of all files."""
+    perplexity: dict[str, float]
+    """Mean held-out perplexity by split; empty where none was computed at this step."""
+    tokens: int
+    """Held-out tokens that perplexity was computed on: only equal numbers can be compared."""
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def list_checkpoints(folder: str | Path) -> list[CheckpointInfo]:
+    """All checkpoints with a readable manifest, oldest first."""
+    found = []
+    for path in checkpoint_folders(folder):
+        try:
+            found.append(read_info(path))
+        except UserError as error:
+            log.warning("checkpoint %s is not readable: %s", path, error)
+    return found
+
+
+def checkpoint_folders(folder: str | Path) -> list[str]:
+    """Every folder with the name of a checkpoint, readable or not, oldest first. In a store, those
+    that were never completed are left out."""
+    if is_url(folder):
+        files = [file.path.removeprefix(f"{folder}/").split("/") for file in list_folder(folder)]
+        names = {parts[0] for parts in files if parts[1:] == [MANIFEST]}
+    else:
+        names = {path.name for path in Path(folder).glob("step-*")}
+    steps = sorted((int(match[1]), name) for name in names if (match := _NAME.fullmatch(name)))
+    return [join(folder, name) for _, name in steps]
+
+
+def read_info(path: str | Path) -> CheckpointInfo:
+    manifest = _read_manifest(path)
+    files = manifest["files"]
+    return CheckpointInfo(
+        path=str(path),
+        step=int(manifest["step"]),
+        sha256=files["model.safetensors"]["sha256"],
+        bytes=sum(entry["bytes"] for entry in files.values()),
+        perplexity=manifest["perplexity"],
+        tokens=manifest["tokens"],
+    )
+
+
+def _read_manifest(path: str | Path) -> dict[str, Any]:
+    file = join(path, MANIFEST)
+    try:
+        data = read_small(file)
+    except UserError as error:
+        raise UserError(f"{file} is missing or damaged ({error})") from error
+    return parse_manifest(data, file)
+
+
+def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
+    """The manifest, if it is exactly what was written: it carries a digest of itself."""
+    try:
+        manifest = json.loads(data)
+        if manifest.pop("sha256") != sha256_bytes(canonical(manifest)):
+            raise ValueError("it does not match its own digest")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{where} is missing or damaged ({error})") from error
+    if manifest.get("format") != FORMAT:
+        raise UserError(f"{where} has format {manifest.get('format')!r:.50}, not {FORMAT}")
+    if problem := _problem(manifest):
+        raise UserError(f"{where} is damaged: {problem}")
+    return dict(manifest)
+
+
+def _problem(manifest: dict[str, Any]) -> str:
+    """What is wrong with the values of a manifest; empty if nothing is."""
+    files = manifest.get("files")
+    if not isinstance(files, dict) or "model.safetensors" not in files:
+        return "it names no model.safetensors"
+    for name, entry in files.items():
+        if not re.fullmatch(r"[\w.-]{1,100}", name) or name in (".", ".."):
+            return f"it names a file outside its folder: {name!r:.100}"
+        known = isinstance(entry, dict) and whole(entry.get("bytes"))
+        if not known or not is_digest(entry.get("sha256")):
+            return f"it does not tell size and digest of {name}"
+    if not whole(manifest.get("step")) or not whole(manifest.get("tokens")):
+        return "its step or tokens are no whole numbers"
+    return "" if _are_numbers(manifest.get("perplexity")) else "its perplexity is no number"
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+def _are_scores(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _are_numbers(score) and {"perplexity", "tokens"} <= score.keys() for score in value.values()
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or whole(value)
+
+
+def read_state(path: str | Path) -> dict[str, Any]:
+    """What a checkpoint's state.json says beside its tensors."""
+    file = join(path, "state.json")
+    state = read_object(file)
+    good = all(whole(state.get(name)) for name in ("step", "best_step", "best_of", "stale"))
+    good &= isinstance(state.get("skipped"), list) and all(map(whole, state["skipped"]))
+    good &= "best" in state and (state["best"] is None or _is_number(state["best"]))
+    good &= _are_scores(state.get("evaluation")) and _are_scores(state.get("probe", {}))
+    if not good:
+        raise UserError(f"{file} does not say what a checkpoint's does; remove the checkpoint")
+    return state
+
+
+def read_checked(path: str | Path, name: str) -> dict[str, Any] | None:
+    """A JSON file of a checkpoint, if it is exactly what was written."""
+    try:
+        data = read_small(join(path, name))
+        if sha256_bytes(data) == _read_manifest(path)["files"][name]["sha256"]:
+            return parse_object(data, join(path, name))
+    except (OSError, UserError, KeyError) as error:
+        log.warning("%s of checkpoint %s cannot be read: %s", name, path, error)
+    return None
+
+
+def verify_checkpoint(path: str | Path) -> None:
+    """Compare every file with the manifest; the error names the first that differs."""
+    for name, entry in _read_manifest(path)["files"].items():
+        file = join(path, name)
+        found = stat(file)
+        if found is None:
+            raise UserError(f"{file} is missing")
+        if found.bytes != entry["bytes"] or sha256(file) != entry["sha256"]:
+            raise UserError(f"{file} does not match its digest")
+
+
+def newest_valid(
+    folder: str | Path, warn: Callable[[str], None], at_most: int | None = None
+) -> CheckpointInfo | None:
+    """The newest checkpoint that verifies (of step `at_most` or before it); damaged ones are
+    skipped with a warning each."""
+    for path in reversed(checkpoint_folders(folder)):
+        try:
+            info = read_info(path)
+            if at_most is not None and info.step > at_most:
+                continue
+            verify_checkpoint(path)
+        except UserError as error:
+            warn(f"checkpoint skipped: {error}")
+            continue
+        return info
+    return None
+
+
+def fetch(path: str, scratch: Path) -> Path:
+    """The checkpoint as a local folder: itself, or a verified copy of one in a store."""
+    if not is_url(path):
+        return Path(path)
+    local = scratch / f"fetched-{path.rpartition('/')[2]}"
+    shutil.rmtree(local, ignore_errors=True)
+    local.mkdir(parents=True)
+    for name in (*_read_manifest(path)["files"], MANIFEST):
+        place(join(path, name), local / name)
+    verify_checkpoint(local)
+    return local
+
+
+def current_attempt(path: str | Path) -> int:
+    """The newest attempt, 0 where none is named: whoever begins one goes by the journal, too."""
+    attempt = (read_json(path) or {}).get("attempt")
+    return attempt if attempt is not None and whole(attempt) else 0
+
+
+def check_attempt(path: str | Path, attempt: int) -> None:
+    """Raise if a newer attempt of this run has begun: this process must write no more."""
+    newest = current_attempt(path)
+    for pause in LOOK_AGAIN:
+        if newest >= attempt:
+            break
+        # Our own number is not there: some stores show nothing while an object is replaced.
+        time.sleep(pause)
+        newest = current_attempt(path)
+    if newest > attempt:
+        raise StaleAttempt(f"attempt {newest} of this run has begun; attempt {attempt} stops")
+    if newest < attempt:
+        raise StaleAttempt(f"{path} no longer names attempt {attempt}, which stops")
+
+
+def begin_attempt(path: str | Path, above: int = 0) -> int:
+    """Take the next attempt number, `above` any that is known; whoever still writes under an older
+    one will stop."""
+    attempt = max(current_attempt(path), above) + 1
+    write_json(path, {"attempt": attempt})
+    return attempt

@@ -1,0 +1,262 @@
+"""Writes checkpoints in a thread of its own, from a host copy, while training goes on.
+
+What cannot be written (a full disk, a store that does not answer) does not stop training: the
+failure is reported, the earlier checkpoints stay as they are, and the next one is tried in its
+turn. Only the last one of an attempt must succeed: the loop asks for that with `wait`.
+
+Older checkpoints are removed only after the newer one has been read back and verified. Kept are the
+newest few, those at multiples of `keep_every`, and the best by held-out perplexity.
+"""
+
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from elmwright.jobs.checkpoints.checkpoint import (
+    FORMAT,
+    MANIFEST,
+    CheckpointInfo,
+    StaleAttempt,
+    check_attempt,
+    folder_name,
+    list_checkpoints,
+    read_info,
+    verify_checkpoint,
+)
+from elmwright.jobs.checkpoints.retention import Keep
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import canonical
+from elmwright.pipeline.storage.disk import sha256_bytes, sha256_file, sync_to_disk
+from elmwright.pipeline.storage.files import is_url, join, place, read_bytes, remove, remove_folder
+from elmwright.pipeline.storage.object_store import with_patience
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from elmwright.jobs.config.sections import RunConfig
+    from elmwright.jobs.rundir.journal import Journal
+    from elmwright.jobs.rundir.layout import RunFolder
+
+log = logging.getLogger("elmwright")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a checkpoint holds, copied to the host so that training can go on."""
+
+    step: int
+    tensors: Mapping[str, Mapping[str, "Tensor"]]
+    """File stem → tensors: model, softmax, optimizer, lanes."""
+    state: dict[str, Any]
+    config: dict[str, Any]
+    perplexity: dict[str, float]
+    tokens: int
+    """Held-out tokens behind that perplexity."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who is told what became of a checkpoint (all called from the writer's thread)."""
+
+    before: Callable[[], None]
+    """Before a checkpoint is committed: what it must not be ahead of is made safe."""
+    written: Callable[[CheckpointInfo], None]
+    """It is there and verified."""
+    failed: Callable[[int, str], None]
+    """It could not be written: its step, and a sentence."""
+    pruned: Callable[[int], None]
+    """The checkpoint of this step is about to be removed."""
+
+
+class CheckpointWriter:
+    """Writes snapshots one after the other (rank 0 only)."""
+
+    def __init__(
+        self,
+        folder: str,
+        vocab: str,
+        attempt_file: str,
+        attempt: int,
+        keep: Keep,
+        scratch: Path,
+        listener: Listener,
+    ) -> None:
+        self._folder, self._vocab = folder, vocab
+        self._attempt_file, self._attempt = attempt_file, attempt
+        self._keep, self._listener = keep, listener
+        # On a disk, beside its place, to be renamed; for a store, on this machine, to be uploaded.
+        self._desk = scratch / "checkpoints" if is_url(folder) else Path(folder)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._desk.mkdir(parents=True, exist_ok=True)
+        for leftover in self._desk.glob(".writing-*"):
+            shutil.rmtree(leftover)
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Start writing; waits only if the one before is not finished."""
+        self.settle()
+        if isinstance(self._error, StaleAttempt):
+            raise self._error
+        self._error = None
+        self._thread = threading.Thread(
+            target=self._run, args=(snapshot,), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the newest snapshot is safe; raises what went wrong with it."""
+        self.settle()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def settle(self) -> None:
+        """Until nothing is being written, well or badly."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, snapshot: Snapshot) -> None:
+        try:
+            info = self._write(snapshot)
+            verify_checkpoint(info.path)
+            self._listener.written(info)
+            self._prune_kindly()
+        except StaleAttempt as error:
+            self._error = error
+        except (OSError, UserError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            sentence = (
+                f"the checkpoint of step {snapshot.step:,} could not be written to {self._folder} "
+                f"({reason}); earlier ones are intact"
+            )
+            log.warning("%s", sentence, exc_info=error)
+            self._error = UserError(f"{sentence}: make room and run the same command again")
+            self._error.__cause__ = error
+            self._report(snapshot.step, sentence)
+        except BaseException as error:
+            self._error = error
+
+    def _report(self, step: int, sentence: str) -> None:
+        try:
+            self._listener.failed(step, sentence)
+        except StaleAttempt as error:
+            self._error = error
+
+    def _write(self, snapshot: Snapshot) -> CheckpointInfo:
+        name = folder_name(snapshot.step)
+        beside = self._desk / f".writing-{name}-{self._attempt}"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        try:
+            for stem, tensors in snapshot.tensors.items():
+                save_file(dict(tensors), beside / f"{stem}.safetensors")
+            (beside / "state.json").write_text(json.dumps(snapshot.state, indent=1))
+            (beside / "config.json").write_text(json.dumps(snapshot.config, indent=1))
+            (beside / "vocab.txt").write_bytes(read_bytes(self._vocab))
+            files = {
+                file.name: {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+                for file in sorted(beside.iterdir())
+            }
+            manifest = {
+                "format": FORMAT,
+                "step": snapshot.step,
+                "perplexity": snapshot.perplexity,
+                "tokens": snapshot.tokens,
+                "files": files,
+            }
+            manifest["sha256"] = sha256_bytes(canonical(manifest))
+            (beside / MANIFEST).write_text(json.dumps(manifest, indent=1))
+            self._listener.before()
+            if is_url(self._folder):
+                self._upload(beside, join(self._folder, name))
+            else:
+                self._rename(beside, Path(self._folder) / name)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        return read_info(join(self._folder, name))
+
+    def _rename(self, beside: Path, target: Path) -> None:
+        for file in beside.iterdir():
+            sync_to_disk(file)
+        sync_to_disk(beside)
+        check_attempt(self._attempt_file, self._attempt)
+        if target.exists():  # damaged (it was skipped at resume), or of a replaced attempt
+            target.rename(self._desk / f".writing-old-{target.name}-{self._attempt}")
+        beside.rename(target)
+        sync_to_disk(target.parent)
+        for leftover in self._desk.glob(".writing-old-*"):
+            shutil.rmtree(leftover)
+
+    def _upload(self, beside: Path, target: str) -> None:
+        check_attempt(self._attempt_file, self._attempt)
+        remove(join(target, MANIFEST))  # damaged, or of a replaced attempt
+        for file in sorted(beside.iterdir()):
+            if file.name != MANIFEST:
+                self._send(file, target)
+        check_attempt(self._attempt_file, self._attempt)
+        self._send(beside / MANIFEST, target)
+
+    def _send(self, file: Path, target: str) -> None:
+        with_patience(lambda: place(file, join(target, file.name)))
+
+    def _prune_kindly(self) -> None:
+        """The newest is safe: an old one that cannot be removed is no reason to fail."""
+        try:
+            self._prune()
+        except (OSError, UserError) as error:
+            log.warning("an old checkpoint could not be removed: %s", error)
+
+    def _prune(self) -> None:
+        for info in self._keep.doomed(list_checkpoints(self._folder)):
+            self._listener.pruned(info.step)  # said first: what is said twice does no harm
+            if is_url(info.path):
+                remove(join(info.path, MANIFEST))  # first: without it the rest is no checkpoint
+                remove_folder(info.path)
+            else:
+                path = Path(info.path)
+                doomed = path.with_name(f".writing-old-{path.name}")
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+
+
+def journalled_writer(
+    config: "RunConfig", folder: "RunFolder", attempt: int, journal: "Journal"
+) -> CheckpointWriter:
+    """The checkpoint writer, which tells the journal what became of each."""
+
+    def written(info: CheckpointInfo) -> None:
+        journal.write(
+            "checkpoint",
+            info.step,
+            path=info.path.removeprefix(f"{folder.root}/"),
+            sha256=info.sha256,
+            perplexity=info.perplexity,
+        )
+
+    # Those that an earlier attempt committed and was killed before it could say so.
+    for info in list_checkpoints(folder.checkpoints):
+        written(info)
+    section = config.checkpoint
+    return CheckpointWriter(
+        folder.checkpoints,
+        join(folder.corpus, "vocab.txt"),
+        folder.attempt,
+        attempt,
+        Keep(section.keep_last, section.keep_every_steps),
+        folder.scratch,
+        Listener(
+            before=journal.flush,
+            written=written,
+            failed=lambda step, text: journal.write("warning", step, text=text),
+            pruned=lambda step: journal.write("pruned", step),
+        ),
+    )

@@ -1,0 +1,209 @@
+"""What can be known to be wrong before anything is loaded.
+
+torch takes seconds to import, and more on a busy machine: a user who mistyped the name of a file
+should not wait for it. So each command that takes files or models looks here first. These checks
+import neither torch, Ray, MLflow nor numpy; what they let pass is checked again, and fully, by the
+code that reads it.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elmwright.jobs.runbook.find_corpus import corpus_of
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.disk import explain
+from elmwright.pipeline.storage.files import exists, is_url, join
+
+if TYPE_CHECKING:
+    from elmwright.jobs.rundir.layout import RunFolder
+
+Command = Callable[[argparse.Namespace], int | None]
+
+
+def after(look: Command, command: Command) -> Command:
+    """A command that looks first."""
+
+    def run(options: argparse.Namespace) -> int | None:
+        look(options)
+        return command(options)
+
+    return run
+
+
+def check_text(source: str) -> None:
+    """Refuse a text that is not there, cannot be read, or is empty."""
+    from elmwright.jobs.using.sentences import is_stream, pieces
+
+    if is_stream(source):
+        return
+    if Path(source).is_dir():
+        raise UserError(f"{source} is a folder; name a file of one tokenised sentence per line")
+    pieces(Path(source), None)
+
+
+def check_file(path: str, what: str) -> None:
+    """Refuse a file that is not there; `what` is what it should be."""
+    if not Path(path).is_file():
+        raise UserError(f"there is no {what} {path}; check the path")
+
+
+def check_model(model: str, require_signature: str | None = None) -> None:
+    """Refuse a MODEL that cannot be one."""
+    from elmwright.jobs.registry.resolve import find_run_of, means_run
+    from elmwright.jobs.runbook.find_run import is_run
+
+    if require_signature:
+        check_file(require_signature, "public key")
+    if model.startswith("models:/"):
+        _check_registered(model)
+    elif is_url(model):
+        _check_url(model)
+    elif is_run(model):
+        _check_run(model)
+    elif Path(model).is_dir() and not means_run(model):
+        _check_folder(Path(model))
+    elif not _on_shelf(model):
+        _check_run(find_run_of(model).root)
+
+
+def _check_registered(model: str) -> None:
+    from elmwright.jobs.registry.find_registry import models_in, registry_of
+
+    reference = model.removeprefix("models:/")
+    match = re.fullmatch(r"([^/@]+)(?:@[\w-]+|/[0-9]+)", reference)
+    if not match:
+        raise UserError(f"{model!r} is not models:/NAME@ALIAS or models:/NAME/VERSION")
+    uri = registry_of(match[1], quiet=True)
+    if uri.startswith("sqlite:///"):
+        check_database(uri)
+        names = models_in(uri)
+        if names is not None and match[1] not in names:
+            raise UserError(
+                f"{uri} has no version of a model {match[1]!r}; it has: {', '.join(sorted(names))}"
+                if names
+                else f"{uri} has no version of a model {match[1]!r}; publish one first"
+            )
+
+
+def check_database(uri: str) -> None:
+    """Refuse a SQLite file of MLflow that is not there: MLflow would create it."""
+    database = Path(uri.removeprefix("sqlite:///").partition("?")[0]).absolute()
+    if not database.is_file():
+        raise UserError(f"there is no MLflow database {database}; check the path")
+
+
+def _check_url(model: str) -> None:
+    names = ("SHA256SUMS", "MANIFEST.json", "config.json")
+    if not any(exists(join(model, name)) for name in names) and not _on_shelf(model):
+        raise UserError(f"{model} holds no bundle and no checkpoint")
+
+
+def _on_shelf(model: str) -> bool:
+    """Whether this is ROOT/NAME@ALIAS or ROOT/NAME/3 of a shelf that is there (plain_folder.py)."""
+    match = re.fullmatch(r"(.*?)/?([^/@]+)(?:@[\w-]+|/[0-9]+)", model)
+    return match is not None and exists(join(match[1] or ".", match[2], "index.json"))
+
+
+def _check_run(root: str) -> None:
+    if is_url(root) or exists(join(root, "bundle", "SHA256SUMS")):
+        return
+    if not any(Path(root, "train", "checkpoints").glob("step-*/MANIFEST.json")):
+        raise UserError(f"the run {root} has no bundle and no checkpoint yet; train it first")
+
+
+def _check_folder(folder: Path) -> None:
+    if (folder / "MLmodel").is_file() and (folder / "data").is_dir():
+        folder = folder / "data"
+    from elmwright.jobs.registry.resolve import holds_model
+
+    if not holds_model(folder):
+        raise UserError(
+            f"{folder} holds no model; looked for config.json with model.safetensors, for "
+            "options.json with one .hdf5 file, and for a run"
+        )
+
+
+def check_export(folder: "RunFolder", step: str, output: str, force: bool) -> None:
+    """Refuse a checkpoint that is not there, and a bundle that is."""
+    from elmwright.jobs.publishing.choose_checkpoint import choose, list_scored
+
+    if step != "best":  # that may have to be found out
+        choose(list_scored(folder), step, folder)
+    if not output and step in ("result", "latest"):
+        check_folder_output(str(folder.bundle), force)
+
+
+def text_or_corpus(text: str) -> str:
+    """A text that can be read, or the folder of a corpus."""
+    from elmwright.jobs.using.sentences import is_stream
+
+    if is_stream(text) or (Path(text).is_file() and Path(text).suffix != ".toml"):
+        check_text(text)
+        return text
+    return corpus_of(text)
+
+
+def look_eval(options: argparse.Namespace) -> None:
+    """`eval`: the model is there, and so is the corpus; that of a RUN need not be named."""
+    check_model(options.model, options.require_signature)
+    options.corpus = corpus_of(options.corpus or run_of(options.model))
+    if options.split:
+        from elmwright.pipeline.format.manifest import Manifest
+
+        splits = [name for name in Manifest.load(options.corpus).splits if name != "train"]
+        if options.split not in splits:
+            raise UserError(
+                f"{options.corpus} has no held-out set {options.split!r} (it has: "
+                f"{', '.join(splits) or 'none'})"
+            )
+
+
+def run_of(model: str) -> str:
+    """The folder of the run that a MODEL is; `UserError` if it is none, for then its corpus is not
+    known."""
+    from elmwright.jobs.registry.resolve import means_run
+    from elmwright.jobs.runbook.find_run import find_run, is_name, is_run
+
+    if is_url(model):
+        from elmwright.jobs.registry.resolve import is_run_url
+
+        if is_run_url(model):
+            return model
+    elif (
+        is_run(model)
+        or Path(model).is_file()
+        or (is_name(model) and not Path(model).exists())
+        or means_run(model)
+    ):
+        return find_run(model).root
+    raise UserError(f"{model} is not a run, so --corpus must name the corpus")
+
+
+def look_verify(options: argparse.Namespace) -> None:
+    """`verify`: what PATH names is there; the name or config of a run becomes its folder."""
+    path = options.path
+    if options.key:
+        check_file(options.key, "public key")
+    if path.startswith("models:/"):
+        _check_registered(path)
+        return
+    if is_url(path) or (Path(path).exists() and Path(path).suffix != ".toml") or _on_shelf(path):
+        return
+    from elmwright.jobs.runbook.find_run import find_run
+
+    options.path = find_run(path).root
+
+
+def check_folder_output(output: str, force: bool) -> None:
+    """Refuse a folder to write that is there already, or cannot be made."""
+    target = Path(output).absolute()
+    if target.exists() and not force:
+        raise UserError(f"{output} exists already; choose another with -o, or add --force")
+    above = next(path for path in target.parents if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        denied = PermissionError(13, "Permission denied", str(above))
+        raise UserError(str(explain(denied, above)))

@@ -1,0 +1,176 @@
+"""Has a cluster room for the training processes, will it have, and has it still?"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from elmwright.jobs.config.sections import RunConfig, TrainSection
+from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.progress import plural
+from elmwright.pipeline.storage.files import exists
+
+log = logging.getLogger("elmwright")
+
+WAIT_SECONDS = 2.0
+"""Seconds between looks at a cluster that is growing."""
+LOOK_SECONDS = 2.0
+"""Seconds between looks at whether processes that have not begun still find room."""
+LOST_SECONDS = 10.0
+"""Seconds for which there may be too little room, where nothing else (cluster.wait_minutes) is
+allowed: a machine may be counted twice or not at all while it is being replaced."""
+
+
+class NoRoom(UserError):  # noqa: N818 - a state of the cluster
+    """The cluster is too small: a mistake at the beginning, a misfortune later."""
+
+
+class RoomLost(NoRoom):
+    """There was room when training was started, and then there was not."""
+
+
+def machines() -> list[dict[str, float]]:
+    """The resources of each machine of the cluster we are connected to."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def room_for(machines: Iterable[Mapping[str, float]], threads: int, *, gpu: bool) -> int:
+    """How many training processes find room, each with all its CPUs (and a GPU) on one machine."""
+    room = 0
+    for have in machines:
+        fit = int(have.get("CPU", 0) // threads)
+        room += min(fit, int(have.get("GPU", 0))) if gpu else fit
+    return room
+
+
+def check_room(
+    train: TrainSection,
+    have: Sequence[Mapping[str, float]],
+    *,
+    gpu: bool,
+    where: str = "the cluster",
+    advice: str = "lower train.processes or train.threads",
+) -> None:
+    """Waiting for what will never come is said at once, with what there is."""
+    cpus, gpus = (sum(one.get(name, 0) for one in have) for name in ("CPU", "GPU"))
+    there = (
+        f"{where} has {len(have)} machine{'s' if len(have) != 1 else ''} with {cpus:.0f} CPUs and "
+        f"{gpus:.0f} GPUs in all"
+    )
+    if gpu and gpus < train.processes:
+        raise NoRoom(f"train.processes needs {train.processes} GPUs, but {there}; {advice}")
+    if cpus < train.processes * train.threads:
+        raise NoRoom(
+            f"train.processes × train.threads needs {train.processes * train.threads} CPUs, but "
+            f"{there}; {advice}"
+        )
+    room = room_for(have, train.threads, gpu=gpu)
+    if room < train.processes:
+        raise NoRoom(
+            f"{train.processes} processes with {train.threads} CPUs{' and a GPU' * gpu} each do "
+            f"not fit: a process needs them on one machine, and {there}, with room for {room}; "
+            f"{advice}"
+        )
+
+
+def missing(config: RunConfig, *, gpu: bool) -> NoRoom | None:
+    """What the cluster lacks now for the training processes, or None."""
+    try:
+        check_room(config.train, machines(), gpu=gpu)
+    except NoRoom as lacking:
+        return lacking
+    return None
+
+
+def ask_for_room(config: RunConfig, *, gpu: bool) -> bool:
+    """Ask a cluster that grows by itself for what training needs; whether there was need to."""
+    if not config.cluster.wait_minutes or missing(config, gpu=gpu) is None:
+        return False  # launch.py says at once what is not there
+    from ray.autoscaler.sdk import request_resources
+
+    train = config.train
+    bundle: dict[str, float] = {"CPU": train.threads}
+    if gpu:
+        bundle["GPU"] = 1
+    request_resources(bundles=[bundle] * train.processes)
+    return True
+
+
+def wait_for_room(
+    config: RunConfig, stopped: Callable[[], bool], say: Callable[[str], None], *, gpu: bool
+) -> None:
+    """Wait until the cluster has what training needs, for as long as allowed; then Interrupted.
+
+    A machine that is late is nobody's mistake: the run exits with 75, and can be sent again.
+    """
+    minutes = plural(config.cluster.wait_minutes, "minute")
+    end = time.monotonic() + 60 * config.cluster.wait_minutes
+    told = ""
+    while lacking := missing(config, gpu=gpu):
+        what = str(lacking).rpartition("; ")[0]  # without the advice
+        if what != told:
+            say(f"Waiting for up to {minutes}: {what}.")
+            told = what
+        if time.monotonic() >= end:
+            raise Interrupted(
+                f"because {what} after {minutes} of waiting (cluster.wait_minutes); the same "
+                "command resumes when the machines are there"
+            )
+        pause(WAIT_SECONDS, stopped)
+
+
+def give_room_back() -> None:
+    """Ray would keep machines that were asked for until somebody asks for something else."""
+    from ray.autoscaler.sdk import request_resources
+
+    try:
+        request_resources(bundles=[])
+    except Exception as error:  # the cluster may be what has ended
+        log.warning("machines that were asked for could not be given back: %s", error)
+
+
+def pause(seconds: float, stopped: Callable[[], bool]) -> None:
+    """Wait for a cluster; nothing has been begun that a wish to stop would have to save."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if stopped():
+            raise Interrupted("while the cluster was waited for; the same command resumes")
+        time.sleep(0.1)
+
+
+class Room:
+    """Whether the processes of an attempt can still be placed.
+
+    A machine that has just died counts for as long as Ray has not noticed, so an attempt may begin
+    that can never get all of its processes; Ray Train waits for room without a limit.
+    """
+
+    def __init__(self, config: RunConfig, sign: str) -> None:
+        """`sign` is the file that the first process leaves when it has begun."""
+        self._config, self._sign = config, sign
+        self._patience = 60.0 * config.cluster.wait_minutes or LOST_SECONDS
+        self._begun = False
+        self._next = time.monotonic() + LOOK_SECONDS
+        self._since = 0.0
+
+    def lost(self) -> RoomLost | None:
+        """What is missing, once it has been for too long and nobody has begun."""
+        now = time.monotonic()
+        if self._begun or now < self._next:
+            return None
+        self._next = now + LOOK_SECONDS
+        self._begun = exists(self._sign)
+        lacking = None if self._begun else self._lacking()
+        self._since = (self._since or now) if lacking else 0.0
+        return lacking if lacking and now - self._since > self._patience else None
+
+    def _lacking(self) -> RoomLost | None:
+        from ray.exceptions import RayError
+
+        try:
+            lacking = missing(self._config, gpu=self._config.train.device == "cuda")
+        except RayError as error:  # the processes' own end tells what is wrong
+            log.warning("cannot ask Ray for its machines: %s", error)
+            return None
+        return RoomLost(str(lacking)) if lacking else None

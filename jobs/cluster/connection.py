@@ -1,0 +1,237 @@
+"""Connecting to Ray: a private one on this machine, or a running cluster.
+
+A local Ray is started for the run and ends with it. Nothing in it needs a fixed port, so runs do
+not disturb each other or anything else on the machine. For a cluster of several machines it is
+checked, not assumed, that each of them sees `run.dir`.
+"""
+
+import atexit
+import logging
+import os
+import re
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.cluster.capacity import ask_for_room, give_room_back, pause, wait_for_room
+from elmwright.jobs.cluster.local_ray import start_local_ray
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.environment.machine_use import cores
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.pipeline.errors import Failed, Interrupted, UserError
+from elmwright.pipeline.progress import plural
+
+log = logging.getLogger("elmwright")
+
+ANSWER_SECONDS = 60.0
+"""Seconds in which the machines of a cluster must answer a small question."""
+FITTING = "fit"
+"""Name of the thread that waits for Ray Train's workers (launch.py)."""
+
+
+def local_cpus(config: RunConfig) -> int:
+    """CPUs of a local Ray: as asked, else those this process may use, else one a process."""
+    return config.cluster.cpus or max(cores(), config.train.processes)
+
+
+def is_remote(config: RunConfig) -> bool:
+    return config.cluster.address not in ("", "local")
+
+
+@contextmanager
+def ray_cluster(
+    config: RunConfig,
+    connected: Callable[[], object],
+    stopped: Callable[[], bool],
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[None]:
+    """Ray for the length of a run: a local one is started, a cluster is connected to.
+
+    `connected` is called as soon as Ray is there, for it takes SIGTERM for itself when it starts,
+    and dies of it; `stopped` is asked while a cluster is waited for.
+    """
+    # Ray reads these when it is imported. Nothing is reported to anyone; our own journal has the
+    # metrics; and a finished worker is noticed at once instead of up to two seconds later.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    if not is_remote(config):
+        # A machine of one's own is not drained: a process less to start.
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    import ray
+
+    arguments = {"log_to_driver": False, "logging_level": logging.WARNING}
+    try:
+        if is_remote(config):
+            _connect(config, arguments, stopped)
+        else:
+            start_local_ray(local_cpus(config), arguments, stopped, say)
+    except (SystemExit, KeyboardInterrupt):
+        # SystemExit: Ray's own SIGTERM handler, before we take the signal back. Processes that
+        # Ray had started already end with this one.
+        ray.shutdown()
+        raise Interrupted("while Ray was starting; the same command resumes") from None
+    except (UserError, Failed, Interrupted):
+        raise
+    except Exception as error:  # Ray raises bare ones
+        raise UserError(why_unreachable(config.cluster.address, error)) from error
+    try:
+        connected()
+        yield
+    finally:
+        if stopped() and any(thread.name == FITTING for thread in threading.enumerate()):
+            # That thread waits for workers that will not answer any more. When it speaks to a Ray
+            # that was shut down, Ray ends the whole process, with an exit code of its own and
+            # before our last sentence. Ray's processes end with this one, so nothing is left.
+            atexit.unregister(ray.shutdown)
+        else:
+            ray.shutdown()
+
+
+@contextmanager
+def machines_for(
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    gpu: bool,
+    stopped: Callable[[], bool],
+    say: Callable[[str], None],
+) -> Iterator[None]:
+    """The machines of a cluster for the length of a stage: waited for, checked, given back.
+
+    A Ray of our own has what the machine has, and nothing can be waited for.
+    """
+    asked = False
+    try:
+        if is_remote(config):
+            asked = ask_for_room(config, gpu=gpu)
+            if asked:
+                wait_for_room(config, stopped, say, gpu=gpu)
+            if not folder.remote:
+                _check_shared(Path(folder.root))
+        yield
+    finally:
+        if asked:
+            give_room_back()
+
+
+def ask_machines(
+    nodes: Sequence[Mapping[str, Any]], call: Callable[..., Any], *given: Any
+) -> list[tuple[Mapping[str, Any], Any]]:
+    """Call a function on each of these machines, without using a CPU of it; (machine, answer).
+
+    A machine that is lost meanwhile gives no answer: Ray counts it for up to a minute more. If
+    none answers, nothing was checked, and that is an error.
+    """
+    import ray
+    from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ask = ray.remote(num_cpus=0)(call)
+    asked = [
+        ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(*given)
+        for node in nodes
+    ]
+    end = time.monotonic() + ANSWER_SECONDS
+    answers = []
+    for node, reference in zip(nodes, asked, strict=True):
+        try:
+            answer = ray.get(reference, timeout=max(0.1, end - time.monotonic()))
+        except (RayTaskError, RuntimeEnvSetupError):  # the function failed, or can never run
+            raise
+        except RayError as error:
+            log.warning("machine %s does not answer: %s", node["NodeManagerAddress"], error)
+        else:
+            answers.append((node, answer))
+    if asked and not answers:
+        raise Interrupted(
+            f"because no machine of the cluster answered within {ANSWER_SECONDS:.0f} s; the same "
+            "command resumes"
+        )
+    return answers
+
+
+def why_unreachable(address: str, error: Exception) -> str:
+    """Why a cluster does not take us, in a sentence."""
+    text = str(error)
+    where = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
+    if "ersion mismatch" in text:
+        found = re.findall(r"(Ray|Python): (\d[\w.]*)", text)
+        told = ", then here ".join(
+            " and ".join(f"{name} {number}" for name, number in pair)
+            for pair in (found[:2], found[2:4])
+        )
+        return (
+            f"the Ray cluster at {where} has other versions (there {told}); the driver and the "
+            "cluster must have the same"
+        )
+    if "oken" in text and ("uthenticat" in text or "nauthorized" in text):
+        return (
+            f"the Ray cluster at {where} does not take our token; set RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, or put it into ~/.ray/auth_token"
+        )
+    return (
+        f"cannot connect to the Ray cluster at {where} ({text.splitlines()[0][:300]}); check "
+        "cluster.address and that it is running"
+    )
+
+
+def _connect(config: RunConfig, arguments: dict[str, Any], stopped: Callable[[], bool]) -> None:
+    """Connect, as often as cluster.wait_minutes allows: a cluster may just be coming up.
+
+    One that does not come in time is nobody's mistake: the run ends as resumable.
+    """
+    import ray
+
+    minutes, address = config.cluster.wait_minutes, config.cluster.address
+    end = time.monotonic() + 60 * minutes
+    while True:
+        try:
+            check_answers(address)
+            ray.init(address=address, **arguments)
+        except (ConnectionError, TimeoutError) as error:
+            if not minutes:
+                raise
+            if time.monotonic() >= end:
+                raise Interrupted(
+                    f"because {why_unreachable(address, error).partition(';')[0]} after "
+                    f"{plural(minutes, 'minute')} of waiting (cluster.wait_minutes); the same "
+                    "command resumes when it is there"
+                ) from error
+            ray.shutdown()
+            pause(3, stopped)
+        else:
+            return
+
+
+def check_answers(address: str) -> None:
+    """Ray itself would try for minutes to reach a cluster that is not there."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def _check_shared(root: Path) -> None:
+    """Every machine of the cluster must see run.dir; ask each of them for a probe file."""
+    import ray
+
+    probe = root / f".probe-{uuid.uuid4().hex}"
+    probe.touch()
+    try:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        answers = ask_machines(nodes, os.path.exists, str(probe))
+    finally:
+        probe.unlink()
+    blind = [node["NodeManagerAddress"] for node, sees in answers if not sees]
+    if blind:
+        raise UserError(
+            f"run.dir {root} is not visible on {', '.join(sorted(blind))}; put it on storage that "
+            "every machine of the cluster mounts at the same path"
+        )

@@ -1,0 +1,135 @@
+"""Starts a Ray of our own on this machine, also where that takes long.
+
+Ray gives itself 30 s and then raises a bare `Exception`. A first start reads hundreds of megabytes
+and takes 9 to 19 CPU seconds, so a cold disk or a busy machine needs more than that. Here Ray gets
+`START_SECONDS`, and another try if that was not enough: what the first one read is in memory by
+then. What a failed try has started is ended before the next begins, or they would starve each
+other. If Ray never starts, the user reads one sentence with the place of Ray's logs, and the run
+ends as resumable: a machine that was too busy now may not be later.
+"""
+
+import logging
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.environment.machine_use import starting_ray
+from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.storage.disk import explain
+
+log = logging.getLogger("elmwright")
+
+START_SECONDS = 90.0
+"""Seconds that one try may take."""
+TRIES = 3
+OBJECT_STORE_BYTES = 256 * 2**20
+"""Shared memory for Ray's objects: tasks pass names, not data."""
+_SESSION = re.compile(r"(/[^\s=\x00]*/session_[\w.-]+)")
+
+
+def start_local_ray(
+    cpus: int,
+    arguments: dict[str, Any],
+    stopped: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Start Ray and connect to it. Raises Interrupted with a sentence where it does not start."""
+    import ray
+
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", f"{START_SECONDS:.0f}")
+    before = set(_children())
+    for number in range(1, TRIES + 1):
+        try:
+            with starting_ray(), _more_time(ray, START_SECONDS, stopped):
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    **arguments,
+                )
+        except Exception as error:  # Ray raises bare ones
+            log.warning("Ray did not start (try %d of %d)", number, TRIES, exc_info=error)
+            logs = _clear_away(ray, before)
+            if isinstance(error, Interrupted):
+                raise
+            if isinstance(error, OSError) and (
+                sentence := explain(error, Path(error.filename or logs))
+            ):
+                raise UserError(f"Ray could not start: {sentence}") from error
+            if stopped():
+                raise Interrupted("while Ray was starting; the same command resumes") from error
+            if number == TRIES:
+                lines = str(error).strip().splitlines() or [repr(error)]
+                raise Interrupted(
+                    f"because Ray did not start on this machine in {TRIES} tries "
+                    f"({lines[0][:200]}); its logs are in {logs}; if the machine is busy or short "
+                    "of memory, run the same command again later"
+                ) from error
+            say(f"Ray has not started yet; trying again ({number + 1} of {TRIES})")
+        else:
+            return
+
+
+@contextmanager
+def _more_time(ray: Any, seconds: float, stopped: Callable[[], bool]) -> Iterator[None]:
+    """Let Ray wait longer for its own node: each of its questions is repeated for that long.
+
+    Ray has no setting for it. Where a version of Ray asks otherwise, its own limit stays.
+    """
+    services: Any = getattr(getattr(ray, "_private", None), "services", None)
+    ask = getattr(services, "get_node", None)
+    if ask is None:
+        yield
+        return
+    end = time.monotonic() + seconds
+
+    def patiently(*question: Any) -> Any:
+        while True:
+            try:
+                return ask(*question)
+            except RuntimeError:
+                if time.monotonic() >= end:
+                    raise
+                if stopped():
+                    raise Interrupted("while Ray was starting; the same command resumes") from None
+                time.sleep(0.2)
+
+    services.get_node = patiently
+    try:
+        yield
+    finally:
+        services.get_node = ask
+
+
+def _clear_away(ray: Any, before: set[int]) -> str:
+    """End what a failed try has started; the folder of its logs."""
+    started = {pid: line for pid, line in _children().items() if pid not in before}
+    ray.shutdown()
+    found = [match[1] for line in started.values() if (match := _SESSION.search(line))]
+    for pid in started:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    temporary = os.environ.get("RAY_TMPDIR") or "/tmp"  # noqa: S108 - Ray's own default
+    return f"{found[0] if found else f'{temporary}/ray/session_latest'}/logs"
+
+
+def _children() -> dict[int, str]:
+    """The command line of every process that this one has started and that has not ended."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            line = (entry / "cmdline").read_bytes().decode("utf-8", "replace")
+        except OSError:  # it has just ended
+            continue
+        if int(parent) == os.getpid() and state != "Z":
+            found[int(entry.name)] = line
+    return found

@@ -1,0 +1,202 @@
+"""Reads a TOML file into a `RunConfig`, and says exactly what is wrong when it cannot.
+
+One error names the file, the key, the reason and, for a misspelled key, the nearest valid name.
+Its values are checked in `check_settings.py`, and `explain_settings.py` says what each key means.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import re
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+from elmwright.jobs.config.check_settings import BadKey, check_settings
+from elmwright.jobs.config.explain_settings import explain, type_name
+from elmwright.jobs.config.sections import CONFIG_VERSION, RunConfig
+from elmwright.jobs.secrets.hiding import shown_word
+from elmwright.jobs.secrets.in_configs import advise, refuse_secrets
+from elmwright.jobs.terminal.wording import did_you_mean
+from elmwright.pipeline.config import Source, as_settings
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.files import is_url
+from elmwright.pipeline.storage.untrusted import read_small
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def find_config(name: str) -> Path:
+    """The file itself, or the shipped recipe of that name."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    recipe = RECIPES / f"{name}.toml"
+    if re.fullmatch(r"[\w-]+", name) and recipe.is_file():
+        return recipe
+    recipes = sorted(p.stem for p in RECIPES.glob("*.toml"))
+    near = did_you_mean(name, [*recipes, *map(str, sorted(path.parent.glob("*.toml")))])
+    raise UserError(
+        f"there is no config file {name!r} and no recipe of that name ({', '.join(recipes)}){near}"
+    )
+
+
+CONFIG_BYTES, NESTED = 1 << 20, 100
+"""The largest config file, and the longest dotted key, which the parser takes ever longer for."""
+_PART = rb"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
+_LONG_KEY = re.compile(rb"(?m)(?:^|[\[{,])[ \t]*+(?:%b\.[ \t]*+){%d}" % (_PART, NESTED))
+"""A longer one, at the beginning of a line or inside brackets. Dots in comments and texts are not
+counted."""
+
+
+def load_config(name: str, overrides: list[str] | None = None) -> RunConfig:
+    """Read, override, check and resolve the config that `name` stands for."""
+    path = find_config(name)
+    text = read_small(path, CONFIG_BYTES)
+    if _LONG_KEY.search(text):
+        raise UserError(f"{path} has a key of more than {NESTED} parts; it is no config")
+    try:
+        data = tomllib.loads(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+    for override in overrides or []:
+        _override(data, override)
+    said = f" with {' '.join(map(shown_word, overrides))}" if overrides else ""
+    return config_from(data, f"{path}{said}")
+
+
+def config_from(data: dict[str, Any], where: str, *, saved: bool = False) -> RunConfig:
+    """Build a resolved config from parsed TOML, or from one that was `saved` with a run: that may
+    hold a password, which nobody may write into a config today."""
+    data = dict(data)
+    if saved:
+        advise(data, where)
+    else:
+        refuse_secrets(data, where)
+    version = data.pop("version", CONFIG_VERSION)
+    if version != CONFIG_VERSION:
+        raise UserError(
+            f"{where}: version = {version!r:.50}, but this elmwright reads config version "
+            f"{CONFIG_VERSION}; use the elmwright the file was written for, or run "
+            "'elmwright init' and carry your settings over"
+        )
+    try:
+        config: RunConfig = _build(RunConfig, data, "")
+        config = _resolve(config)
+        check_settings(config)
+    except BadKey as problem:
+        raise UserError(f"{where}: {problem.key}: {problem.reason}") from None
+    return config
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """The resolved config as plain data (what is saved with every output)."""
+    data: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return {"version": CONFIG_VERSION, **data}
+
+
+def config_hash(config: RunConfig) -> str:
+    settings = {**to_dict(config), "corpus": as_settings(config.corpus)}
+    text = json.dumps(settings, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _override(data: dict[str, Any], override: str) -> None:
+    """Apply `--set section.key=value`; the value is TOML, or a bare word taken as text."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise UserError(f"--set {shown_word(override)!r}: write it as section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = data
+    for part in parts[:-1]:
+        table[part] = dict(table[part]) if isinstance(table.get(part), dict) else {}
+        table = table[part]
+    table[parts[-1]] = value
+
+
+def _build(cls: type, data: dict[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    for key in data:
+        if key not in hints:
+            close = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
+            elsewhere = [
+                full for full in (row[0] for row in explain()) if full.split(".")[-1] == key
+            ]
+            hint = f"; did you mean {prefix}{close[0]}?" if close else ""
+            if not close and elsewhere:
+                hint = f"; did you mean {elsewhere[0]}?"
+            if not hint:
+                hint = f"; valid here: {', '.join(hints)}"
+            raise BadKey(prefix + key, f"unknown key{hint}")
+    values = {key: _convert(value, hints[key], prefix + key) for key, value in data.items()}
+    return cls(**values)
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    """Turn a TOML value into the field's type, or say what was expected."""
+    if type(value) is int and abs(value) >= 1 << 63:  # as TOML itself says
+        raise BadKey(key, "expected a number of at most 18 digits")
+    if hint is Source and isinstance(value, str):
+        return Source(path=value)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise BadKey(key, f"expected {type_name(hint)}, got {value!r}")
+        return _build(typing.cast(type, hint), value, key + ".")
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        is_list = isinstance(value, list | tuple)
+        chosen = next(a for a in arguments if (typing.get_origin(a) is tuple) == is_list)
+        return _convert(value, chosen, key)
+    if origin is Literal:
+        if value not in arguments:
+            close = difflib.get_close_matches(str(value), arguments, n=1, cutoff=0.4)
+            nearest = f"; did you mean {close[0]!r}?" if close else ""
+            choices = ", ".join(repr(a) for a in arguments)
+            raise BadKey(key, f"expected one of {choices}, got {value!r}{nearest}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise BadKey(key, f"expected {type_name(hint)}, got {value!r}")
+        if arguments[-1] is Ellipsis:
+            return tuple(_convert(item, arguments[0], key) for item in value)
+        if len(value) != len(arguments):
+            raise BadKey(key, f"expected {type_name(hint)}, got {value!r}")
+        return tuple(_convert(item, a, key) for item, a in zip(value, arguments, strict=True))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise BadKey(key, f"expected {type_name(hint)}, got {value!r}")
+        return {str(k): _convert(v, arguments[1], f"{key}.{k}") for k, v in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and isinstance(value, float) and not math.isfinite(value):
+        raise BadKey(key, f"expected a number, got {value!r}")
+    if type(value) is not hint:
+        raise BadKey(key, f"expected {type_name(hint)}, got {value!r}")
+    return value
+
+
+def _resolve(config: RunConfig) -> RunConfig:
+    """Fill {name} and {dir} in."""
+    run = config.run
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run.name):
+        raise BadKey("run.name", f"{run.name!r}: use letters, digits, '.', '-' and '_'")
+    folder = run.dir.replace("{name}", run.name)
+    scratch = run.scratch.replace("{name}", run.name).replace("{dir}", folder)
+    if not scratch:
+        scratch = f"~/.cache/elmwright/{run.name}" if is_url(folder) else f"{folder}/scratch"
+    model = config.export.name.replace("{name}", run.name)
+    return dataclasses.replace(
+        config,
+        run=dataclasses.replace(run, dir=folder, scratch=scratch),
+        export=dataclasses.replace(config.export, name=model),
+    )

@@ -1,0 +1,54 @@
+"""The checkout that this code runs from, if it is one: its folder, its pyproject, its commit.
+
+Installed code, and code that was sent to a cluster, has none. The folder is found through the
+imported package, so it does not matter where in the package the asking module is.
+"""
+
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import elmwright.jobs
+
+
+def checkout() -> Path | None:
+    """The folder with pyproject.toml beside jobs/; None where the package is installed."""
+    folder = Path(elmwright.jobs.__path__[0]).resolve().parent
+    return folder if (folder / "pyproject.toml").is_file() else None
+
+
+def read_pyproject(folder: Path) -> dict[str, Any]:
+    """pyproject.toml of a checkout, parsed."""
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def git_state(folder: Path | None) -> str:
+    """The commit a checkout is at, with "+changes" behind it where files differ from it.
+
+    Empty where there is no checkout, or no git.
+    """
+    if folder is None:
+        return ""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True, text=True, check=False, timeout=30,
+        )  # fmt: skip
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        # A copy of the files inside another repository is not at that repository's commit.
+        if not commit or not git("ls-files", "--", "pyproject.toml"):
+            return ""
+        return commit + ("+changes" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def commit_of(state: str) -> dict[str, Any] | None:
+    """What git_state returned, as provenance.json has it; None where it is empty."""
+    commit, changes, _ = state.partition("+changes")
+    return {"commit": commit, "dirty": bool(changes)} if commit else None

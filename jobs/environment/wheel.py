@@ -1,0 +1,138 @@
+"""This package as a wheel, written directly from its files: what a submission ships.
+
+It holds the files of the wheel that setuptools builds. A checkout ships what its pyproject lists,
+and nothing else that is in its folders. An installed package ships all of its files. No build tool
+and no network are needed.
+
+The version carries a digest of the files, so that changed code can never hide behind an old name
+(Ray keeps wheels by name and would run the old one). The dependencies are named in the metadata and
+never shipped: the cluster's own environment has them, which the job checks first.
+
+The same members also travel unpacked: a folder with them on the path *is* the installed wheel. That
+is how Ray gets them, because its pip plugin copies the whole virtual environment that Ray runs in,
+on every node and for every change (2.3 GB here).
+"""
+
+import base64
+import glob
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import elmwright
+from elmwright.jobs.environment.checkout import checkout, read_pyproject
+
+ALWAYS = ("*.py", "*.pyi", "py.typed")
+"""What setuptools takes from the folder of every package that is listed."""
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The time of every member, so that the same files give the same bytes."""
+
+
+def package_files() -> dict[str, bytes]:
+    """Every file of the package: its name below site-packages, and its content."""
+    project = checkout()
+    if project is not None:
+        return listed_files(project)
+    return installed_files(Path(elmwright.__path__[0]))
+
+
+def listed_files(project: Path) -> dict[str, bytes]:
+    """The files of a checkout that its pyproject lists, as setuptools would take them."""
+    setup = read_pyproject(project)["tool"]["setuptools"]
+    data: dict[str, list[str]] = setup.get("package-data", {})
+    found = {}
+    for package in setup["packages"]:
+        folder = project / _folder_of(package, setup["package-dir"])
+        for pattern in (*ALWAYS, *data.get("*", ()), *data.get(package, ())):
+            for name in glob.glob(pattern, root_dir=folder, recursive=True):
+                if (folder / name).is_file():
+                    found[f"{package.replace('.', '/')}/{name}"] = (folder / name).read_bytes()
+    return dict(sorted(found.items()))
+
+
+def _folder_of(package: str, folders: Mapping[str, str]) -> str:
+    """The folder of a package: its own, else the one of its name in its parent's."""
+    if package in folders:
+        return folders[package]
+    parent, _, name = package.rpartition(".")
+    return f"{_folder_of(parent, folders)}/{name}" if parent else name
+
+
+def installed_files(top: Path) -> dict[str, bytes]:
+    """The files of an installed package, or of one that was sent, without bytecode."""
+    return {
+        f"{top.name}/{path.relative_to(top).as_posix()}": path.read_bytes()
+        for path in sorted(top.rglob("*"))
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+def content_version(files: Mapping[str, bytes]) -> str:
+    """The package's version with a digest of the files behind it."""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return f"{elmwright.__version__}+{digest.hexdigest()[:12]}"
+
+
+def requirements() -> list[str]:
+    """What the package needs, as pip would write it."""
+    return sorted(_project()["dependencies"])
+
+
+def _project() -> dict[str, Any]:
+    """The project table of the checkout's pyproject, else the same facts from the metadata."""
+    folder = checkout()
+    if folder is not None:
+        return dict(read_pyproject(folder)["project"])
+    installed = metadata.distribution("elmwright")
+    commands = installed.entry_points.select(group="console_scripts")
+    return {
+        "requires-python": installed.metadata["Requires-Python"],
+        "dependencies": [line for line in installed.requires or [] if "extra ==" not in line],
+        "scripts": {command.name: command.value for command in commands},
+    }
+
+
+def wheel_members(files: Mapping[str, bytes] | None = None) -> tuple[str, dict[str, bytes]]:
+    """The version, and the members of the wheel: the package and its metadata."""
+    files = package_files() if files is None else files
+    version = content_version(files)
+    info = f"elmwright-{version}.dist-info"
+    project = _project()
+    needs = "".join(f"Requires-Dist: {line}\n" for line in sorted(project["dependencies"]))
+    scripts = "".join(f"{name} = {value}\n" for name, value in sorted(project["scripts"].items()))
+    about = {
+        "METADATA": "Metadata-Version: 2.1\nName: elmwright\n"
+        f"Version: {version}\nRequires-Python: {project['requires-python']}\n{needs}",
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: elmwright\nRoot-Is-Purelib: true\n"
+        "Tag: py3-none-any\n",
+        "entry_points.txt": f"[console_scripts]\n{scripts}",
+    }
+    members = dict(files) | {f"{info}/{name}": text.encode() for name, text in about.items()}
+    lines = [f"{name},{_record(content)},{len(content)}" for name, content in members.items()]
+    record = f"{info}/RECORD"
+    members[record] = "\n".join([*lines, f"{record},,", ""]).encode()
+    return version, members
+
+
+def _record(content: bytes) -> str:
+    digest = hashlib.sha256(content).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def zipped(members: Mapping[str, bytes]) -> bytes:
+    """A zip of the members; the same members give the same bytes."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(members.items()):
+            member = zipfile.ZipInfo(name, _EPOCH)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            member.external_attr = 0o644 << 16
+            archive.writestr(member, content)
+    return out.getvalue()

@@ -1,0 +1,132 @@
+"""What works, but perhaps not as the user thinks: the warnings of `elmwright check`."""
+
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.cluster.connection import is_remote
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.terminal.wording import size
+from elmwright.pipeline.cleaning.language import name_of
+
+SHORT_RUN = 10_000
+"""Steps below which the original's Adagrad has hardly begun to learn."""
+
+
+def warnings_of(config: RunConfig, plan: dict[str, Any]) -> list[str]:
+    """A sentence for each thing to look at again; none for a config without any."""
+    return [text for text in (
+        _cores_warning(config, plan),
+        _language_warning(config, plan["sample"]),
+        _heldout_warning(config, plan),
+        _broken_warning(plan["sample"]),
+        _epochs_warning(config, plan),
+        _optimiser_warning(config),
+        _bf16_warning(config),
+        _disk_warning(plan["disk"]),
+        plan["reachable"]["mlflow"]["note"],
+    ) if text]  # fmt: skip
+
+
+def _cores_warning(config: RunConfig, plan: dict[str, Any]) -> str:
+    cores = plan["cores"]
+    wanted = cores["processes"] * cores["threads"]
+    if is_remote(config) or wanted <= cores["here"] or config.train.device == "cuda":
+        return ""
+    return (
+        f"train.processes × train.threads = {wanted}, more than the {cores['here']} cores here: "
+        "they wait for each other; lower one of them"
+    )
+
+
+def _language_warning(config: RunConfig, sample: dict[str, Any] | None) -> str:
+    if not sample or not sample["languages"]:
+        return ""
+    shares, wanted = sample["languages"], config.corpus.languages
+    main = next(iter(shares))
+    if wanted:
+        share = sum(shares.get(code.partition("-")[0], 0.0) for code in wanted)
+        if share < config.corpus.language_threshold:
+            return (
+                f"{share:.0%} of the sample is in corpus.languages = {list(wanted)}; most is "
+                f"{name_of(main)}, which is dropped"
+            )
+    elif main != config.corpus.language.partition("-")[0] and shares[main] > 0.5:
+        return (
+            f"the text is {name_of(main)} ({shares[main]:.0%}), but corpus.language is "
+            f'"{config.corpus.language}": set it to "{main}", or sentences are split by the wrong '
+            "rules"
+        )
+    return ""
+
+
+def _heldout_warning(config: RunConfig, plan: dict[str, Any]) -> str:
+    """A share that is less than a document holds out a whole one."""
+    shares = [e for e in config.corpus.heldout.values() if isinstance(e, float) and e]
+    sample = plan["sample"]
+    if not shares or not sample or not plan["text"]["bytes"]:
+        return ""
+    longest = sample["longest_characters"] / plan["text"]["bytes"]
+    if longest < 2 * min(shares):
+        return ""
+    return (
+        f"corpus.heldout asks for {min(shares):.1%} of the documents, but one document alone is "
+        f"{longest:.1%} of the text; corpus.cut_documents = 10000 cuts long ones into pieces"
+    )
+
+
+def _broken_warning(sample: dict[str, Any] | None) -> str:
+    broken = sum(sample["broken"].values()) if sample else 0
+    if not sample or not broken or broken * 20 < sample["documents"]:
+        return ""
+    why = max(sample["broken"], key=sample["broken"].__getitem__)
+    return (
+        f"{broken} of {sample['documents']} documents of the sample cannot be read, most because "
+        f"of: {why}"
+    )
+
+
+def _epochs_warning(config: RunConfig, plan: dict[str, Any]) -> str:
+    tokens = plan["text"]["tokens"]
+    batch = config.train.lanes * config.train.window
+    if not tokens:
+        return ""
+    if tokens < batch:
+        return (
+            f"the text has about {tokens:,} tokens, less than one batch of train.lanes × "
+            f"train.window = {batch:,}"
+        )
+    epochs = config.train.max_steps * config.train.tokens / tokens
+    if epochs > 30:
+        return (
+            f"the run reads the text {epochs:,.0f} times, which mostly memorises it; lower "
+            "train.max_steps or give more text"
+        )
+    return ""
+
+
+def _optimiser_warning(config: RunConfig) -> str:
+    if config.optim.name != "adagrad" or config.train.max_steps >= SHORT_RUN:
+        return ""
+    return (
+        f"Adagrad, as in the original ELMo, learns little in {config.train.max_steps:,} steps; the "
+        "demo recipe's [optim] (AdamW) does better in short runs: elmwright config --recipe demo"
+    )
+
+
+def _bf16_warning(config: RunConfig) -> str:
+    if not config.train.bf16 or config.train.device == "cuda" or is_remote(config):
+        return ""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return ""
+    if {"avx512_bf16", "amx_bf16"} & set(flags):
+        return ""
+    return "train.bf16 is emulated on this processor, and slow; leave it off without a GPU"
+
+
+def _disk_warning(disk: dict[str, Any]) -> str:
+    if disk["needed"] <= disk["free"]:
+        return ""
+    need, free = (size(disk[name]) for name in ("needed", "free"))
+    return f"the whole run needs about {need} of disk, and {free} are free in {disk['where']}"

@@ -1,0 +1,54 @@
+"""`elmwright corpus CONFIG --sample N`: what the rules do, shown in seconds, nothing written."""
+
+import json
+import sys
+from dataclasses import asdict
+
+from rich.cells import cell_len, set_cell_size
+
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.terminal.listing import funnel_table
+from elmwright.jobs.terminal.wording import tell, terminal_width
+from elmwright.pipeline.build.sample import try_rules
+from elmwright.pipeline.errors import UserError
+
+WIDTH = 160
+"""Characters of an example that are shown in a pipe or a file; on a terminal, a line of it."""
+INDENT = 4
+
+
+def show_sample(config: RunConfig, documents: int, *, as_json: bool) -> None:
+    """Print the funnel of a sample, with an example of what each rule dropped."""
+    if documents < 1:
+        raise UserError(f"--sample {documents}: give a number of documents, such as 1000")
+    sample = try_rules(config.corpus, RunFolder.of(config).corpus, documents, config.run.seed)
+    if as_json:
+        print(json.dumps(asdict(sample), indent=1))
+        return
+    width = terminal_width(sys.stdout)
+    counts = [(rule, whole, part, words) for rule, (whole, part, words) in sample.funnel.items()]
+    print("\n".join(funnel_table(counts, width)))
+    room = WIDTH if width is None else width - INDENT
+    dropped = [(rule, examples[0]) for rule, examples in sample.examples.items() if examples]
+    if dropped:
+        print("\nDropped, an example for each rule:")
+    for rule, example in dropped:
+        detail = f" ({example.detail})" if example.detail else ""
+        tell(f"  {rule}{detail}")
+        print(f"{' ' * INDENT}{_line(example.text, room)}")
+    if sample.kept:
+        print("\nKept, as sentences and words:")
+    for example in sample.kept:
+        for sentence in example.text.split("\n")[:2]:
+            print(f"{' ' * INDENT}{_line(sentence, room)}")
+    tell(
+        "\nNext: change a threshold (elmwright config --explain lists them) and look again, or "
+        "build the corpus: the same command without --sample."
+    )
+
+
+def _line(text: str, room: int) -> str:
+    """The beginning of a text on one line, nothing in it that a terminal would obey."""
+    plain = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    return plain if cell_len(plain) <= room else f"{set_cell_size(plain, room - 1).rstrip()}…"

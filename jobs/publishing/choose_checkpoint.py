@@ -1,0 +1,132 @@
+"""Which checkpoint `--step` means, and what the trainer measured of it."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elmwright.jobs.bundles.model_folder import local_folder
+from elmwright.jobs.checkpoints.checkpoint import CheckpointInfo, list_checkpoints, read_state
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.progress import Progress, silent
+from elmwright.pipeline.storage.files import read_json
+
+Scores = dict[str, dict[str, Any]]
+"""Held-out set → its score."""
+
+
+def list_scored(folder: RunFolder) -> list[CheckpointInfo]:
+    """The checkpoints of a run, oldest first, with the perplexity of each.
+
+    The checkpoint that training ended with is written before its evaluation, which is in
+    result.json.
+    """
+    result = read_json(folder.result) or {}
+    return [
+        info if info.perplexity else _with_result(info, result)
+        for info in list_checkpoints(folder.checkpoints)
+    ]
+
+
+def _with_result(info: CheckpointInfo, result: dict[str, Any]) -> CheckpointInfo:
+    scores: Scores = result.get("evaluation") or {}
+    if result.get("checkpoint_sha256") != info.sha256 or not scores:
+        return info
+    perplexity = {split: score["perplexity"] for split, score in scores.items()}
+    return replace(info, perplexity=perplexity, tokens=_tokens(scores))
+
+
+def choose(
+    infos: list[CheckpointInfo],
+    step: str,
+    folder: RunFolder,
+    max_tokens: int | None = None,
+    progress: Progress = silent,
+) -> CheckpointInfo:
+    """The checkpoint that `--step` means: a number, `latest`, or `best` by held-out perplexity."""
+    if not infos:
+        raise UserError(f"{folder.root} has no checkpoints; train first")
+    if step == "result":  # what training ended with; of a run that goes on, the newest
+        ended = (read_json(folder.result) or {}).get("checkpoint_sha256")
+        return next((info for info in infos if info.sha256 == ended), infos[-1])
+    if step == "latest":
+        return infos[-1]
+    if step == "best":
+        return _best(infos, folder, max_tokens, progress)
+    for info in infos:
+        if step.isdecimal() and info.step == int(step):
+            return info
+    known = ", ".join(str(info.step) for info in infos)
+    raise UserError(f"there is no checkpoint {step!r}; there are best, latest and: {known}")
+
+
+def _best(
+    infos: list[CheckpointInfo], folder: RunFolder, max_tokens: int | None, progress: Progress
+) -> CheckpointInfo:
+    """The lowest perplexity of the first held-out set.
+
+    Only evaluations of equally many tokens compare: the best of each kind are candidates, and if
+    there are several, the held-out set is scored with each, as far as a final evaluation does.
+    """
+    best: dict[int, tuple[float, CheckpointInfo]] = {}
+    for info in infos:
+        for score in list(info.perplexity.values())[:1]:
+            if info.tokens not in best or score < best[info.tokens][0]:
+                best[info.tokens] = score, info
+    if not best:
+        raise UserError(
+            f"no checkpoint of {folder.root} was evaluated; use --step latest or its number"
+        )
+    candidates = [info for _, info in best.values()]
+    if len(candidates) == 1:
+        return candidates[0]
+    from elmwright.jobs.using.evaluate_model import evaluate_folder
+
+    def measure(info: CheckpointInfo) -> Scores:
+        place = local_folder(info.path)
+        return evaluate_folder(place, folder.corpus, None, max_tokens=max_tokens, progress=progress)
+
+    manifest = Manifest.load(folder.corpus)
+    known = [recorded(info, folder, manifest) for info in candidates]
+    scores = [
+        found.evaluation if found else measure(info)
+        for found, info in zip(known, candidates, strict=True)
+    ]
+    if len({_tokens(one) for one in scores}) > 1:  # eval.final_tokens was changed in between
+        scores = [measure(info) for info in candidates]
+    reached = [next(iter(one.values()))["perplexity"] for one in scores]
+    return candidates[reached.index(min(reached))]
+
+
+def _tokens(scores: Scores) -> int:
+    return sum(int(score["tokens"]) for score in scores.values())
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the trainer measured when it was done with a checkpoint."""
+
+    evaluation: Scores
+    """Of every held-out set, up to `eval.final_tokens`."""
+    probe: Scores
+    """Of the first sentences of every set; empty where an older version trained."""
+
+
+def recorded(info: CheckpointInfo, folder: RunFolder, manifest: Manifest) -> Recorded | None:
+    """The trainer's final evaluation of a checkpoint, if there was one.
+
+    It is in result.json if training ended with this checkpoint; earlier versions wrote it into
+    the checkpoint, too. An evaluation in passing does not count, unless it was of all held-out
+    tokens.
+    """
+    everything = sum(s.steps for name, s in manifest.splits.items() if name != "train")
+    if not everything:
+        return None
+    result = read_json(folder.result) or {}
+    if result.get("checkpoint_sha256") == info.sha256 and result.get("evaluation"):
+        return Recorded(result["evaluation"], result.get("probe") or {})
+    state = read_state(info.path)
+    probe = state.get("probe") or {}
+    if probe or info.tokens == everything:
+        return Recorded(dict(state["evaluation"]), probe)
+    return None

@@ -1,0 +1,335 @@
+"""From a checkpoint to a bundle that has been read back and compared.
+
+The weights are the checkpoint's own bytes. Before the bundle gets its name, two things are done
+with it: an independent reader (`model.reference`: numpy, no torch, its own parsing of
+weights.hdf5) computes representations of real held-out sentences, which must equal the trained
+model's; and the bundle's files score the probe (evaluate.py), the first 2,000 sentences of each
+held-out set, which must give what the trainer got. The perplexity on the card is the trainer's own.
+For a checkpoint that the trainer did not measure so (one in passing, or of an older version) the
+held-out sets themselves are scored here, up to `eval.final_tokens`. The same checkpoint gives the
+same bytes: the time is in provenance.json and nowhere else.
+
+Killed at any moment, an export leaves nothing in the way of the next.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from elmwright.jobs.bundles.bundle import (
+    FILES,
+    OPTIONAL,
+    SUMS,
+    read_sums,
+    verify_bundle,
+    write_sums,
+)
+from elmwright.jobs.bundles.model_folder import local_folder
+from elmwright.jobs.bundles.signing import check_signing_key, sign
+from elmwright.jobs.checkpoints.checkpoint import (
+    CheckpointInfo,
+    folder_name,
+    list_checkpoints,
+    verify_checkpoint,
+)
+from elmwright.jobs.config.sections import TRAINING_SECTIONS, RunConfig
+from elmwright.jobs.config.toml_file import config_from, load_config, to_dict
+from elmwright.jobs.publishing.choose_checkpoint import Scores, choose, list_scored, recorded
+from elmwright.jobs.publishing.compare_bundle import NEAR, SAME, compare_vectors, measure
+from elmwright.jobs.publishing.model_card import model_card
+from elmwright.jobs.publishing.provenance import provenance
+from elmwright.jobs.publishing.training_facts import training_facts, training_svg
+from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.work_folder import alone_in
+from elmwright.jobs.secrets.hiding import store_all
+from elmwright.jobs.tracking.tracker import read_run_id, tracking_uri
+from elmwright.jobs.training.loop.evaluate import final_limit
+from elmwright.model.formats.bilm_format import write_options, write_weights
+from elmwright.model.formats.folder import load_folder, model_tensors, write_config
+from elmwright.model.inference.elmo import Elmo
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import Manifest, canonical
+from elmwright.pipeline.progress import Progress, counting_bytes, silent
+from elmwright.pipeline.storage.disk import explain, sha256_bytes
+from elmwright.pipeline.storage.files import exists, join, read_bytes, read_json
+from elmwright.pipeline.storage.untrusted import read_object
+
+PIECES = "sentencepiece.model"
+
+
+def export(config: RunConfig, folder: RunFolder, progress: Progress = silent) -> str:
+    """Write `bundle/` from what training ended with; a sentence about what was checked."""
+    chosen = (read_json(folder.result) or {})["checkpoint_sha256"]
+    infos = {info.sha256: info for info in list_checkpoints(folder.checkpoints)}
+    return export_checkpoint(config, folder, infos[chosen], folder.bundle, progress=progress)
+
+
+def export_run(
+    run: str,
+    step: str,
+    output: str,
+    *,
+    overrides: list[str],
+    without_softmax: bool = False,
+    force: bool = False,
+    key: str = "",
+    progress: Progress = silent,
+) -> tuple[Path, str]:
+    """`elmwright export RUN --step …`: the bundle's folder, and a sentence about the checks."""
+    config = _run_config(run, overrides)
+    folder = RunFolder.of(config)
+    infos = list_scored(folder)
+    info = choose(infos, step, folder, _limit(config, folder) if infos else None, progress)
+    verify_checkpoint(info.path)
+    newest = step in ("result", "latest")
+    target = (
+        folder.bundle if newest else folder.bundle.with_name(f"bundle-{folder_name(info.step)}")
+    )
+    target = Path(output) if output else target
+    if target.exists() and not force:
+        raise UserError(f"{target} exists already; choose another with -o, or add --force")
+    if target.exists():
+        _check_replaceable(target)
+    if key:
+        check_signing_key(Path(key))  # now, not after an hour of checks
+    checked = export_checkpoint(
+        config, folder, info, target, without_softmax=without_softmax, key=key, progress=progress
+    )
+    return target, checked
+
+
+def _limit(config: RunConfig, folder: RunFolder) -> int | None:
+    """How many tokens of a held-out set a final evaluation scores; None means all."""
+    return final_limit(config.eval.final_tokens, Manifest.load(folder.corpus).vocab.size)
+
+
+def _check_replaceable(target: Path) -> None:
+    """Only a bundle is replaced: its list is one, and nothing lies beside what belongs to one."""
+    try:
+        read_sums(target)
+    except UserError as error:
+        raise UserError(f"{target} is not a bundle, so --force does not replace it") from error
+    _check_nothing_else(target)
+
+
+def _check_nothing_else(target: Path) -> None:
+    """A folder that is about to be replaced may hold files of a bundle, whole or not, and no
+    others: nobody could get those back."""
+    for path in sorted(target.iterdir()):
+        if path.name not in (*FILES, *OPTIONAL, SUMS) or path.is_dir():
+            raise UserError(
+                f"{path} does not belong to a bundle, so {target} is not replaced; move it away"
+            )
+
+
+def _run_config(run: str, overrides: list[str]) -> RunConfig:
+    """The config of a run, given by its folder or its config file; run.dir is where it lies."""
+    saved = join(run, "config.json")
+    if not exists(saved):
+        if Path(run).is_dir():
+            raise UserError(f"{run} is not a run's folder (it has no config.json)")
+        return load_config(run, overrides)
+    if overrides:
+        raise UserError("--set goes with a config file; a run's folder has its settings")
+    data = read_object(saved)
+    if not isinstance(data.get("run"), dict):
+        raise UserError(f"{run} is not a run's folder; give the folder that holds train/")
+    data["run"]["dir"] = run
+    return config_from(data, saved, saved=True)
+
+
+def export_checkpoint(
+    config: RunConfig,
+    folder: RunFolder,
+    info: CheckpointInfo,
+    target: Path,
+    *,
+    without_softmax: bool = False,
+    key: str = "",
+    progress: Progress = silent,
+) -> str:
+    """Write the bundle of a checkpoint, whole or not at all; a sentence about what was checked."""
+    target = target.resolve()
+    work = target.with_name(f".writing-{target.name}")
+    new, old = work / "new", work / "old"
+    with alone_in(work, target):
+        try:
+            _put_back(old, target)  # killed just between the two renames
+            for leftover in (new, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+            new.mkdir()
+            checked = _write(new, config, folder, info, without_softmax, key, progress)
+            if target.exists():
+                _check_nothing_else(target)
+                target.rename(old)
+            new.rename(target)
+        except OSError as error:
+            sentence = explain(error, Path(error.filename or target))
+            if sentence is None:
+                raise
+            raise UserError(f"the bundle could not be written: {sentence}") from error
+        finally:
+            _put_back(old, target)
+            shutil.rmtree(work, ignore_errors=True)
+    return checked
+
+
+def _put_back(old: Path, target: Path) -> None:
+    if old.exists() and not target.exists():
+        old.rename(target)
+
+
+def _write(
+    target: Path,
+    config: RunConfig,
+    folder: RunFolder,
+    info: CheckpointInfo,
+    without_softmax: bool,
+    key: str,
+    progress: Progress,
+) -> str:
+    manifest = Manifest.load(folder.corpus)
+    checkpoint = local_folder(info.path)
+    loaded = load_folder(checkpoint)
+    if loaded.config != config.model:
+        raise UserError(f"[model] of the config is not what {info.path} was trained with")
+    limit = _limit(config, folder)
+    config, state = _as_trained(config, checkpoint)
+    _write_weights(target, config, checkpoint, manifest, model_tensors(loaded.bilm), progress)
+    if PIECES in manifest.extra_files:
+        (target / PIECES).write_bytes(read_bytes(join(folder.corpus, PIECES)))
+    trainers = recorded(info, folder, manifest)
+    # Perplexity depends a little on the lanes, and they may have been changed since.
+    lanes = config.eval.lanes
+    if trainers:
+        lanes = next(iter(trainers.evaluation.values()))["lanes"]
+    about = _about(config, manifest, info.step, lanes)
+    write_config(target / "config.json", config.model, about)
+    elsewhere = config.train.bf16 or state["device"] != "cpu"
+    allowed = NEAR if elsewhere else SAME
+    evaluation, measured = measure(target, folder, manifest, trainers, allowed, limit, progress)
+    about |= {"heldout_sha256": _heldout(manifest, evaluation)}
+    write_config(target / "config.json", config.model, {"evaluation": evaluation, **about})
+    if without_softmax:
+        (target / "softmax.safetensors").unlink()
+    _describe(target, config, folder, info, manifest, evaluation, state)
+    about_it = provenance(
+        config,
+        manifest,
+        run=folder.root,
+        step=info.step,
+        sha256=info.sha256,
+        run_id=read_run_id(folder),
+        tracking_uri=tracking_uri(config, folder),
+    )
+    (target / "provenance.json").write_text(json.dumps(about_it, indent=1))
+    if key:
+        sign(target, Path(key))
+    total = 2 * sum(path.stat().st_size for path in target.iterdir())
+    with progress("checking bundle", total, "bytes") as advance, counting_bytes(advance):
+        write_sums(target)
+        verify_bundle(target)
+    return compare_vectors(target, Elmo(loaded.bilm), folder.corpus, manifest) + measured
+
+
+def _write_weights(
+    target: Path,
+    config: RunConfig,
+    checkpoint: Path,
+    manifest: Manifest,
+    tensors: dict[str, Tensor],
+    progress: Progress,
+) -> None:
+    """The checkpoint's own files, and the biLM once more in bilm format."""
+    names = ("model.safetensors", "softmax.safetensors", "vocab.txt")
+    sizes = {name: (checkpoint / name).stat().st_size for name in names}
+    again = sizes["model.safetensors"]
+    with progress("writing bundle", sum(sizes.values()) + again, "bytes") as advance:
+        for name, size in sizes.items():
+            shutil.copyfile(checkpoint / name, target / name)
+            advance(size)
+        settings = {"dropout": config.train.dropout, "n_tokens_vocab": manifest.vocab.size}
+        write_options(target / "options.json", config.model, settings)
+        write_weights(target / "weights.hdf5", config.model, tensors)
+        advance(again)
+
+
+def _as_trained(config: RunConfig, checkpoint: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The config with the settings that the checkpoint was trained with, and its state.
+
+    Some may change between attempts, and the run's config has those of its newest command.
+    """
+    where = checkpoint / "config.json"
+    saved = (read_json(where) or {})["run_config"]
+    now = to_dict(config)
+    then = {section: saved[section] for section in TRAINING_SECTIONS}
+    now["run"]["seed"] = saved["run"]["seed"]
+    trained = config_from(store_all(now | then), str(where))
+    return trained, read_json(checkpoint / "state.json") or {}
+
+
+def _about(config: RunConfig, manifest: Manifest, step: int, lanes: int) -> dict[str, Any]:
+    """What config.json says beside the model's shape: all that comparing and tokenising need."""
+    return {
+        "step": step,
+        "vocab": {"size": manifest.vocab.size, "sha256": manifest.vocab.sha256},
+        "heldout_sha256": {},
+        "eval_lanes": lanes,
+        "tokenizer": config.corpus.tokenizer,
+        "sentences": config.corpus.sentences,
+        "language": config.corpus.language,
+    }
+
+
+def _heldout(manifest: Manifest, evaluation: Scores) -> dict[str, str]:
+    """A digest of each held-out set, as far as it was scored: what is equal can be compared."""
+    found = {}
+    for name, split in manifest.splits.items():
+        if name == "train":
+            continue
+        content: list[Any] = [shard.sha256 for shard in split.shards]
+        tokens = evaluation.get(name, {}).get("tokens", split.steps)
+        if tokens != split.steps:
+            content.append(tokens)
+        found[name] = sha256_bytes(canonical(content))
+    return found
+
+
+def _describe(
+    target: Path,
+    config: RunConfig,
+    folder: RunFolder,
+    info: CheckpointInfo,
+    manifest: Manifest,
+    evaluation: dict[str, Any],
+    state: dict[str, Any],
+) -> None:
+    """Write the training curve and the model card."""
+    first = next(iter(evaluation), "heldout")
+    tokens = config.train.tokens
+    records = [record for record, _ in read_journal(folder.journal, 0)]
+    facts = training_facts(records, info.step, tokens, first)
+    picture = training_svg(
+        facts,
+        first,
+        manifest.unigram_perplexity.get(first),
+        total=manifest.splits[first].steps if first in manifest.splits else 0,
+        full=config.train.negatives >= manifest.vocab.size,
+    )
+    if picture:
+        (target / "training.svg").write_text(picture, encoding="utf-8")
+    card = model_card(
+        config,
+        manifest,
+        info.step,
+        evaluation,
+        facts,
+        state=state,
+        has_softmax=(target / "softmax.safetensors").exists(),
+        has_curve=picture is not None,
+    )
+    (target / "README.md").write_text(card, encoding="utf-8")

@@ -1,0 +1,150 @@
+"""Is a version at least as good as the one it would replace?
+
+Perplexities compare only over the same vocabulary and the same held-out text; where both are equal
+(by digest), the geometric mean over the common sets decides. Otherwise a text has to be given: each
+model splits and tokenises it in its own way, and the bits it needs for a character of the raw text
+decide. A word outside a model's vocabulary costs its `<UNK>` and 8 bits a byte to spell it, so a
+small vocabulary is no advantage.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.registry.contract import Registry, Version
+from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE
+from elmwright.pipeline.cleaning import words as word_rules
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.block import BOS_ID, EOS_ID, UNK_ID
+from elmwright.pipeline.storage.untrusted import read_object
+
+SLACK = 1e-9
+"""Relative difference that is rounding, not a result."""
+TOKENS = 2048
+"""Positions scored at a time."""
+
+
+def compare(registry: Registry, name: str, old: Version, new: Version, text: str) -> str:
+    """How the new version compares, in words; `UserError` if it is worse."""
+    sets = comparable(old.about, new.about)
+    if sets:
+        unit = f"held-out perplexity on {', '.join(sets)}"
+        before, after = (_mean(version.about["perplexity"], sets) for version in (old, new))
+    elif text:
+        unit = f"bits per character of {Path(text).name}"
+        before, after = (
+            bits_per_character(registry.fetch(name, version.version), Path(text))
+            for version in (old, new)
+        )
+    else:
+        raise UserError(
+            f"versions {old.version} and {new.version} of {name} have other vocabularies or "
+            "held-out sets, so their perplexities do not compare; give a text with --on, or --force"
+        )
+    result = f"{unit}: {after:.4f}, version {old.version} has {before:.4f}"
+    if not after <= before * (1 + SLACK):
+        raise UserError(
+            f"version {new.version} of {name} is worse than version {old.version} ({result}); "
+            "--force promotes it all the same"
+        )
+    return result
+
+
+def comparable(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """The held-out sets that both were measured on, with the same words to choose from."""
+    if old["vocab_sha256"] != new["vocab_sha256"]:
+        return []
+    return [
+        split
+        for split, sha256 in old["heldout_sha256"].items()
+        if new["heldout_sha256"].get(split) == sha256
+        and split in old["perplexity"]
+        and split in new["perplexity"]
+    ]
+
+
+def _mean(perplexity: dict[str, float], sets: list[str]) -> float:
+    return math.exp(sum(math.log(perplexity[split]) for split in sets) / len(sets))
+
+
+def bits_per_character(bundle: Path, path: Path) -> float:
+    """Mean of both directions, in bits, over the characters of a text file."""
+    import torch
+
+    from elmwright.model.bilm import States
+    from elmwright.model.formats.folder import load_folder
+    from elmwright.model.softmax import nll
+
+    text = _read(path)
+    loaded = load_folder(bundle, with_softmax=True)
+    if loaded.softmax is None or loaded.vocab is None:
+        raise UserError(f"{bundle} has no softmax, so it cannot score {path}")
+    ids = {word: number for number, word in enumerate(loaded.vocab)}
+    nats, spelled = 0.0, 0
+    for sentences in _batches(_sentences(bundle, text)):
+        # Types in order of first appearance; the marks are the first two.
+        words_of_all = (word for words in sentences for word in words)
+        types = list(dict.fromkeys([BEGIN_SENTENCE, END_SENTENCE, *words_of_all]))
+        place = {word: number for number, word in enumerate(types)}
+        longest = max(map(len, sentences)) + 1
+        lengths = torch.tensor([len(words) + 1 for words in sentences])
+        read = torch.zeros(2, len(sentences), longest, dtype=torch.long)
+        wanted = torch.zeros(2, len(sentences), longest, dtype=torch.long)
+        for row, words in enumerate(sentences):
+            for way, (ordered, first, last) in enumerate(
+                ((words, 0, EOS_ID), (words[::-1], 1, BOS_ID))
+            ):
+                read[way, row, : len(words) + 1] = torch.tensor(
+                    [first, *(place[word] for word in ordered)]
+                )
+                targets = [ids.get(word, UNK_ID) for word in ordered]
+                wanted[way, row, : len(words) + 1] = torch.tensor([*targets, last])
+            spelled += sum(len(word.encode()) + 1 for word in words if word not in ids)
+        with torch.no_grad():
+            chars = loaded.bilm.encoder.ids(types)
+            states = States.zeros(loaded.config, len(sentences))
+            output = loaded.bilm(chars, read[0], read[1], states, lengths=lengths)
+            there = torch.arange(longest) < lengths.unsqueeze(1)
+            for way, hidden in enumerate((output.top_forward, output.top_backward)):
+                weight, bias = loaded.softmax.weight, loaded.softmax.bias
+                nats += float(nll(hidden[there], wanted[way][there], weight, bias).double().sum())
+    return (nats / 2 / math.log(2) + 8 * spelled) / len(text)
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error.reason}); convert it first") from error
+    if not text.strip():
+        raise UserError(f"{path} is empty; give a text to compare on")
+    return text
+
+
+def _sentences(bundle: Path, text: str) -> list[list[str]]:
+    """The text as this model's corpus would have split and tokenised it."""
+    config = read_object(bundle / "config.json")
+    unsaid = [key for key in ("tokenizer", "sentences", "language") if key not in config]
+    if unsaid:
+        raise UserError(f"{bundle / 'config.json'} does not say its {unsaid[0]}; export again")
+    if config["tokenizer"] == "sentencepiece":
+        tokenise = word_rules.sentencepiece(bundle / "sentencepiece.model")
+    else:
+        tokenise = word_rules.ptb if config["tokenizer"] == "ptb" else word_rules.whitespace
+    found = word_rules.split(text, config["sentences"], config["language"]).sentences
+    return [tokenised for sentence in found if (tokenised := tokenise(sentence).split())]
+
+
+def _batches(sentences: list[list[str]]) -> Iterator[list[list[str]]]:
+    """Sentences of similar length together, at most `TOKENS` positions (or one sentence)."""
+    batch: list[list[str]] = []
+    for words in sorted(sentences, key=len):
+        if batch and (len(words) + 1) * (len(batch) + 1) > TOKENS:
+            yield batch
+            batch = []
+        batch.append(words)
+    if batch:
+        yield batch

@@ -1,0 +1,116 @@
+"""Publishing a bundle under an alias, promoting a version, and taking a promotion back.
+
+Promotion has a gate (gate.py): a version that is worse than the one it would replace is refused.
+An alias moves on from where it points at that moment, so of two promotions at once neither is
+lost, and none is decided by a comparison with a version that no longer holds the alias.
+"""
+
+from pathlib import Path
+
+from elmwright.jobs.publishing.gate import compare
+from elmwright.jobs.registry.contract import (
+    CANDIDATE,
+    HISTORY,
+    Change,
+    Registry,
+    Version,
+    check_alias,
+    check_name,
+    get_version,
+    get_versions,
+)
+from elmwright.pipeline.errors import UserError
+
+
+def publish_bundle(
+    registry: Registry, bundle: Path, name: str, alias: str, *, force: bool = False
+) -> int:
+    """Make a bundle a version, once, and let the alias point to it; the version's number.
+
+    `candidate` is what is not judged yet. Every other alias has people behind it, and moves from
+    one version to another only through the gate, as in `promote`.
+    """
+    check_name(name)
+    check_alias(alias)
+    version = registry.publish(bundle, name)
+    if alias == CANDIDATE:
+        registry.point(name, alias, _append(version))
+        return version
+    try:
+        promote(registry, name, version, alias, force=force)
+    except UserError as error:
+        raise UserError(
+            f"version {version} of {name} is published, but {alias} was not moved: {error} "
+            f"(elmwright promote {name} {version} --alias {alias})"
+        ) from error
+    return version
+
+
+def promote(
+    registry: Registry, name: str, version: int, alias: str, *, force: bool = False, on: str = ""
+) -> str:
+    """Let an alias point to a version that is no worse than the one it points to; a sentence."""
+    check_alias(alias)
+    new = get_version(registry, name, version)
+    registry.fetch(name, version)  # nobody is sent to a version that does not verify
+    holder = registry.history(name, alias)[-1:]
+    if holder == [version]:
+        return f"{alias} is version {version} of {name} already"
+    if force:
+        registry.point(name, alias, _append(version))
+        return f"{alias} is now version {version} of {name}"
+    reason = f" ({_judge(registry, name, alias, holder[0], new, on)})" if holder else ""
+    # What was judged is this version against that holder, not against one of a moment later.
+    registry.point(name, alias, _after(holder, alias, lambda history: [*history, version]))
+    return f"{alias} is now version {version} of {name}{reason}"
+
+
+def _judge(registry: Registry, name: str, alias: str, holder: int, new: Version, text: str) -> str:
+    for old in registry.versions(name):
+        if old.version == holder:
+            return compare(registry, name, old, new, text)
+    raise UserError(
+        f"{alias} of {name} points to version {holder}, which was not published by this version of "
+        "elmwright, so nothing is known to compare with; --force promotes all the same"
+    )
+
+
+def rollback(registry: Registry, name: str, alias: str) -> str:
+    """Let an alias point to where it pointed before; a sentence."""
+    check_alias(alias)
+    there = {version.version for version in get_versions(registry, name)}
+    history = registry.history(name, alias)
+    earlier = _earlier(history, there)
+    if not earlier:
+        raise UserError(f"{alias} of {name} has pointed to nothing else; promote a version instead")
+    registry.fetch(name, earlier[-1])
+    registry.point(name, alias, _after(history[-1:], alias, lambda now: _earlier(now, there)))
+    return f"{alias} is version {earlier[-1]} of {name} again (was {history[-1]})"
+
+
+def _earlier(history: list[int], there: set[int]) -> list[int]:
+    return [version for version in history[:-1] if version in there]
+
+
+def _append(version: int) -> Change:
+    """Wherever the alias points: on to this version."""
+
+    def change(history: list[int]) -> list[int]:
+        return history if history[-1:] == [version] else [*history, version][-HISTORY:]
+
+    return change
+
+
+def _after(holder: list[int], alias: str, move: Change) -> Change:
+    """A move that was decided while the alias pointed to `holder`, and holds only there."""
+
+    def change(history: list[int]) -> list[int]:
+        if history[-1:] != holder:
+            now = f"now points to version {history[-1]}" if history else "now points nowhere"
+            raise UserError(
+                f"{alias} was moved by another command and {now}; run the same command again if "
+                "that is still what you want"
+            )
+        return move(history)[-HISTORY:]
+
+    return change

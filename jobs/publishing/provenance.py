@@ -1,0 +1,64 @@
+"""provenance.json: what made a bundle. The only file of a bundle that knows the time."""
+
+import time
+from typing import Any
+
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.config.toml_file import config_hash, to_dict
+from elmwright.jobs.environment.checkout import commit_of
+from elmwright.jobs.environment.machine_facts import environment, own_git
+from elmwright.jobs.environment.wheel import content_version, package_files
+from elmwright.jobs.runbook.runbook import left_in
+from elmwright.jobs.secrets.hiding import store_all, without_secret
+from elmwright.jobs.tracking.store import relative_uri
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import Manifest
+
+
+def provenance(
+    config: RunConfig,
+    manifest: Manifest,
+    *,
+    run: str,
+    step: int,
+    sha256: str,
+    run_id: str,
+    tracking_uri: str,
+) -> dict[str, Any]:
+    """Code, config, corpus, checkpoint, tracking, packages, seeds, machine and time.
+
+    `run` is run.dir, where the submissions of a run that was sent to a cluster lie.
+    """
+    return {
+        **environment(),
+        "git": own_git() or submitted_git(run),
+        "exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "config": store_all(to_dict(config)),
+        "config_sha256": config_hash(config),
+        "seeds": {"run.seed": config.run.seed},
+        "corpus_fingerprint": manifest.fingerprint,
+        "corpus_created_by": manifest.created_by,
+        "corpus_words": manifest.splits["train"].words,
+        "checkpoint_step": step,
+        "checkpoint_sha256": sha256,
+        "mlflow_run_id": run_id,
+        "mlflow_tracking_uri": relative_uri(without_secret(tracking_uri), run),
+    }
+
+
+def submitted_git(run: str) -> dict[str, Any] | None:
+    """Commit and cleanliness that a submission of this run came from, if it brought this very code.
+
+    A job runs from files that were sent, not from a checkout; their digest is in the version.
+    """
+    own = content_version(package_files())
+    try:
+        jobs = left_in(run)  # of a copy too: its training may have been the original's
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None  # a note that cannot be read must not keep a trained model from its bundle
+    for job in reversed(jobs):
+        sent = job.submission
+        commit = commit_of(sent.git)
+        if sent.version == own and commit:
+            return commit | {"submission": sent.id}
+    return None

@@ -1,0 +1,158 @@
+"""Versions of a model and the aliases that move over them: what is the same in every registry.
+
+There are two kinds: MLflow (mlflow_registry.py) and a plain folder or S3 prefix with an index
+(plain_folder.py). Both keep versions that never change, each with what its bundle says about
+itself, and for every alias the versions it has pointed to, so that a promotion can be taken back.
+
+Promotion has a gate (gate.py): a version that is worse than the one it would replace is refused.
+An alias moves on from where it points at that moment, so of two promotions at once neither is
+lost, and none is decided by a comparison with a version that no longer holds the alias.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from elmwright.jobs.bundles.bundle import SIGNATURE, digest_of, read_sums
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.untrusted import read_object
+
+CANDIDATE = "candidate"
+"""The alias of what was published last; the only one without a gate."""
+HISTORY = 100
+"""Moves of an alias that are remembered."""
+
+Change = Callable[[list[int]], list[int]]
+"""From the versions an alias has pointed to, to the same after a move."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One published version."""
+
+    version: int
+    """Its number."""
+    created: str
+    """When it was published, UTC."""
+    about: dict[str, Any]
+    """What its bundle says: digest, step, perplexities, digests of vocabulary and held-out sets."""
+    aliases: tuple[str, ...] = ()
+    """Aliases that point to it now."""
+
+
+class Registry(Protocol):
+    """Where versions are kept."""
+
+    uri: str
+    """Where that is, as the user says it."""
+
+    def publish(self, bundle: Path, name: str) -> int:
+        """The number of the version that holds this bundle, which is made if there is none."""
+
+    def versions(self, name: str) -> list[Version]:
+        """All versions, oldest first; none if there is no such name."""
+
+    def history(self, name: str, alias: str) -> list[int]:
+        """The versions an alias has pointed to; the last is where it points now."""
+
+    def point(self, name: str, alias: str, change: Change) -> None:
+        """Let an alias point to the last of what `change` makes of its history, and remember all.
+
+        The history is read right before, where possible under a lock that keeps others away.
+        """
+
+    def fetch(self, name: str, version: int) -> Path:
+        """The bundle of a version as a local folder, verified to be the one that was published."""
+
+
+def about(bundle: Path) -> dict[str, Any]:
+    """What a verified bundle says about itself, for the registry and for the gate."""
+    sums = read_sums(bundle)
+    try:
+        config = read_object(bundle / "config.json")
+        made_by = read_object(bundle / "provenance.json")
+        scores = config.get("evaluation") or {}
+        facts = {
+            "digest": digest_of(sums),
+            "step": config["step"],
+            "perplexity": {split: score["perplexity"] for split, score in scores.items()},
+            "vocab_sha256": config["vocab"]["sha256"],
+            "heldout_sha256": config["heldout_sha256"],
+            "corpus_fingerprint": made_by["corpus_fingerprint"],
+            "run_id": made_by["mlflow_run_id"],
+            "signed": SIGNATURE in sums,
+        }
+        check_about(facts)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"the config.json or provenance.json of {bundle} is not as export writes it "
+            f"({error!r:.200}); export again"
+        ) from error
+    return facts
+
+
+def check_about(facts: dict[str, Any]) -> None:
+    """Is this what `about` returns? An index or a tag may be anything; `ValueError` if so."""
+    texts = [facts[key] for key in ("digest", "vocab_sha256", "corpus_fingerprint", "run_id")]
+    heldout, perplexity = facts["heldout_sha256"], facts["perplexity"]
+    for kind, values in (
+        (str, [*texts, *heldout, *heldout.values(), *perplexity]),
+        (int, [facts["step"]]),
+        (bool, [facts["signed"]]),
+        ((int, float), perplexity.values()),
+    ):
+        for value in values:
+            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+                raise ValueError(f"{value!r:.100} is in the wrong place")
+    if not all(value > 0 for value in perplexity.values()):
+        raise ValueError("a perplexity is no positive number")
+
+
+def check_name(name: str) -> None:
+    if not re.fullmatch(r"\w[\w .-]{0,199}", name):
+        raise UserError(
+            f"{name!r} cannot be the name of a model; use letters, digits, '.', '-', '_' and "
+            "spaces, and no slash"
+        )
+
+
+def check_alias(alias: str) -> None:
+    if re.fullmatch(r"[vV]?\d+|latest", alias, re.IGNORECASE):
+        raise UserError(f"the alias {alias!r} looks like a version; choose a word like champion")
+    if not re.fullmatch(r"\w[\w-]{0,99}", alias):
+        raise UserError(f"{alias!r} cannot be an alias; use letters, digits, '-' and '_'")
+
+
+def get_versions(registry: Registry, name: str) -> list[Version]:
+    check_name(name)
+    found = registry.versions(name)
+    if not found:
+        raise UserError(f"{registry.uri} has no version of a model {name!r}; publish one first")
+    return found
+
+
+def get_version(registry: Registry, name: str, version: int) -> Version:
+    known = get_versions(registry, name)
+    for found in known:
+        if found.version == version:
+            return found
+    numbers = ", ".join(str(found.version) for found in known)
+    raise UserError(f"{name} has no version {version}; it has {numbers}")
+
+
+def find_version(registry: Registry, reference: str, said: str) -> tuple[str, int]:
+    """`name@alias` or `name/3` → name and number."""
+    match = re.fullmatch(r"([^/@]+)(?:@([\w-]+)|/([0-9]+))", reference)
+    if not match:
+        raise UserError(f"{said!r} is not NAME@ALIAS or NAME/VERSION")
+    name, alias, number = match.groups()
+    if number:
+        get_version(registry, name, int(number))
+        return name, int(number)
+    get_versions(registry, name)
+    history = registry.history(name, alias)
+    if not history:
+        raise UserError(f"{said}: the model {name!r} has no alias {alias!r} in {registry.uri}")
+    return name, history[-1]

@@ -1,0 +1,23 @@
+"""The registry that a URI means: MLflow, or versions in plain files."""
+
+import re
+
+from elmwright.jobs.registry.contract import Registry
+from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
+from elmwright.jobs.registry.plain_folder import Shelf
+from elmwright.jobs.secrets.hiding import hide
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.files import is_url
+
+
+def open_registry(uri: str) -> Registry:
+    """What `--to` means: an MLflow tracking URI, or else a folder or s3:// prefix."""
+    if re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri):
+        return MlflowRegistry(uri)
+    if "://" in uri and not is_url(uri):
+        raise UserError(
+            f"{hide(uri)!r} is no registry: give an MLflow server (http://…, sqlite:///…), a "
+            "folder, or an s3:// prefix"
+        )
+
+    return Shelf(uri)

@@ -1,0 +1,203 @@
+"""Which run a user means: `find_run(RUN)` gives its folder, for every command that takes one.
+
+RUN is, in this order,
+  - a run's folder, on a disk or in an object store (s3://…);
+  - the name of a run in `runs/` of the current folder;
+  - a config file, whose run.dir is looked at;
+  - the name of a run that was submitted (the run book, runbook.py);
+  - the name of a shipped recipe.
+
+What is here comes first: a name means the run in this project, and the run book only where there is
+none. Nothing here imports torch, Ray or MLflow, and nothing takes the run's lock.
+"""
+
+import fcntl
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.config.toml_file import RECIPES, load_config
+from elmwright.jobs.runbook import runbook
+from elmwright.jobs.runbook.submission import Job
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.lease import about, holder, is_held
+from elmwright.jobs.terminal.wording import did_you_mean, nearby
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.files import is_url, join, read_json
+
+RUNS = "runs"
+"""Where runs are, unless run.dir says otherwise."""
+
+
+def find_run(text: str) -> RunFolder:
+    """The folder of the run that the user means; `UserError` if there is none."""
+    found = find_here(text) or _from_book(text) or _from_recipe(text)
+    if found is None:
+        raise no_run(text)
+    return found
+
+
+def find_here(text: str) -> RunFolder | None:
+    """The run that `text` names without the run book; None if it names none."""
+    if is_url(text):
+        if read_json(join(text, "config.json")) is None and not runbook.submissions_in(text):
+            raise UserError(f"{text} is not a run's folder: it has no config.json")
+        return RunFolder.at(text)
+    if is_run(text) or _was_submitted(text):
+        return RunFolder.at(text)
+    if is_name(text) and (is_run(Path(RUNS, text)) or _was_submitted(Path(RUNS, text))):
+        return RunFolder.at(Path(RUNS, text))
+    if Path(text).is_dir():
+        raise UserError(f"{text} is not a run's folder: it has no config.json of a run")
+    return _of_config(text) if Path(text).is_file() else None
+
+
+def is_name(text: str) -> bool:
+    """Whether this could be the name of a run: no path, no URL."""
+    return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text))
+
+
+def is_run(folder: str | Path) -> bool:
+    """Whether this is a run's folder on a disk: its config.json has the settings of a run."""
+    return isinstance((read_json(Path(folder) / "config.json") or {}).get("run"), dict)
+
+
+def _was_submitted(folder: str | Path) -> bool:
+    """Whether a job has written itself into this folder; until it starts, that is all there is."""
+    return Path(folder, "submissions").is_dir() and bool(runbook.submissions_in(str(folder)))
+
+
+def runs_in(folder: str | Path = RUNS) -> list[Path]:
+    """The runs in a folder, by name."""
+    home = Path(folder)
+    return sorted(path for path in home.iterdir() if is_run(path)) if home.is_dir() else []
+
+
+def run_names() -> list[str]:
+    """The names of the runs here and of those that were submitted."""
+    return sorted({path.name for path in runs_in()} | {j.submission.run for j in _book()})
+
+
+def find_attempts(text: str) -> tuple[RunFolder | None, list[Job]]:
+    """The run's folder, as far as it can be seen, and the attempts that were submitted at it."""
+    folder = find_here(text)
+    if folder is not None:
+        sent = runbook.submissions_in(folder.root)
+        known = {job.submission.id for job in sent}
+        # Attempts that wait for their turn have not yet written themselves into the folder.
+        mine = [
+            job
+            for name in dict.fromkeys((text, Path(folder.root).name))
+            for job in runbook.attempts_of(name)
+            if runbook.is_for(job, folder.root) and job.submission.id not in known
+        ]
+        _say_of_another(text, folder)
+        return folder, sent + list({job.submission.id: job for job in mine}.values())
+    sent = runbook.attempts_of(text)
+    if sent:
+        where = sent[-1].submission.dir
+        seen = is_url(where) or is_run(where) or _was_submitted(where)
+        return RunFolder.at(where) if seen else None, sent
+    folder = _from_recipe(text)
+    if folder is None:
+        raise no_run(text)
+    return folder, runbook.submissions_in(folder.root)
+
+
+def _say_of_another(text: str, folder: RunFolder) -> None:
+    """A name that means two runs is taken for the one here; say so."""
+    if Path(text).exists():
+        return
+    for job in runbook.attempts_of(text)[-1:]:
+        if not runbook.is_for(job, folder.root):
+            print(f"note: this is {nearby(folder.root)} here; the submitted run {text!r} is in "
+                  f"{job.submission.dir}", file=sys.stderr)  # fmt: skip
+
+
+def _from_book(text: str) -> RunFolder | None:
+    sent = runbook.attempts_of(text)
+    if not sent:
+        return None
+    where = sent[-1].submission.dir
+    if not is_url(where) and not is_run(where):
+        raise UserError(
+            f"run {text!r} was submitted to {sent[-1].submission.target}, and its folder {where} "
+            f"cannot be seen from here; 'elmwright status {text}' tells how far it is"
+        )
+    return RunFolder.at(where)
+
+
+def _from_recipe(text: str) -> RunFolder | None:
+    return _of_config(text) if is_name(text) and (RECIPES / f"{text}.toml").is_file() else None
+
+
+def _of_config(text: str) -> RunFolder:
+    folder = RunFolder.of(load_config(text))
+    if not folder.remote and not is_run(folder.root):
+        raise UserError(
+            f"the run of {text} has not been started: there is no {nearby(folder.root)}; "
+            f"'elmwright run {text}' starts it"
+        )
+    return folder
+
+
+def no_run(text: str) -> UserError:
+    """What is said of a name that is no run's, with the nearest that is one."""
+    recipes = [path.stem for path in RECIPES.glob("*.toml")]
+    return UserError(
+        f"there is no run {text!r}: no folder or config file of that name, nothing in {RUNS}/ "
+        "here, and nothing submitted under it; 'elmwright runs' lists the runs here"
+        f"{did_you_mean(text, [*run_names(), *recipes])}"
+    )
+
+
+def _book() -> list[Job]:
+    return runbook.read_all()[0]
+
+
+def lock_text(folder: RunFolder) -> dict[str, Any]:
+    """Who took the run's lock last, as the lock file says; that may be long ago."""
+    return read_json(join(folder.root, "run.lock")) or {}
+
+
+def user_of(folder: RunFolder) -> str:
+    """The command that uses the run at this moment, in words; empty if none does.
+
+    The lock of a run on a disk is asked without being taken: /proc/locks tells which files are
+    locked. In a store a lease is held as long as it names its owner, or until it expires.
+    """
+    said = lock_text(folder)
+    if folder.remote:
+        return holder(said) if is_held(join(folder.root, "run.lock")) else ""
+    return holder(said) if is_locked(Path(folder.root, "run.lock")) else ""
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds an flock on this file.
+
+    Locks of this machine are listed in /proc/locks. Asking by taking a lock, if only for a moment,
+    could refuse a run that starts at that moment: that is done only where another machine held the
+    lock last, whose locks are not listed here.
+    """
+    said = read_json(path)
+    if said is None:
+        return False
+    try:
+        inode = str(path.stat().st_ino)
+        with open("/proc/locks", encoding="ascii") as locks:
+            for line in map(str.split, locks):
+                # "1: FLOCK ADVISORY WRITE 9218 fe:00:2151570 0 EOF": process, device and inode
+                mine = line[1] == "FLOCK" and line[4] == str(said.get("pid"))
+                if mine and line[5].rpartition(":")[2] == inode:
+                    return True
+    except FileNotFoundError:
+        return False
+    if said.get("host") == about()["host"]:
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,217 @@
+"""A submission: one attempt at a run somewhere, and everything needed to ask for it again.
+
+It is plain data: kept in the submitter's run book, shipped with the job, and laid down by the job
+itself below `run.dir`, so that another machine can ask where the run is. It never holds a secret.
+What the submitter's environment says about *where* things are (`PASSED_ON`) travels with it; what
+says *who* may use them must exist where the job runs, and the job looks for it by name.
+"""
+
+import dataclasses
+import getpass
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.config.toml_file import config_hash, to_dict
+from elmwright.jobs.environment.checkout import checkout, git_state
+from elmwright.jobs.runbook.ports import STOP_SECONDS
+from elmwright.jobs.runbook.target import Target
+from elmwright.jobs.secrets.hiding import SECRET, secret_in
+from elmwright.jobs.secrets.in_configs import refuse_secrets
+from elmwright.pipeline.config import EMBEDDED
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.files import is_url
+
+PASSED_ON = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_REQUEST_CHECKSUM_CALCULATION",
+    "AWS_RESPONSE_CHECKSUM_VALIDATION",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+)
+"""Settings of the submitter's environment that go with the job. None of them is a secret."""
+GRACE_SECONDS = STOP_SECONDS
+"""How long a job that is asked to stop may take to write its checkpoint."""
+
+Word = Literal["pending", "running", "finished", "failed", "interrupted", "unknown"]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One attempt at a run."""
+
+    id: str
+    """Unique: the run's name, the time, and four random digits."""
+    run: str
+    """run.name."""
+    dir: str
+    """run.dir: absolute, or a URL."""
+    until: str
+    """Last stage to do."""
+    target: Target
+    """Where it runs."""
+    config: dict[str, Any]
+    """The resolved config."""
+    config_sha256: str
+    """Its digest."""
+    version: str
+    """Version of the code, with its digest."""
+    git: str = ""
+    """The commit the code comes from, with "+changes" behind it where files differ from it."""
+    cwd: str = ""
+    """The folder it was submitted from."""
+    sender: str = ""
+    """Who submitted it, and from which machine."""
+    time: str = ""
+    """When, UTC."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """What goes into the job's environment; see PASSED_ON."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False)
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> "Submission":
+        """From parsed JSON; keys of a newer elmwright are left alone."""
+        names = {one.name for one in dataclasses.fields(cls)}
+        kept = {key: value for key, value in data.items() if key in names}
+        return cls(**{**kept, "target": Target.from_data(data["target"])})
+
+
+@dataclass(frozen=True)
+class Job:
+    """A submission that was accepted."""
+
+    submission: Submission
+    handle: dict[str, Any] = field(default_factory=dict)
+    """How its target knows it, where that is not the submission's id."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What has become of a job."""
+
+    word: Word
+    """In one word."""
+    why: str = ""
+    """And in a few more."""
+    exit_code: int | None = None
+    """The exit code of its command, once it has one."""
+
+    @property
+    def ended(self) -> bool:
+        return self.word not in ("pending", "running", "unknown")
+
+
+def state_of_exit(code: int) -> State:
+    """What an exit code of the command means; 75 and signals leave a run that can be resumed."""
+    if code == 0:
+        return State("finished", exit_code=code)
+    if code == 75:
+        return State("interrupted", "stopped at a checkpoint", code)
+    if code < 0 or code > 128:
+        return State("interrupted", f"killed by signal {-code if code < 0 else code - 128}", code)
+    why = "a mistake in what was asked" if code == 2 else "see its log"
+    return State("failed", why, code)
+
+
+def new_submission(
+    config: RunConfig,
+    target: Target,
+    *,
+    until: str,
+    version: str,
+    settings: Mapping[str, str] | None = None,
+) -> Submission:
+    """What will be sent for a run; `settings` are those of an earlier attempt, if there was one."""
+    check_lines(target.lines)
+    now = time.gmtime()
+    data = to_dict(config)
+    refuse_secrets(data, "the config")
+    return Submission(
+        id=f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(2)}",
+        run=config.run.name,
+        dir=folder_of(config),
+        until=until,
+        target=target,
+        config=data,
+        config_sha256=config_hash(config),
+        version=version,
+        git=git_state(checkout()),
+        cwd=str(Path.cwd()),
+        sender=f"{getpass.getuser()}@{socket.gethostname()}",
+        time=time.strftime("%Y-%m-%d %H:%M:%S", now),
+        settings={**(settings or {}), **passed_on(target.env)},
+    )
+
+
+def passed_on(more: tuple[str, ...] = ()) -> dict[str, str]:
+    """The settings of this environment that a job may have."""
+    for name in more:
+        if SECRET.search(name):
+            raise UserError(
+                f"env = [{name!r}, …]: a variable of this name may be a secret and is never sent; "
+                "put it into the cluster's own environment and name it under secrets instead"
+            )
+    found = {name: os.environ[name] for name in (*PASSED_ON, *more) if os.environ.get(name)}
+    for name, value in found.items():
+        if secret_in(value):
+            raise UserError(
+                f"{name} holds a password or a token, and is never sent; take it out of the URL"
+            )
+    return found
+
+
+def check_lines(lines: tuple[str, ...]) -> None:
+    """The lines of a target are copied into the script, the run book and the run's folder."""
+    for line in lines:
+        if re.match(r"#SBATCH\s+--export\b", line):
+            raise UserError(
+                "lines = […] has an --export, which the job would not follow: name variables as "
+                "env of the target, and put secrets into a file on the cluster, its env_file"
+            )
+        pattern = r"([A-Za-z_][\w-]*)\s*=\s*[\"']?([^\s,;&|\"']*)"
+        for name, value in re.findall(pattern, line):
+            # A path, or what the cluster's own shell will look up, is no secret.
+            looked_up = value[:1] in ("", "$", "`", "/", "~")
+            if SECRET.search(name) and not looked_up and name != "wckey":  # of Slurm's accounting
+                raise UserError(
+                    f"lines = […] sets {name}, which may be a secret and would be copied into the "
+                    "script and the run's folder; put it into a file on the cluster and name that "
+                    "as env_file"
+                )
+        if secret_in(line):
+            raise UserError(
+                "lines = […] holds a URL with a password or a token; put it into a file on the "
+                "cluster and name that as env_file"
+            )
+
+
+def folder_of(config: RunConfig) -> str:
+    """run.dir, absolute or a URL."""
+    if is_url(config.run.dir):
+        return config.run.dir.rstrip("/")
+    return os.path.abspath(os.path.expanduser(config.run.dir))
+
+
+def relative_paths(config: RunConfig) -> list[str]:
+    """Paths of a config that mean something only in the folder it was submitted from."""
+    corpus = config.corpus
+    given = [config.run.dir, corpus.dir, config.vocab.file, *corpus.decontaminate]
+    given += [source.path for source in corpus.sources if source.path != EMBEDDED]
+    if config.train.init_from and not config.train.init_from.startswith("models:/"):
+        given.append(config.train.init_from)
+    for entry in corpus.heldout.values():
+        given += [] if isinstance(entry, float) else entry
+    return [path for path in given if path and not is_url(path) and path[0] not in "/~"]

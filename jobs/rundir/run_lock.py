@@ -1,0 +1,39 @@
+"""One command at a time in a run: its lock, on a disk or in a store."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from elmwright.jobs.rundir.file_lock import flock
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.lease import about, leased
+from elmwright.jobs.rundir.moved_run import settle
+from elmwright.pipeline.storage.files import is_url, join
+
+
+@contextmanager
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Hold the run for this process, and its corpus if that is elsewhere on a disk.
+
+    A second command is told who has it. A run that was moved is first put right (moved_run.py).
+    """
+    with _held(folder.root, join(folder.root, "run.lock")):
+        if not folder.remote:
+            settle(folder.mlflow / "mlflow.db")
+        if not folder.corpus_dir or is_url(folder.corpus_dir):
+            yield
+            return
+        elsewhere = Path(folder.corpus)
+        elsewhere.parent.mkdir(parents=True, exist_ok=True)
+        with flock(elsewhere.with_name(f".{elsewhere.name}.lock")):
+            yield
+
+
+@contextmanager
+def _held(root: str, lock: str) -> Iterator[None]:
+    if is_url(root):
+        with leased(lock, about()):
+            yield
+    else:
+        with flock(Path(lock)):
+            yield

@@ -1,0 +1,50 @@
+"""The note that asks training to stop, left by the driver and found by rank 0.
+
+On a disk it is looked for at every step. In a store that would cost a request a step, so a thread
+looks every few seconds.
+"""
+
+import logging
+import threading
+
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.files import clear, exists, is_url, stat, write_bytes
+
+log = logging.getLogger("elmwright")
+
+LOOK_SECONDS = 2.0
+
+
+def ask_to_stop(path: str) -> None:
+    write_bytes(path, b"stop\n")
+
+
+def take_back(path: str) -> None:
+    clear(path)
+
+
+class StopNote:
+    """The reading end."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._found, self._closed = threading.Event(), threading.Event()
+        if is_url(path):
+            threading.Thread(target=self._watch, name="stop-note", daemon=True).start()
+
+    def found(self) -> bool:
+        return self._found.is_set() if is_url(self._path) else exists(self._path)
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.is_set():
+            try:
+                note = stat(self._path)
+                if note and note.bytes:  # one that was taken back is empty
+                    self._found.set()
+                    return
+            except (OSError, UserError) as error:
+                log.warning("cannot look for %s: %s", self._path, error)
+            self._closed.wait(LOOK_SECONDS)

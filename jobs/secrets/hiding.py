@@ -1,0 +1,267 @@
+"""What counts as a secret in a text, and texts without it.
+
+Passwords, tokens and signatures of URLs do not go where others read: files, screens, logs, process
+lists, MLflow. `secret_in` is the one place that says whether a text carries one; the config
+(in_configs.py) and submissions refuse such a text, and everything else here removes what it
+finds:
+
+- `hide` takes any text, a URL or a whole traceback, and leaves the rest of it as it is;
+- `without_secret` takes one URL, and what comes out is still the address of the same thing, which
+  can be used with credentials of the environment;
+- `for_others` is `hide` for sentences, logs and tracebacks. It also removes the secrets that this
+  process has from its environment, in whatever shape a library repeats them.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+from urllib.parse import unquote
+
+Kind = Literal["", "password", "token", "signature"]
+
+SECRET = re.compile(
+    r"SECRET|TOKEN|PASS|PWD|CREDENTIAL|KEY|AUTH|PRIVATE|COOKIE|SIGNATURE", re.IGNORECASE
+)
+"""A variable, or a key of a URL's query, with one of these in its name holds a secret."""
+HIDDEN = "***"
+SHORTEST = 6
+"""A secret of the environment that is shorter could be any word of a sentence."""
+
+_PLAIN = re.compile(
+    "(sslkey|ssl_key|authsource|authmechanism|passfile|require_auth|get_server_public_key)=.*"
+    r"|authentication=(ActiveDirectory|Sql)\w*",
+    re.IGNORECASE,
+)
+"""What sounds like a secret in a database's query, and names a file or a method."""
+_SIGNED = re.compile(r"sig|.*SIGNATURE|X-(AMZ|GOOG)-.*|AWSAccessKeyId", re.IGNORECASE)
+"""Keys of signed URLs: S3, Google, and Azure's shared access signatures."""
+_VARIABLE = re.compile(
+    ".*(PASSWORD|TOKEN|SECRET|ACCESS_KEY|CONNECTION_STRING)|AWS_ACCESS_KEY_ID", re.IGNORECASE
+)
+"""Variables whose value is a secret, or has one behind a key as Azure's connection strings do."""
+_URL_VARIABLES = (
+    "MLFLOW_TRACKING_URI MLFLOW_REGISTRY_URI MLFLOW_BACKEND_STORE_URI AWS_ENDPOINT_URL "
+    "AWS_ENDPOINT_URL_S3 HTTP_PROXY HTTPS_PROXY ALL_PROXY http_proxy https_proxy all_proxy"
+).split()
+_WORDS = {"elmwright", "mlflow", "postgres", "postgresql"}
+"""Passwords of examples, which are words of our own messages and paths, too."""
+
+_SCHEME = re.compile(r"(?<![a-z0-9+.-])[a-z0-9+.-]+://", re.IGNORECASE)
+_DATABASE = re.compile("postgres|mysql|mariadb|mssql|oracle|mongodb|redis", re.IGNORECASE)
+_WEB = re.compile(r"(?<![a-z])(https?|s3|gs)(?![a-z0-9])", re.IGNORECASE)
+_USER = r"""(?P<user>[^\s/@:'"?\#]*)"""
+# A password may hold what belongs escaped: "@", "/" and quotes too. The port of a web address is
+# none, in front of a path or at the end of a quoted address. A database's URL has nothing but a
+# password between ":" and "@", unless a port, a name and the keys of a query stand there.
+_NO_PORT = r"(?!\d{0,5}[/?\#])"
+_NO_DATABASE_PORT = r"(?!\d{1,5}(?:/[^\s@?]{0,100})?\?[\w.-]+=)"
+_NO_QUOTED_PORT = r"""(?!\d{1,5}['"])"""
+_LOGIN = re.compile(rf"{_USER}(?P<password>:{_NO_PORT}{_NO_QUOTED_PORT}\S*)?@")
+_DATABASE_LOGIN = re.compile(rf"{_USER}(?P<password>:{_NO_DATABASE_PORT}{_NO_QUOTED_PORT}\S*)?@")
+# The same where the whole text is one URL: nothing ends a password but the last "@".
+_WHOLE_LOGIN = re.compile(rf"{_USER}(?P<password>:{_NO_PORT}.*)?@", re.DOTALL)
+_WHOLE_DATABASE_LOGIN = re.compile(rf"{_USER}(?P<password>:{_NO_DATABASE_PORT}.*)?@", re.DOTALL)
+# Also without the address in front: that is how HTTP libraries name what failed.
+_QUERY = re.compile(r"""(?P<sign>[?&;\#])(?P<key>[^\s=&;'"?\#/]+)=(?P<value>[^\s&;'"\#]+)""")
+_DSN = re.compile(
+    r"(?P<key>\b(?:password|passwd|pwd)\s?=\s?)"
+    r"""(?P<value>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s$*…]\S*)""",
+    re.IGNORECASE,
+)
+_HEADER = re.compile(r"(?P<key>Authorization\W+(?:Basic|Bearer)\s+)[^\s'\"]+", re.IGNORECASE)
+
+
+class _Login(NamedTuple):
+    """What stands in front of a URL's host."""
+
+    scheme: str
+    user: str
+    password: str
+    start: int
+    """Where the URL begins in the text."""
+    end: int
+    """Where its host begins."""
+
+    @property
+    def kind(self) -> Kind:
+        if self.password:
+            return "" if self.password == HIDDEN else "password"
+        return "token" if _is_web(self.scheme) and self.user not in ("", HIDDEN) else ""
+
+    @property
+    def shown(self) -> str:
+        return f"{self.scheme}{HIDDEN if self.kind == 'token' else f'{self.user}:{HIDDEN}'}@"
+
+
+def secret_in(text: str) -> Kind:
+    """What kind of secret a text carries, if any: in a URL before its host, or in its query."""
+    whole = _whole_login(text)
+    kinds = [login.kind for login in [*([whole] if whole else []), *_logins(text)]]
+    kinds += map(_kind_of_key, _QUERY.finditer(text))
+    return next((kind for kind in kinds if kind), "")
+
+
+def secret_in_setting(text: str) -> Kind:
+    """`secret_in` for a setting: the name of a local file may hold signs of a query."""
+    return secret_in(text) if "://" in text or text.startswith("?") else ""
+
+
+def hide(text: str) -> str:
+    """The text without passwords and tokens of the URLs in it; the name of a user stays.
+
+    Doing it twice changes nothing.
+    """
+    parts, done = [], 0
+    for login in _logins(text):
+        if login.kind:
+            parts += [text[done : login.start], login.shown]
+            done = login.end
+    text = _QUERY.sub(_query, "".join([*parts, text[done:]]))
+    return _HEADER.sub(rf"\g<key>{HIDDEN}", text)
+
+
+def without_secret(url: str) -> str:
+    """A URL as it may be stored: a web address without a login, a database with its user's name."""
+    if not secret_in(url):
+        return url
+    login = _whole_login(url)
+    if login and login.kind:
+        user = "" if _is_web(login.scheme) or not login.user else f"{login.user}@"
+        url = f"{login.scheme}{user}{url[login.end :]}"
+    return hide(_without_keys(url))
+
+
+def shown_word(word: str) -> str:
+    """A word of a command line, such as key=URL, as others may read it."""
+    key, equals, value = word.partition("=")
+    if not equals or "://" in key:
+        key, equals, value = "", "", word
+    bare = value.strip(" \"'")
+    if "://" in word and "@" in word and not re.fullmatch(r"[\w+.-]+://\S*", bare):
+        return f"{hide(key)}{equals}{HIDDEN}"  # where its URLs end is not ours to say
+    if not secret_in(word) and not secret_in(bare):
+        return word
+    shown = without_secret(bare)
+    return f"{hide(key)}{equals}{HIDDEN if secret_in(shown) else shown}"
+
+
+def _without_keys(url: str) -> str:
+    """A URL without the keys of its query that hold a secret."""
+    address, mark, query = url.partition("?")
+    if not mark:
+        return url
+    kept = [part for part in query.split("&") if not secret_in(f"?{part}")]
+    return f"{address}?{'&'.join(kept)}" if kept else address
+
+
+def hide_all(data: Any) -> Any:
+    """`hide` for every text inside lists and dictionaries."""
+    if isinstance(data, str):
+        return hide(data)
+    if isinstance(data, dict):
+        return {key: hide_all(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [hide_all(value) for value in data]
+    return data
+
+
+def store_all(data: Any) -> Any:
+    """`without_secret` for every text inside lists and dictionaries."""
+    if isinstance(data, str):
+        return without_secret(data) if secret_in_setting(data) else data
+    if isinstance(data, dict):
+        return {key: store_all(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [store_all(value) for value in data]
+    return data
+
+
+def for_others(text: str) -> str:
+    """A sentence, a log's line or a traceback as others may read it."""
+    for value in _known_secrets():
+        text = text.replace(value, HIDDEN)
+    return _DSN.sub(rf"\g<key>{HIDDEN}", hide(text))
+
+
+def _known_secrets() -> list[str]:
+    """The secrets that this process has from its environment, the longest first."""
+    found = set[str]()
+    for name, value in os.environ.items():
+        if _VARIABLE.fullmatch(name):
+            pairs = [part.partition("=") for part in value.split(";")]
+            found |= {value} | {said for key, _, said in pairs if SECRET.search(key)}
+    for name in _URL_VARIABLES:
+        url = os.environ.get(name, "")
+        url = url if "://" in url else f"http://{url}"
+        if (login := _whole_login(url)) and login.kind:
+            plain = {login.user, url[login.end :].partition("/")[2].partition("?")[0]}
+            found |= {login.password} - plain if login.password else {login.user}
+        found |= {match["value"] for match in _QUERY.finditer(url) if _kind_of_key(match)}
+    found |= {unquote(value) for value in found}
+    found = {value for value in found if len(value) >= SHORTEST and value.lower() not in _WORDS}
+    return sorted(found, key=len, reverse=True)
+
+
+def _is_web(scheme: str) -> bool:
+    """A web server or an object store takes a token in place of a name; a database wants a name."""
+    return bool(_WEB.search(scheme))
+
+
+def _logins(text: str) -> Iterator[_Login]:
+    """What looks like a login in a text; the time this takes grows only with the text's length."""
+    if "://" not in text or "@" not in text:
+        return
+    for word in re.finditer(r"\S+", text):
+        position, last = word.start(), text.rfind("@", word.start(), word.end())
+        while last > position and (scheme := _SCHEME.search(text, position, last)):
+            pattern = _DATABASE_LOGIN if _DATABASE.search(scheme[0]) else _LOGIN
+            position = scheme.end()
+            if match := pattern.match(text, position, last + 1):
+                position = match.end()
+                yield _login(scheme, match)
+
+
+def _whole_login(text: str) -> _Login | None:
+    """The login of a text that is one URL."""
+    scheme = _SCHEME.match(text, len(text) - len(text.lstrip()))
+    if not scheme:
+        return None
+    pattern = _WHOLE_DATABASE_LOGIN if _DATABASE.search(scheme[0]) else _WHOLE_LOGIN
+    match = pattern.match(text, scheme.end())
+    return _login(scheme, match) if match else None
+
+
+def _login(scheme: re.Match[str], match: re.Match[str]) -> _Login:
+    password = (match["password"] or "")[1:]
+    return _Login(scheme[0], match["user"], password, scheme.start(), match.end())
+
+
+def _kind_of_key(match: re.Match[str]) -> Kind:
+    key, value = unquote(match["key"]), match["value"]
+    if value == HIDDEN:
+        return ""
+    if kind := _kind_of_name(key, value):
+        return kind
+    if "%" not in value:
+        return ""
+    inside = unquote(value)  # a URL, or the connection string of ODBC
+    if _DSN.search(inside):
+        return "password"
+    kinds = [login.kind for login in _logins(inside)]
+    kinds += [_kind_of_name(one["key"], one["value"]) for one in _QUERY.finditer(inside)]
+    return next((kind for kind in kinds if kind), "")
+
+
+def _kind_of_name(key: str, value: str) -> Kind:
+    if _PLAIN.fullmatch(f"{key}={value}"):
+        return ""
+    if _SIGNED.fullmatch(key):
+        return "signature"
+    if not SECRET.search(key):
+        return ""
+    return "password" if re.search("PASS|PWD", key, re.IGNORECASE) else "token"
+
+
+def _query(match: re.Match[str]) -> str:
+    return f"{match['sign']}{match['key']}={HIDDEN}" if _kind_of_key(match) else match[0]

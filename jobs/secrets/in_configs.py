@@ -1,0 +1,97 @@
+"""A config holds no secret: it is written into the run's folder, its bundle, MLflow and job files.
+
+Every string of a config is looked at, and one that carries a password, a token or a signature is
+refused with the name of the variable to use instead. The sentence never repeats the secret.
+
+Runs that were begun before this was so may have one in their config.json. They are still read, with
+a sentence of advice, and the next `elmwright run` writes the file again without it.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from elmwright.jobs.secrets.hiding import hide, secret_in, secret_in_setting, store_all
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.files import read_json, write_json
+
+_WORDS = {
+    "password": "a password",
+    "token": "a token or key",
+    "signature": "the signature of a signed URL",
+}
+
+
+def refuse_secrets(data: Any, where: str) -> None:
+    """Refuse a config that carries a secret, naming its key and what to do instead."""
+    for key, text in texts(data):
+        if kind := secret_in_setting(text):
+            raise UserError(
+                f"{where}: {key} holds {_WORDS[kind]}, which would be written into the run's "
+                f"files; take it out of the config and {instead(key, text)}"
+            )
+
+
+def advise(data: Any, where: str) -> None:
+    """Say on stderr that a config which was saved by an earlier version holds a secret."""
+    for key, text in texts(data):
+        if kind := secret_in_setting(text):
+            print(
+                f"warning: {where}: {key} holds {_WORDS[kind]} (saved by an earlier version); "
+                f"{instead(key, text)}, and the next 'elmwright run' takes it out of the file",
+                file=sys.stderr,
+            )
+            return
+
+
+def take_out_secrets(files: list[str]) -> list[str]:
+    """Write JSON files of a run again without the secrets in them; those that had one."""
+    found = []
+    for file in files:
+        data = read_json(file)
+        if any(secret_in_setting(text) for _, text in texts(data)):
+            write_json(file, store_all(data))
+            found.append(file)
+    return found
+
+
+def instead(key: str, text: str) -> str:
+    """Where the secret belongs that a setting holds."""
+    scheme = text.strip().partition("://")[0].lower()
+    store = {
+        "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file with the key",
+    }.get(scheme)
+    if store:
+        return f"{store} in the environment"
+    if key == "cluster.address":
+        return "set RAY_AUTH_TOKEN in the environment"
+    if not key.startswith("tracking."):
+        return (
+            "set it in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://, "
+            "HTTPS_PROXY for a proxy), or fetch the file to a disk first"
+        )
+    if not scheme.startswith("http"):
+        return "set MLFLOW_TRACKING_URI in the environment to the whole address, password included"
+    if secret_in(text) == "password":
+        return "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+    return (
+        "set MLFLOW_TRACKING_TOKEN (or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD) in "
+        "the environment"
+    )
+
+
+def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every string of a config, the names in it too, with its key."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            inside = f"{key}.{hide(str(name))}" if key else hide(str(name))
+            if secret_in_setting(str(name)):
+                yield key or "a section", str(name)
+            else:
+                yield from texts(one, inside)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from texts(one, key)

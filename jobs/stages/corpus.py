@@ -1,0 +1,91 @@
+"""The stage `corpus`: text to shards, vocabulary and manifest, with Ray tasks."""
+
+from collections.abc import Callable, Collection
+
+from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
+from elmwright.jobs.cluster.connection import machines_for
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.stages.corpus_inputs import check_inputs
+from elmwright.jobs.stages.problems import Problems
+from elmwright.jobs.stages.stage import Run
+from elmwright.jobs.terminal.console import Console
+from elmwright.jobs.terminal.listing import corpus_lines
+from elmwright.jobs.terminal.signals import AGAIN, Stop
+from elmwright.pipeline.build.driver import build_corpus
+from elmwright.pipeline.build.up_to_date import corpus_key, is_current
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import Manifest, finished_corpus
+from elmwright.pipeline.progress import plural
+from elmwright.pipeline.storage.files import join
+
+
+def current_corpus(run: Run) -> Manifest | None:
+    """The corpus of a run, if it is complete and made from the sources and settings of today."""
+    config, folder = run.config, run.folder
+    key = corpus_key(config.corpus, config.vocab, config.shards, config.run.seed)
+    return is_current(folder.corpus, key, config.corpus, config.vocab.file)
+
+
+class Corpus:
+    """Builds the corpus of a run."""
+
+    name = "corpus"
+    uses_ray = True
+
+    def __init__(self, find: Callable[[Run], Manifest | None] = current_corpus) -> None:
+        """`find` returns the corpus that is there, if it is the one that is wanted."""
+        self._find = find
+
+    def is_done(self, run: Run) -> bool:
+        return self._find(run) is not None
+
+    def damage(self, _run: Run) -> str:
+        return ""  # no stage comes before
+
+    def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
+        if self.name in pending:
+            problems.of(check_not_trained_on, run.folder)
+            check_inputs(problems, run.config, run.folder)
+
+    def run(self, run: Run, console: Console, stop: Stop) -> None:
+        config, folder = run.config, run.folder
+        with (
+            stop.saving(f"stopping: tasks at work may finish {AGAIN}", console.say),
+            machines_for(config, folder, gpu=False, stopped=stop.is_set, say=console.say),
+        ):
+            manifest = build_corpus(
+                config.corpus,
+                config.vocab,
+                config.shards,
+                seed=config.run.seed,
+                folder=folder.corpus,
+                progress=console.progress,
+                stop=stop.is_set,
+            )
+        console.say("\n" + "\n".join(corpus_lines(manifest, console.width)) + "\n")
+        for name in config.corpus.heldout.keys() - manifest.splits.keys():
+            console.warn(
+                f"the held-out set {name!r} came out empty: there are too few documents that are "
+                "not copies of others; ask for a larger share in corpus.heldout"
+            )
+        broken = {step.rule: step.documents for step in manifest.funnel}.get("broken", 0)
+        if broken:
+            console.warn(
+                f"{plural(broken, 'record or file', 'records or files')} could not be read and "
+                f"{'was' if broken == 1 else 'were'} left out; "
+                f"{join(folder.corpus, 'quarantine.jsonl')} says which and why"
+            )
+
+
+def check_not_trained_on(folder: RunFolder) -> None:
+    """A corpus that has been trained on is never replaced by another.
+
+    One that is gone or damaged is built again; that it is the same is checked before training.
+    """
+    infos = list_checkpoints(folder.checkpoints)
+    if infos and finished_corpus(folder.corpus) is not None:
+        raise UserError(
+            f"the sources or the [corpus], [vocab] or [shards] settings have changed since "
+            f"{infos[-1].path} was trained on this run's corpus; give the run another run.name, "
+            "or set them back"
+        )

@@ -1,0 +1,84 @@
+"""The stage `export`: the final checkpoint to a bundle, read back and compared."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.bundles.bundle import FILES, OPTIONAL, SUMS, is_whole
+from elmwright.jobs.checkpoints.checkpoint import verify_checkpoint
+from elmwright.jobs.config.toml_file import to_dict
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.stages.problems import Problems
+from elmwright.jobs.stages.stage import Run
+from elmwright.jobs.stages.train import final_checkpoint
+from elmwright.jobs.terminal.console import Console
+from elmwright.jobs.terminal.signals import Stop, resumable
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.files import exists, join, place, read_bytes, read_json
+
+
+class Export:
+    """Writes the bundle of a run."""
+
+    name = "export"
+    uses_ray = False
+
+    def is_done(self, run: Run) -> bool:
+        folder = run.folder
+        result = read_json(folder.result)
+        if not result or final_checkpoint(folder, result) is None:
+            return False
+        made = read_json(folder.bundle / "provenance.json")
+        if not made or made["checkpoint_sha256"] != result["checkpoint_sha256"]:
+            return False
+        is_told = _card_settings(made["config"]) == _card_settings(to_dict(run.config))
+        return is_told and is_whole(folder.bundle) and _is_shared(folder)
+
+    def damage(self, run: Run) -> str:
+        try:
+            info = final_checkpoint(run.folder, read_json(run.folder.result) or {})
+            verify_checkpoint(info.path if info else run.folder.checkpoints)
+        except UserError as error:
+            return f"checkpoint skipped: {error}; training resumes from the one before"
+        return ""
+
+    def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
+        if self.name in pending and run.folder.bundle.is_dir():
+            problems.note(_bundle_problem(run.folder.bundle))
+
+    def run(self, run: Run, console: Console, _stop: Stop) -> None:
+        from elmwright.jobs.publishing.export import export
+
+        with resumable("in the export; the same command starts it again"):
+            checks = export(run.config, run.folder, console.progress)
+            if run.folder.remote:
+                _share_bundle(run.folder)
+        console.say(f"Bundle written and checked: {checks}")
+
+
+def _card_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """What a bundle's card takes from [export]; what it takes from elsewhere cannot change."""
+    return {key: settings["export"].get(key) for key in ("name", "licence")}
+
+
+def _is_shared(folder: RunFolder) -> bool:
+    """Whether a run in a store has its bundle there, too."""
+    if not folder.remote:
+        return True
+    there = join(folder.root, "bundle", SUMS)
+    return exists(there) and read_bytes(there) == (folder.bundle / SUMS).read_bytes()
+
+
+def _share_bundle(folder: RunFolder) -> None:
+    """Copy the bundle to a run that is stored in an object store, its list of digests last."""
+    there = join(folder.root, "bundle")
+    for path in sorted(folder.bundle.iterdir(), key=lambda path: (path.name == SUMS, path.name)):
+        place(path, join(there, path.name))
+
+
+def _bundle_problem(bundle: Path) -> str:
+    """A bundle is replaced as a whole, so export refuses if anything else is beside its files."""
+    for path in sorted(bundle.iterdir()):
+        if path.name not in (*FILES, *OPTIONAL, SUMS) or path.is_dir():
+            return f"{path} does not belong to a bundle, so {bundle} is not replaced; move it away"
+    return ""

@@ -1,0 +1,52 @@
+"""What a stage is: four questions and one piece of work.
+
+Whether a stage is done is read from what it left on disk, never from a state file of its own: the
+corpus manifest, `train/result.json`, the bundle's digests and provenance, `published.json`. So a
+run that was killed anywhere is resumed by the same command, and a finished one is recognised
+without importing Ray, torch or MLflow.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.stages.problems import Problems
+from elmwright.jobs.terminal.console import Console
+from elmwright.jobs.terminal.signals import Stop
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: its config and its folder."""
+
+    config: RunConfig
+    folder: RunFolder
+
+
+class Stage(Protocol):
+    """One of corpus, train, export and publish."""
+
+    name: str
+    """As in `rundir/stage_names.py`."""
+    uses_ray: bool
+    """Whether its work needs a connection to Ray."""
+
+    def is_done(self, run: Run) -> bool:
+        """Has it been completed for exactly this config and the output of the stages before it?"""
+
+    def damage(self, run: Run) -> str:
+        """A warning if the output of the stage before is damaged, so that this must be redone.
+
+        Asked only of the first stage that is not done: reading everything takes time.
+        """
+
+    def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
+        """Note what the stage would refuse later, as far as it can be known now.
+
+        `pending` are the names of the stages that are still to be done. Nothing is written.
+        """
+
+    def run(self, run: Run, console: Console, stop: Stop) -> None:
+        """Do the work, and leave on disk what `is_done` recognises."""

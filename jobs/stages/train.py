@@ -1,0 +1,169 @@
+"""The stage `train`: a corpus to checkpoints, with one process per rank.
+
+The processes are started and watched by `training/driver`; the loop itself is `training/loop`.
+"""
+
+import threading
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.checkpoints.checkpoint import CheckpointInfo, list_checkpoints, read_checked
+from elmwright.jobs.cluster.connection import is_remote, local_cpus, machines_for
+from elmwright.jobs.config.resume_settings import changed_settings
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.config.toml_file import to_dict
+from elmwright.jobs.registry.resolve import resolve
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.stages.places import check_tracking
+from elmwright.jobs.stages.problems import Problems
+from elmwright.jobs.stages.stage import Run
+from elmwright.jobs.terminal.console import Console
+from elmwright.jobs.terminal.signals import AGAIN, Stop
+from elmwright.jobs.tracking.check_server import check_server
+from elmwright.jobs.tracking.tracker import Tracker, tracking_uri
+from elmwright.jobs.training.driver.devices import bound_device, settle_device
+from elmwright.jobs.training.driver.launch import check_resumable, check_size, launch
+from elmwright.model.config import shape_problem
+from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.storage.files import read_json
+
+CLOSING = 5.0
+"""Seconds in which MLflow may hear of it when training is interrupted."""
+
+Launch = Callable[[RunConfig, RunFolder, Console, Callable[[], bool], threading.Event], None]
+Say = Callable[[str], None]
+Settle = Callable[[RunConfig, RunFolder, Say, Say], RunConfig]
+
+
+class Train:
+    """Trains the model of a run."""
+
+    name = "train"
+    uses_ray = True
+
+    def __init__(self, launch: Launch = launch, settle: Settle = settle_device) -> None:
+        """`launch` trains to the end; `settle` decides between CPUs and GPUs."""
+        self._launch = launch
+        self._settle = settle
+
+    def is_done(self, run: Run) -> bool:
+        result = read_json(run.folder.result)
+        if not result or final_checkpoint(run.folder, result) is None:
+            return False
+        early = result.get("stopped_early", 0)
+        config = run.config
+        return bool(result["step"] >= config.train.max_steps or 0 < early == config.eval.patience)
+
+    def damage(self, _run: Run) -> str:
+        return ""  # a damaged corpus is not recognised as current
+
+    def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
+        if "corpus" not in pending:
+            # Also of a finished run: it is not "up to date" with settings it was not trained with.
+            problems.of(check_corpus, run)
+        if self.name in pending:
+            problems.note(_resume_problem(run))
+            _check_machine(problems, run.config)
+            problems.of(find_init_from, run.config, run.folder)
+            problems.of(check_tracking, run.config, run.folder)
+
+    def run(self, run: Run, console: Console, stop: Stop) -> None:
+        begun = threading.Event()
+        with stop.saving(partial(stopping_sentence, begun), console.say):
+            self._train(run, console, stop, begun)
+
+    def _train(self, run: Run, console: Console, stop: Stop, begun: threading.Event) -> None:
+        config, folder = run.config, run.folder
+        check_corpus(run)
+        silent = check_server(tracking_uri(config, folder))
+        if silent:
+            console.warn(silent)
+        gpu = bound_device(config, folder) == "cuda"
+        with machines_for(config, folder, gpu=gpu, stopped=stop.is_set, say=console.say):
+            settled = self._settle(config, folder, console.say, console.warn)
+            tracker = Tracker(config, folder, Manifest.load(folder.corpus))
+            tracker.start()
+            status = "FAILED"
+            try:
+                self._launch(settled, folder, console, stop.is_set, begun)
+                status = "FINISHED"
+            except Interrupted:
+                status = "KILLED"
+                raise
+            finally:
+                if stop.is_set() and status != "FINISHED":
+                    status = "KILLED"
+                # Pressed twice, nobody may be kept waiting: the next command sends the rest.
+                if not stop.raised:
+                    problem = tracker.finish(status, CLOSING if stop.is_set() else 60.0)
+                    if problem and status != "KILLED":
+                        console.warn(problem)
+
+
+def stopping_sentence(begun: threading.Event) -> str:
+    """What is said when training is asked to stop: before it has begun nothing is saved."""
+    return f"stopping: saving a checkpoint first {AGAIN}" if begun.is_set() else f"stopping {AGAIN}"
+
+
+def final_checkpoint(folder: RunFolder, result: dict[str, Any]) -> CheckpointInfo | None:
+    """The checkpoint that training ended with, if it is there."""
+    infos = list_checkpoints(folder.checkpoints)
+    return next((i for i in infos if i.sha256 == result.get("checkpoint_sha256")), None)
+
+
+def check_corpus(run: Run) -> None:
+    """Refuse a corpus that the run's checkpoints do not know, or that is too small."""
+    manifest = Manifest.load(run.folder.corpus)
+    check_resumable(run.config, run.folder, manifest)
+    check_size(run.config, manifest)
+
+
+def _resume_problem(run: Run) -> str:
+    """What differs from the training that checkpoints were written by."""
+    for info in reversed(list_checkpoints(run.folder.checkpoints)):
+        if saved := read_checked(info.path, "config.json"):
+            return changed_settings(saved["run_config"], to_dict(run.config))
+    return ""
+
+
+def _check_machine(problems: Problems, config: RunConfig) -> None:
+    """Cores and GPUs of this machine, where it is the one that trains."""
+    if is_remote(config):
+        return
+    wanted, there = config.train.processes * config.train.threads, local_cpus(config)
+    if wanted > there:
+        problems.note(
+            f"train.processes × train.threads needs {wanted} CPUs, but there are {there} here; "
+            "lower one of them, or raise cluster.cpus to run several on a core"
+        )
+    if config.train.device == "cuda" and not has_gpu():
+        problems.note(
+            'train.device = "cuda", but this machine has no NVIDIA GPU (or no driver for it); '
+            'set it to "cpu" or "auto"'
+        )
+
+
+def has_gpu() -> bool:
+    """Whether the kernel knows an NVIDIA GPU: its own, or that of the Windows it runs in."""
+    devices = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()]
+    return bool(devices) or Path("/dev/dxg").exists()
+
+
+def find_init_from(config: RunConfig, folder: RunFolder) -> Path | None:
+    """The model to start from: there, whole, and of this config's shape; None if none is needed."""
+    if not config.train.init_from or list_checkpoints(folder.checkpoints):
+        return None  # a checkpoint of this run comes first
+    try:
+        path = resolve(config.train.init_from)
+    except UserError as error:
+        if is_remote(config):
+            return None  # the machines that train may see what this one does not
+        raise UserError(f"train.init_from: {error}") from error
+    from elmwright.model.formats.folder import read_shape
+
+    if problem := shape_problem(config.model, read_shape(path)):
+        raise UserError(problem)
+    return path

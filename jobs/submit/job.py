@@ -1,0 +1,210 @@
+"""What a job runs, wherever it runs: `python -m elmwright.jobs.submit.job SUBMISSION.json`.
+
+It makes attempts (attempts.py) until the run is done or not worth another one (retries.py). Each
+goes to the folder the run was submitted from (where there is one), looks for what the job needs
+and the cluster should have (dependencies, names in the environment), lays the submission down below
+`run.dir` and does what `elmwright run` does. In the end the exit code is left beside the
+submission.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.config.toml_file import config_from
+from elmwright.jobs.environment.wheel import requirements
+from elmwright.jobs.runbook.runbook import lay_down, lay_down_outcome
+from elmwright.jobs.runbook.submission import Job, Submission, relative_paths
+from elmwright.jobs.stages.workflow import run
+from elmwright.jobs.submit import retries
+from elmwright.jobs.submit.attempts import Attempts, command_for, stop_with_parent
+from elmwright.jobs.submit.targets.background import process_mark
+from elmwright.jobs.terminal.exit_codes import exit_code
+from elmwright.jobs.terminal.signals import stoppable
+from elmwright.jobs.terminal.unexpected import DEBUG
+from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.storage.files import list_folder
+
+STARTING_MINUTES = 10
+"""How long the machines of a job that brings its own Ray may take to come together."""
+S3_NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+S3_OTHER_WAYS = (
+    "AWS_PROFILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+"""Names under which the credentials of an S3 store may come instead."""
+
+
+def main(path: str, watcher: str = "") -> int:
+    """Run a submission to its end; the exit code of its command.
+
+    `watcher` is the process that started this one for a single attempt (attempts.py). On Slurm
+    there is none: the batch script starts attempts, each with machines of its own.
+    """
+    if watcher:
+        stop_with_parent(int(watcher))
+        return run_once(path)
+    submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
+    if submission.target.kind == "slurm":
+        code = run_once(path)
+    else:
+        code = Attempts(command_for(path), submission).run()
+    try:
+        lay_down_outcome(submission, code)
+    except (OSError, UserError) as error:
+        print(f"warning: the outcome could not be noted in {submission.dir} ({error})")
+    return code
+
+
+def run_once(path: str) -> int:
+    """Run a submission in this process; the exit code of its command."""
+    submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
+    print(
+        f"elmwright {submission.version} on {platform.node()}: {submission.id}"
+        + (f" from {submission.git[:12]}{submission.git[40:]}" if submission.git else ""),
+        flush=True,
+    )
+    # The output of a job is its log: what went wrong belongs there, not on that machine's disk.
+    os.environ.setdefault(DEBUG, "1")
+    try:
+        return stoppable(exit_code)(lambda: run_submission(path))
+    except Exception:
+        # A defect: it must not look like a job that was interrupted.
+        traceback.print_exc()
+        return 1
+
+
+def run_submission(path: str) -> None:
+    """One attempt at a submission; errors leave here as exceptions."""
+    submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
+    config = config_from(submission.config, "the submitted config")
+    enter_folder(submission, config)
+    check_dependencies()
+    check_names(submission, config)
+    attempts = retries.begin(submission)
+    if attempts.used_up:
+        raise Interrupted(retries.given_up(attempts, submission.run))
+    lay_down(Job(submission, own_handle(submission)))
+    config = patient(config, submission, again=attempts.starts > 1)
+    run(config, until=submission.until, config_name=submission.run)
+
+
+def patient(config: RunConfig, submission: Submission, *, again: bool = False) -> RunConfig:
+    """A Ray that is started with the job has its workers only when the driver is already there.
+
+    So may one that has just lost machines: the next attempt waits for them to be replaced.
+    """
+    starting = again or submission.target.kind in ("slurm", "k8s")
+    if not starting or config.cluster.wait_minutes:
+        return config
+    cluster = dataclasses.replace(config.cluster, wait_minutes=STARTING_MINUTES)
+    return dataclasses.replace(config, cluster=cluster)
+
+
+def own_handle(submission: Submission) -> dict[str, Any]:
+    """How the target knows this job."""
+    if submission.target.kind == "slurm":
+        return {"job": os.environ["SLURM_JOB_ID"]}
+    if submission.target.kind == "local":
+        return process_mark(os.getppid())  # which starts the next attempt (attempts.py)
+    return {}
+
+
+def enter_folder(submission: Submission, config: RunConfig) -> None:
+    """Relative paths of the config mean the folder the run was submitted from."""
+    if submission.cwd and os.path.isdir(submission.cwd):
+        os.chdir(submission.cwd)
+        return
+    relative = relative_paths(config)
+    if relative:
+        raise UserError(
+            f"{relative[0]!r} is relative to {submission.cwd}, which is not there on "
+            f"{platform.node()}; write absolute paths that every machine of the cluster mounts, "
+            "or s3:// URLs"
+        )
+
+
+def check_dependencies() -> None:
+    """The cluster's environment must have what the wheel needs; nothing is ever installed."""
+    problems = missing_dependencies()
+    if problems:
+        raise UserError(
+            f"the environment of {sys.executable} on {platform.node()} lacks what elmwright needs: "
+            f"{'; '.join(problems)}; install it there, or name another Python as python = … of the "
+            "target"
+        )
+
+
+def missing_dependencies() -> list[str]:
+    """Requirements that this environment does not meet."""
+    problems = []
+    for line in requirements():
+        need = Requirement(line)
+        if need.marker is not None and not need.marker.evaluate():
+            continue
+        try:
+            found = metadata.version(need.name)
+        except metadata.PackageNotFoundError:
+            problems.append(f"{need.name} is missing")
+            continue
+        if not need.specifier.contains(found, prereleases=True):
+            problems.append(f"{need.name} is {found}, needed is {need.specifier}")
+    return problems
+
+
+def check_names(submission: Submission, config: RunConfig) -> None:
+    """Secrets exist where the job runs, or they do not; say which are missing, by name only."""
+    missing = [name for name in submission.target.secrets if not os.environ.get(name)]
+    user, password = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
+    if bool(os.environ.get(user)) != bool(os.environ.get(password)):
+        missing.append(password if os.environ.get(user) else user)
+    if not missing and s3_urls(config) and not any(os.environ.get(n) for n in S3_OTHER_WAYS):
+        missing = [name for name in S3_NAMES if not os.environ.get(name)]
+        if len(missing) == len(S3_NAMES) and _store_answers(s3_urls(config)[0]):
+            missing = []  # the machine itself has a role that may use the store
+    if missing:
+        raise UserError(
+            f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set in the job's "
+            f"environment on {platform.node()}; secrets are never sent with a job: set them for "
+            "the cluster's nodes (a mounted secret, the environment of 'ray start', a file)"
+        )
+
+
+def s3_urls(config: RunConfig) -> list[str]:
+    """Everything of a config that lies in an S3 store."""
+    data: list[Any] = [dataclasses.asdict(config)]
+    found: list[str] = []
+    while data:
+        one = data.pop()
+        if isinstance(one, dict):
+            data += one.values()
+        elif isinstance(one, list | tuple):
+            data += one
+        elif isinstance(one, str) and one.startswith("s3://"):
+            found.append(one)
+    return found
+
+
+def _store_answers(url: str) -> bool:
+    try:
+        list_folder(url.rstrip("/") + f"/.nothing-{time.time_ns()}")
+    except (OSError, UserError):
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

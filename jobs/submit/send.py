@@ -1,0 +1,258 @@
+"""Submit, watch, cancel, resume: the same for every target.
+
+A target does five things: it checks and takes a submission, tells the state of a job, reads its
+log and stops it. Everything else is here: what is sent, that a run is not sent twice, what the run
+book remembers, and how long a job that is asked to stop may take.
+"""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.config.toml_file import config_from
+from elmwright.jobs.environment.wheel import content_version, package_files
+from elmwright.jobs.runbook import runbook
+from elmwright.jobs.runbook.submission import Job, State, Submission, new_submission, state_of_exit
+from elmwright.jobs.runbook.target import Target, as_now
+from elmwright.jobs.submit.targets.background import Background
+from elmwright.jobs.submit.targets.kubernetes import Kubernetes
+from elmwright.jobs.submit.targets.ray_jobs import NotLetIn, RayCluster, Unreachable
+from elmwright.jobs.submit.targets.slurm import Slurm
+from elmwright.jobs.training.driver.devices import with_promised_gpus
+from elmwright.jobs.upkeep.status import has_checkpoint
+from elmwright.pipeline.errors import Failed, UserError
+
+POLL_SECONDS = 1.0
+KILLED_SECONDS = 15.0
+"""How long a job that was killed may take to be gone."""
+STORE_BYTES_A_SECOND = 500_000
+"""A log that has grown large is fetched less often, so that following costs about so much."""
+
+Answer = TypeVar("Answer")
+
+
+class Place(Protocol):
+    """What a target can do with jobs."""
+
+    @property
+    def grace(self) -> float:
+        """Seconds that a job may take to stop."""
+
+    def check(self, submission: Submission) -> None:
+        """Raise UserError where the job could never run here."""
+
+    def running(self, run: str) -> str:
+        """The id of a job of this run that has not ended, as the target itself knows it."""
+
+    def describe(self, submission: Submission) -> str:
+        """What submitting would send, to read."""
+
+    def submit(self, submission: Submission) -> dict[str, Any]:
+        """Send it; the target's own handle."""
+
+    def state(self, job: Job) -> State:
+        """What has become of it."""
+
+    def log(self, job: Job, start: int) -> tuple[str, int]:
+        """What it has said from a position on, and the position behind that."""
+
+    def stop(self, job: Job) -> None:
+        """Ask it to checkpoint and end."""
+
+    def kill(self, job: Job) -> None:
+        """End it: the time is over."""
+
+
+def open_place(target: Target) -> Place:
+    """The code that speaks to a target."""
+    if target.kind == "ray":
+        return RayCluster(target)
+    if target.kind == "slurm":
+        return Slurm(target)
+    if target.kind == "k8s":
+        return Kubernetes(target)
+
+    return Background()
+
+
+def prepare(
+    config: RunConfig, target: Target, until: str, settings: dict[str, str] | None = None
+) -> Submission:
+    """The submission of a config to a target."""
+    version = content_version(package_files())
+    config = with_promised_gpus(config, target)
+    return new_submission(config, target, until=until, version=version, settings=settings)
+
+
+def submit(submission: Submission) -> Job:
+    """Send a submission, unless its run is going on already.
+
+    It is noted before it is sent: a job that arrived while the answer was lost can be found, asked
+    after and stopped. Only one that was refused is struck out again.
+    """
+    place = open_place(submission.target)
+    refuse_second(submission, place)
+    place.check(submission)
+    runbook.remember(Job(submission, {}))
+    try:
+        job = Job(submission, place.submit(submission))
+    except UserError:
+        runbook.forget(submission)
+        raise
+    runbook.remember(job)
+    return job
+
+
+def refuse_second(submission: Submission, place: Place) -> None:
+    """A run is sent once: its checkpoints have one writer."""
+    known = runbook.attempts_of(submission.run)
+    if known:
+        try:
+            state = state_of(known[-1])
+        except Unreachable:
+            # That cluster is gone or cannot be asked; the run's own lock still guards its folder.
+            state = State("interrupted")
+        if not state.ended:
+            raise already(submission.run, known[-1].submission.id, known[-1].submission.target)
+    elsewhere = place.running(submission.run)
+    if elsewhere:
+        raise already(submission.run, elsewhere, submission.target)
+
+
+def already(run: str, job: str, target: Target) -> UserError:
+    """What is said to whoever would send a run a second time."""
+    return UserError(
+        f"run {run!r} is going on already on {target} (job {job}); follow it with 'elmwright logs "
+        f"-f {run}', stop it with 'elmwright cancel {run}', or give this one another --name"
+    )
+
+
+def _place_of(job: Job) -> Place:
+    """The code that speaks to the target of a job that was sent."""
+    return open_place(as_now(job.submission.target))
+
+
+def state_of(job: Job) -> State:
+    """What has become of a job; what it left below run.dir counts when its target is unsure."""
+    return _state_of(job, _place_of(job))
+
+
+def _state_of(job: Job, place: Place) -> State:
+    state = place.state(job)
+    if state.word == "interrupted":
+        code = runbook.outcome_of(job.submission)
+        # A job may also have come to its end just when it was asked to stop.
+        if code is not None and (state.exit_code is None or code == 0):
+            return state_of_exit(code)
+    return state
+
+
+def cancel(job: Job, *, wait: bool = True) -> State:
+    """Ask a job to checkpoint and stop, and see it do so."""
+    run = job.submission.run
+    place = _place_of(job)
+    state = _state_of(job, place)
+    if state.ended:
+        again = f"; 'elmwright resume {run}' resumes it" if state.word == "interrupted" else ""
+        raise UserError(f"run {run!r} is not running, there is nothing to cancel: it is "
+                        f"{state.word}{again}")  # fmt: skip
+    place.stop(job)
+    if not wait:
+        return state
+    end = time.monotonic() + place.grace
+    while not state.ended and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+        state = _patiently(partial(_state_of, job, place))
+    if not state.ended:
+        place.kill(job)
+        end = time.monotonic() + KILLED_SECONDS
+        while not (state := _state_of(job, place)).ended and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+    return state
+
+
+def again(job: Job, wait_minutes: int | None = None) -> Submission:
+    """The next attempt at the same run, with the code as it is now."""
+    old = job.submission
+    config = config_from(old.config, f"the config of {old.id}")
+    address = "" if old.target.kind == "local" else "auto"
+    wait = config.cluster.wait_minutes if wait_minutes is None else wait_minutes
+    cluster = dataclasses.replace(config.cluster, address=address, wait_minutes=wait)
+    config = dataclasses.replace(config, cluster=cluster)
+    new = prepare(config, as_now(old.target), old.until, old.settings)
+    return dataclasses.replace(new, cwd=old.cwd, dir=old.dir)
+
+
+def about_resuming(job: Job) -> str:
+    """What resuming will start from."""
+    found = has_checkpoint(job.submission)
+    if found is None:
+        return "its folder cannot be seen from here; the job finds its checkpoints itself"
+    if not found:
+        return "it has no checkpoint yet, so training starts from the beginning"
+    return "it resumes from its newest checkpoint"
+
+
+def read_log(job: Job) -> str:
+    """All that a job has said."""
+    return _place_of(job).log(job, 0)[0]
+
+
+def follow(run: str, job: Job, *, through: bool) -> State:
+    """Print what a job says as it says it; `through` continues with later attempts of the run.
+
+    `run` is its name or its folder: by the folder, attempts sent from other machines are found.
+    """
+    while True:
+        state = _follow_one(job)
+        if not through:
+            return state
+        later = _attempts_after(run, job)
+        if state.word in ("finished", "failed") and not later:
+            return state
+        if not later:
+            print(f"-- {job.submission.id} is {state.word} ({state.why}); waiting for 'elmwright "
+                  f"resume {run}' (Ctrl-C ends)", flush=True)  # fmt: skip
+        while not later:
+            time.sleep(POLL_SECONDS)
+            later = _attempts_after(run, job)
+        job = later[0]
+        print(f"-- {job.submission.id}", flush=True)
+
+
+def _attempts_after(run: str, job: Job) -> list[Job]:
+    """The attempts behind one, in the order in which they were sent."""
+    attempts = runbook.find_run(run)
+    ids = [one.submission.id for one in attempts]
+    return attempts[ids.index(job.submission.id) + 1 :] if job.submission.id in ids else []
+
+
+def _follow_one(job: Job) -> State:
+    place = _place_of(job)
+    position = size = 0
+    while True:
+        # The state first: what is said between the two is then still read.
+        state = _patiently(partial(_state_of, job, place))
+        text, position = _patiently(partial(place.log, job, position))
+        size += len(text)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        if state.ended:
+            return state
+        time.sleep(max(POLL_SECONDS, size / STORE_BYTES_A_SECOND))
+
+
+def _patiently(ask: Callable[[], Answer]) -> Answer:
+    """A cluster that does not answer for a moment is asked again."""
+    for misses in range(1, 10):
+        try:
+            return ask()
+        except NotLetIn:
+            raise
+        except (Unreachable, Failed):
+            time.sleep(POLL_SECONDS * misses)
+    return ask()

@@ -1,0 +1,211 @@
+"""The one place that talks to the user: sentences, progress bars, the log file of the run.
+
+On a terminal, progress is a live display that becomes one short line when the work is done;
+elsewhere (a pipe, a file, TERM=dumb) it is a plain line now and then. While a run is going, file
+descriptors 1 and 2 point at the run's log file, so that whatever Ray, MLflow or a C++ library
+prints ends up there and never in the middle of a progress bar; our own sentences go to copies of
+the original descriptors.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.text import Text
+
+from elmwright.jobs.secrets.hiding import for_others
+from elmwright.jobs.terminal.bars import Bar, finished_line, live_lines, plain_line
+from elmwright.jobs.terminal.unexpected import noting
+from elmwright.jobs.terminal.wording import WIDTH, from_here, terminal_width, wrap
+from elmwright.pipeline.progress import Advance
+
+if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+    from rich.live import Live
+    from rich.text import Text
+
+log = logging.getLogger("elmwright")
+
+PLAIN_SECONDS = 15.0
+"""Seconds between plain progress lines where there is no terminal."""
+REFRESHES = 5
+"""How often a live display is drawn, per second."""
+
+
+class Console:
+    """Where sentences and progress go."""
+
+    def __init__(
+        self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Write to `stream`; `quiet` (-q) prints only warnings, errors and the result."""
+        self.stream, self.quiet = stream, quiet
+        self.live = not quiet and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._clock = clock
+        self._open: list[Bar] = []
+        self._display: Live | None = None
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None in a pipe or a file, where no line is broken."""
+        return terminal_width(self.stream)
+
+    def say(self, text: str = "") -> None:
+        """Tell the user something, except in quiet mode; it is logged as well."""
+        if text:
+            log.info(text)
+        if not self.quiet:
+            self._print(text)
+
+    def warn(self, text: str) -> None:
+        """Tell the user of something that may need attention, also in quiet mode."""
+        log.info("warning: %s", text)  # where there is no log, Python would print a warning itself
+        self._print(f"warning: {text}")
+
+    def result(self, text: str = "") -> None:
+        """Tell the user what came out, also in quiet mode."""
+        if text:
+            log.info(text)
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        text = wrap(from_here(for_others(text)), self.width)
+        if self._display is not None:
+            self._display.console.print(
+                text, markup=False, highlight=False, emoji=False, soft_wrap=True
+            )
+            return
+        try:
+            print(text, file=self.stream, flush=True)
+        except BrokenPipeError:
+            # Whoever was listening (`| head`) has gone; the run continues, and the log has it.
+            self.stream = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+
+    @contextmanager
+    def progress(self, name: str, total: int, unit: str) -> Iterator[Advance]:
+        """A bar for work of known size; `pipeline.progress.Progress` is this method's type."""
+        with self.bar(name, total, unit) as bar:
+            yield bar.advance
+            bar.done = bar.total
+
+    @contextmanager
+    def bar(
+        self, name: str, total: int, unit: str, plain_seconds: float = PLAIN_SECONDS
+    ) -> Iterator[Bar]:
+        """A bar that can be set; `plain_seconds` between lines where there is no terminal."""
+        bar = Bar(name, total, unit, self._clock)
+        if self.quiet:
+            yield bar
+            return
+        try:
+            with self._shown(bar) if self.live else self._told(bar, plain_seconds):
+                yield bar
+        finally:
+            self.say(finished_line(bar))
+
+    @contextmanager
+    def _told(self, bar: Bar, every: float) -> Iterator[None]:
+        """A plain line now and then."""
+        last = self._clock()
+
+        def changed() -> None:
+            nonlocal last
+            if self._clock() - last >= every and bar.done < bar.total:
+                last = self._clock()
+                self.say(plain_line(bar))
+
+        bar.on_change = changed
+        yield
+
+    @contextmanager
+    def _shown(self, bar: Bar) -> Iterator[None]:
+        """A live display, shared by all bars that are open."""
+        self._open.append(bar)
+        try:
+            if self._display is not None:
+                yield
+                return
+            with self._live_display() as self._display:
+                yield
+        finally:
+            self._open.remove(bar)
+            if not self._open:
+                self._display = None
+
+    def _live_display(self) -> "Live":
+        console = RichConsole(file=self.stream, force_terminal=True, width=WIDTH, height=25)
+        return Live(
+            console=console,
+            get_renderable=lambda: self._render(console),
+            refresh_per_second=REFRESHES,
+            transient=True,
+            redirect_stdout=False,  # what others print belongs in the log, not between the bars
+            redirect_stderr=False,
+        )
+
+    def _render(self, console: "RichConsole") -> "Text":
+        # By our own stream: rich looks at descriptors 1 and 2, which are the log.
+        console.width = width = self.width or WIDTH
+        lines = [line for bar in list(self._open) for line in live_lines(bar, width)]
+        text = Text("\n".join(lines), no_wrap=True, overflow="crop")
+        text.highlight_regex(r"━+", "cyan")
+        text.highlight_regex(r"─+", "dim")
+        return text
+
+
+@contextmanager
+def console_for_run(
+    log_file: Path, *, to_stderr: bool = False, quiet: bool = False
+) -> Iterator[Console]:
+    """A console whose surroundings are quiet: everything else printed goes to `log_file`.
+
+    So does the traceback of an unexpected error that passes through here.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    originals = os.dup(1), os.dup(2)
+    stream = os.fdopen(os.dup(originals[1 if to_stderr else 0]), "w", encoding="utf-8")
+    sink = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.dup2(sink, 1)
+        os.dup2(sink, 2)
+        log_to(log_file)
+        with noting(log_file):
+            yield Console(stream, quiet=quiet)
+    finally:
+        for ours in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # a full disk must not hide what happened
+                ours.flush()
+        os.dup2(originals[0], 1)
+        os.dup2(originals[1], 2)
+        for descriptor in (*originals, sink):
+            os.close(descriptor)
+        with suppress(BrokenPipeError):
+            stream.close()
+
+
+class _Discreet(logging.Formatter):
+    """Lines of a log without the secrets that libraries put into messages and tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return for_others(super().format(record))
+
+
+def log_to(log_file: Path) -> None:
+    """Send Python logging of this process to the run's log file (appended, line by line)."""
+    handler = logging.FileHandler(log_file, encoding="utf-8")
+    handler.setFormatter(_Discreet("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)

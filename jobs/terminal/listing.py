@@ -1,0 +1,118 @@
+"""Tables for a reader: columns that fit the terminal, and everything there is in a pipe or a file.
+
+rich lays them out. Cells are broken between words where the terminal is too narrow, never inside
+one; a table whose words cannot be made to fit is wider than the terminal rather than cut.
+"""
+
+from collections.abc import Iterable, Sequence
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+
+from elmwright.jobs.terminal.wording import size
+from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.progress import plural
+
+GAP = 2
+"""Spaces between columns."""
+UNLIMITED = 10_000
+"""Columns of a pipe."""
+
+Counts = Iterable[tuple[str, int, int, int]]
+"""Rule, documents, sentences, words."""
+
+
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    width: int | None,
+    *,
+    text: Sequence[int] = (0,),
+    indent: int = 0,
+) -> list[str]:
+    """The lines of a table; the columns in `text` are words, the others numbers."""
+    cells = [list(row) for row in rows]
+    layout = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=any(header))
+    least = indent
+    for place, name in enumerate(header):
+        column = [name, *(row[place] for row in cells)]
+        longest = max(len(word) for cell in column for word in cell.split() or [""])
+        wraps = place in text
+        least += GAP + (longest if wraps else max(map(len, column)))
+        layout.add_column(
+            name, justify="left" if wraps else "right", no_wrap=not wraps, min_width=longest
+        )
+    for row in cells:
+        layout.add_row(*row)
+    room = max(width, least) - indent if width else UNLIMITED
+    console = Console(file=StringIO(), width=room, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(layout, markup=False, highlight=False, emoji=False)
+    return [(" " * indent + line).rstrip() for line in capture.get().splitlines()]
+
+
+def funnel_table(counts: Counts, width: int | None) -> list[str]:
+    """What each rule took, from read to kept; rules that took nothing are left out."""
+    rows = []
+    for rule, documents, sentences, words in counts:
+        end = rule in ("read", "kept")
+        if end or documents or sentences or words:
+            name = rule if end else f"- {rule}"
+            rows.append((name, f"{documents:,}", f"{sentences:,}", f"{words:,}"))
+    header = ("", "documents", "sentences", "words")
+    numbers = [max(len(row[place]) for row in [header, *rows]) + GAP for place in (1, 2, 3)]
+    if width:
+        room = width - 2 - GAP - sum(numbers)
+        rows = [(_at_dot(row[0], room), *row[1:]) for row in rows]
+    return table(header, rows, width, indent=2)
+
+
+def _at_dot(name: str, room: int) -> str:
+    """The name of a rule, on two lines if it is too long: section.\\n  setting."""
+    section, dot, setting = name.partition(".")
+    return f"{section}.\n  {setting}" if dot and len(name) > room else name
+
+
+def corpus_lines(manifest: Manifest, width: int | None) -> list[str]:
+    """What was read, dropped and kept, and the sizes of what came out."""
+    steps = ((s.rule, s.documents, s.sentences, s.words) for s in manifest.funnel)
+    rows = [
+        (
+            name,
+            f"{split.words:,}",
+            f"{split.sentences:,}",
+            f"{split.blocks:,}",
+            f"{split.padding / max(1, split.steps + split.padding):.1%}",
+            f"{split.unk_share:.2%}",
+        )
+        for name, split in manifest.splits.items()
+    ]
+    header = ("", "words", "sentences", "blocks", "padding", "unknown")
+    return [
+        *funnel_table(steps, width),
+        "",
+        *table(header, rows, width, indent=2),
+        f"  vocabulary of {plural(manifest.vocab.size, 'word')}, "
+        f"fingerprint {manifest.fingerprint[:12]}",
+    ]
+
+
+def checkpoint_table(
+    rows: Iterable[tuple[int, int, str, str, str]], width: int | None, *, verified: bool
+) -> list[str]:
+    """Step, bytes, sha256, perplexity and path of each checkpoint; paths only by their last part:
+    the folder is the same for all."""
+    header = ("step", "size", "sha256", "held-out perplexity", "folder", *["checked"] * verified)
+    cells = [
+        (
+            f"{step:,}",
+            size(count),
+            sha[:12],
+            scores or "-",
+            path.rpartition("/")[2],
+            *["verified"] * verified,
+        )
+        for step, count, sha, scores, path in rows
+    ]
+    return table(header, cells, width, text=(2, 3, 4, 5))

@@ -1,0 +1,152 @@
+"""CPUs or GPUs: on which of them a run trains. Decided once per run, and recorded.
+
+`train.device = "cpu"` and `"cuda"` say it. With `"auto"` the first training of a run decides:
+GPUs if there is one for each process, else CPUs. The decision is kept in `train/device.json`, so
+that a GPU which is away for a moment never moves the rest of a run to CPUs. A run that was sent to
+a target with GPUs (Slurm, Kubernetes) is promised them: its `"auto"` means `"cuda"`.
+
+A run that is bound to GPUs waits `cluster.wait_minutes` for them and then ends with exit code 75.
+"""
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from elmwright.jobs.checkpoints.checkpoint import list_checkpoints, read_checked
+from elmwright.jobs.cluster.capacity import NoRoom, check_room, room_for
+from elmwright.jobs.cluster.connection import ask_machines, is_remote
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.runbook.target import Target
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.progress import plural
+from elmwright.pipeline.storage.files import join, read_json, write_json
+
+Device = Literal["cpu", "cuda"]
+
+
+def with_promised_gpus(config: RunConfig, target: Target) -> RunConfig:
+    """The config of a run that is sent to a target: GPUs that the target asks for are used."""
+    if target.gpus and config.train.device == "auto":
+        return with_device(config, "cuda")
+    return config
+
+
+def with_device(config: RunConfig, device: Device) -> RunConfig:
+    return replace(config, train=replace(config.train, device=device))
+
+
+def bound_device(config: RunConfig, folder: RunFolder) -> Device | None:
+    """What the config, the run's record or its newest checkpoint says; None if nothing does."""
+    return config.train.device if config.train.device != "auto" else past_device(folder)
+
+
+def past_device(folder: RunFolder) -> Device | None:
+    """What the run has trained on so far; None before its first training."""
+    if recorded := _device((read_json(_record(folder)) or {}).get("device")):
+        return recorded
+    # A run of an earlier version, which kept no record.
+    infos = list_checkpoints(folder.checkpoints)
+    state = read_checked(infos[-1].path, "state.json") if infos else None
+    return _device((state or {}).get("device"))
+
+
+def settle_device(
+    config: RunConfig,
+    folder: RunFolder,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> RunConfig:
+    """The config with the device that this training uses, which is recorded from now on.
+
+    Called when the machines are there. CPUs are never chosen without a word on a cluster, or where
+    there are GPUs.
+    """
+    import ray
+
+    train, bound = config.train, bound_device(config, folder)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    have = [node["Resources"] for node in nodes]
+    gpus = int(sum(one.get("GPU", 0) for one in have))
+    device: Device = bound or (
+        "cuda" if room_for(have, train.threads, gpu=True) >= train.processes else "cpu"
+    )
+    if device == "cuda":
+        _check_gpus(config, folder, have)
+        if not bound:
+            say(f"Training on {plural(train.processes, 'GPU')}.")
+        _check_cuda([node for node in nodes if node["Resources"].get("GPU")])
+    elif bound and gpus and train.device == "auto":
+        warn(
+            f"training on CPUs, as this run has done before, although there "
+            f"{'is' if gpus == 1 else 'are'} {plural(gpus, 'GPU')}; --set train.device=cuda moves "
+            "it to GPUs"
+        )
+    elif not bound and gpus:
+        warn(
+            f"training on CPUs: {plural(train.processes, 'process', 'processes')} with "
+            f"{plural(train.threads, 'CPU')} and a GPU each do not fit on "
+            f"{plural(len(have), 'machine')} with {plural(gpus, 'GPU')} in all; to use GPUs, give "
+            'the run another run.name and lower train.processes, or set train.device = "cuda" and '
+            "cluster.wait_minutes to wait for more"
+        )
+    elif not bound and is_remote(config):
+        say(
+            'Training on CPUs, because no machine has a GPU now (train.device = "auto"). Set '
+            'train.device = "cuda" and cluster.wait_minutes to wait for GPUs.'
+        )
+    write_json(_record(folder), {"device": device})
+    return with_device(config, device)
+
+
+def _check_gpus(config: RunConfig, folder: RunFolder, have: Sequence[Mapping[str, float]]) -> None:
+    """Before a run is bound to GPUs, they must be there.
+
+    GPUs that it has had before are late, not a mistake: then it ends as resumable.
+    """
+    advice = "lower train.processes, or "
+    advice += (
+        "set cluster.wait_minutes to wait for them"
+        if is_remote(config)
+        else 'set train.device = "cpu"'
+    )
+    try:
+        check_room(config.train, have, gpu=True, advice=advice)
+    except NoRoom as lacking:
+        if past_device(folder) != "cuda":
+            raise
+        raise Interrupted(
+            f"this run trains on GPUs, and {str(lacking).rpartition('; ')[0]}; it resumes when "
+            'they are there, or on CPUs if train.device is set to "cpu"'
+        ) from lacking
+
+
+def _check_cuda(nodes: list[dict[str, Any]]) -> None:
+    """Refuse machines with GPUs on which torch cannot use any: NCCL would only say that it is
+    missing, after every restart."""
+    answers = [answer for _, answer in ask_machines(nodes, torch_here)]
+    without = sorted({f"{host} (torch {version})" for host, version, cuda in answers if not cuda})
+    if without:
+        raise UserError(
+            f"torch was built without CUDA on {', '.join(without)}, where Ray has GPUs; install "
+            'the CUDA build of torch there, or set train.device = "cpu"'
+        )
+
+
+def torch_here() -> tuple[str, str, str]:
+    """This machine's name, its torch, and the CUDA version that torch was built for."""
+    import torch
+
+    return platform.node(), torch.__version__, torch.version.cuda or ""
+
+
+def _record(folder: RunFolder) -> str:
+    return join(folder.train, "device.json")
+
+
+def _device(found: object) -> Device | None:
+    """A device, if it is one: the file may be damaged."""
+    if found == "cpu":
+        return "cpu"
+    return "cuda" if found == "cuda" else None

@@ -1,0 +1,166 @@
+"""What a person sees of training: two lines, moved by what the journal says.
+
+The first has the bar and the time left, the second the numbers that matter, most important first,
+so that a narrow terminal loses only the least of them. Times come from the journal's own records,
+not from when they were read: a store may hand them over late and many at once.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.terminal.bars import Bar
+from elmwright.jobs.terminal.console import Console
+from elmwright.jobs.terminal.pace import StepPace
+from elmwright.jobs.terminal.wording import counted
+from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.progress import plural
+
+LATE_SECONDS = 2.0
+"""Seconds after which a record that should be there is late: an evaluation is going on."""
+
+
+class Watcher:
+    """Follows the journal of a run that is training."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        console: Console,
+        bar: Bar,
+        clock: Callable[[], float] = time.monotonic,
+        begun: threading.Event | None = None,
+    ) -> None:
+        """What an earlier command has said is known and not said again.
+
+        `begun` is set while the processes of an attempt are training.
+        """
+        self._told_begun = begun or threading.Event()
+        self._config, self._journal = config, folder.journal
+        self._console, self._bar, self._clock = console, bar, clock
+        manifest = Manifest.load(folder.corpus)
+        self._epoch = manifest.splits["train"].blocks * manifest.block_steps
+        self._pace = StepPace(config.train.max_steps, config.eval.every_steps)
+        self._position = self._step = self._known = self._repeats = 0
+        self._loss = self._speed = self._held_out = self._saved = self._scoring = ""
+        self._evaluated = self._stopping = self._begun = False
+        self._seen = clock()
+        for record, position in read_journal(self._journal, 0):
+            self._position = position
+            self._take(record)
+        infos = list_checkpoints(folder.checkpoints)
+        self._step = infos[-1].step if infos else 0
+        self.begin_attempt()
+        if not console.live:
+            console.say(f"  training         {self._starting()}")
+
+    def begin_attempt(self) -> None:
+        """Processes are being started: until they have begun there is nothing to measure."""
+        self._begun = False
+        self._told_begun.clear()
+
+    def stopping(self) -> None:
+        """The user wants to stop."""
+        self._stopping = True
+        self._show()
+
+    def look(self) -> None:
+        """Show what is new."""
+        for record, position in read_journal(self._journal, self._position):
+            self._position = position
+            self._take(record)
+            if record["kind"] == "warning":
+                self._console.warn(record["text"])
+        if self._begun:
+            self._told_begun.set()
+        self._show()
+
+    def _take(self, record: dict[str, Any]) -> None:
+        kind, step, values = record["kind"], record["step"], record.get("values", {})
+        seconds = record["time"] / 1000
+        if kind == "begin":
+            # Behind what is known if the attempt before was killed after its last checkpoint.
+            self._step, self._begun, self._evaluated = step, True, False
+            self._scoring = ""
+            self._repeats = self._known
+            self._pace.begin(seconds, step)
+            self._seen = self._clock()
+        elif kind in ("metrics", "step"):
+            self._begun, self._step, self._seen = True, step, self._clock()
+            self._pace.at(seconds, step, evaluated=self._evaluated)
+            self._evaluated = False
+            if "train/loss" in values:
+                self._loss = f"loss {values['train/loss']:.2f}"
+            if "train/tokens_per_s" in values:
+                self._speed = f"{values['train/tokens_per_s']:,.0f} tokens/s"
+        elif kind == "scoring":
+            self._step, self._scoring = max(self._step, step), _scoring(record)
+        elif kind == "eval":
+            self._evaluated, self._scoring = True, ""
+            self._step = max(self._step, step)
+            scores = [v for k, v in values.items() if k.endswith("/perplexity")]
+            if scores:
+                self._held_out = f"held-out perplexity {scores[0]:,.1f}"
+        elif kind == "checkpoint":
+            self._saved = f"saved at step {step:,}"
+        self._known = max(self._known, step)
+
+    def _show(self) -> None:
+        self._bar.show(self._step, self._facts(), self._left)
+
+    def _left(self) -> float | None:
+        last = self._config.train.max_steps
+        if not self._begun or self._stopping or self._step >= last or self._evaluating():
+            return None
+        return self._pace.left(self._clock() - self._seen)
+
+    def _facts(self) -> list[str]:
+        if self._stopping:
+            return ["saving a checkpoint" if self._begun else "stopping"]
+        if not self._begun:
+            return [self._starting()]
+        if not (self._loss or self._held_out) and self._pace.left(0.0) is None:
+            return ["computing the first steps"]
+        tokens = self._step * self._config.train.tokens
+        facts = [self._held_out, self._loss, self._speed]
+        facts.append(f"epoch {tokens / self._epoch:.2f}" if self._step else "")
+        facts.append(self._saved)
+        if self._step < self._repeats:
+            facts.insert(0, f"repeating the steps up to {self._repeats:,}")
+        elif self._scoring:
+            facts.insert(0, self._scoring)
+        elif self._evaluating():
+            facts.insert(0, "scoring held-out text")
+        return list(filter(None, facts))
+
+    def _starting(self) -> str:
+        train = self._config.train
+        text = f"starting {plural(train.processes, 'process')}"
+        if train.threads > 1:
+            text += f" of {plural(train.threads, 'thread')}"
+        return f"{text}, resuming at step {self._step:,}" if self._step else text
+
+    def _evaluating(self) -> bool:
+        """An evaluation falls before the next record, and that record is late."""
+        pace, every = self._pace.step_seconds, self._config.tracking.every_steps
+        following = min(self._config.train.max_steps, (self._step // every + 1) * every)
+        due = self._config.eval.every_steps or self._config.train.max_steps
+        last = following == self._config.train.max_steps
+        if pace is None or self._evaluated or not (last or self._step // due < following // due):
+            return False
+        expected = 1.5 * pace * (following - self._step)
+        return self._clock() - self._seen > expected + LATE_SECONDS
+
+
+def _scoring(record: dict[str, Any]) -> str:
+    """How far the last evaluation is."""
+    done, tokens = record.get("done", 0), record["tokens"]
+    if not done:
+        return f"scoring {counted(tokens, 'tokens')} of held-out text"
+    return f"scoring held-out text: {100 * done // tokens} %"

@@ -1,0 +1,336 @@
+"""Starts the training processes, watches them, stops them, starts them again.
+
+Ray Train places the processes and sets up their process group; where a run stands is known from our
+own checkpoints alone. Ray Train runs the training function off the main thread of its workers,
+where no signal handler can live, so stopping is the driver's business: SIGINT or SIGTERM here
+leaves a note that rank 0 reads at the next step boundary; all ranks then checkpoint and return, and
+the command exits with 75. Failed workers are started again from the newest checkpoint by the loop
+in `launch`, with growing pauses (Ray Train itself would retry at once).
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints, read_checked
+from elmwright.jobs.cluster.capacity import NoRoom, Room, RoomLost, check_room, machines
+from elmwright.jobs.cluster.connection import FITTING, is_remote
+from elmwright.jobs.config.resume_settings import changed_settings
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.config.toml_file import config_from, to_dict
+from elmwright.jobs.registry.resolve import resolve
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.stop_request import ask_to_stop, take_back
+from elmwright.jobs.secrets.hiding import for_others
+from elmwright.jobs.terminal.console import Console, log_to
+from elmwright.jobs.training.driver.display import Watcher
+from elmwright.jobs.training.driver.ray_storage import WithoutFolders
+from elmwright.pipeline.errors import Failed, Interrupted, UserError
+from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.storage.disk import explain
+from elmwright.pipeline.storage.files import clear, exists, join, read_json, write_bytes, write_json
+from elmwright.pipeline.storage.object_store import file_system, with_patience
+
+log = logging.getLogger("elmwright")
+
+POLL_SECONDS = 0.5
+NO_SIGN = 1.0
+"""Seconds after a wish to stop in which the processes must have begun: else there is nothing to
+save, and nobody to read the note."""
+PLAIN_SECONDS = 60.0
+"""Seconds between progress lines where there is no terminal."""
+BACK_OFF = (2.0, 10.0, 30.0, 60.0)
+"""Seconds before the first, second, … restart."""
+
+
+Fit = Callable[[RunConfig, RunFolder, int, bool], None]
+"""Runs the processes of an attempt: config, folder, attempt, and whether one ran before."""
+
+
+def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
+    """Refuse to continue checkpoints of a different training, naming what differs."""
+    for info in reversed(list_checkpoints(folder.checkpoints)):
+        saved = read_checked(info.path, "config.json")
+        state = read_checked(info.path, "state.json")
+        if saved and state:  # else it is damaged, and will be skipped
+            break
+    else:
+        return
+    if state["corpus_fingerprint"] != manifest.fingerprint:
+        raise UserError(
+            f"the corpus in {folder.corpus} is not the one that {info.path} was trained on; "
+            "give the run another run.name"
+        )
+    if problem := changed_settings(saved["run_config"], to_dict(config)):
+        raise UserError(problem)
+
+
+def check_size(config: RunConfig, manifest: Manifest) -> None:
+    """A corpus must fill at least one window of every lane."""
+    split, train = manifest.splits["train"], config.train
+    if manifest.block_steps % train.window:
+        raise UserError(
+            f"the corpus has blocks of {manifest.block_steps} steps, not a multiple of "
+            f"train.window = {train.window}"
+        )
+    if split.steps < train.lanes * train.window:
+        raise UserError(
+            f"the corpus has {split.steps:,} training tokens, less than one batch of "
+            f"train.lanes × train.window = {train.lanes * train.window:,}; "
+            "add text or make train.lanes smaller"
+        )
+
+
+def launch(
+    config: RunConfig,
+    folder: RunFolder,
+    console: Console,
+    stopped: Callable[[], bool],
+    begun: threading.Event | None = None,
+    fit: Fit | None = None,
+) -> None:
+    """Train to the end; raises Interrupted when asked to stop, UserError or the failure else.
+
+    `config.train.device` is "cpu" or "cuda": `devices.settle_device` has decided. `begun` is set
+    while processes are training: only then is there something to save. `fit` runs the processes of
+    one attempt, with Ray Train unless given.
+    """
+    take_back(folder.stop_request)
+    clear(folder.result)  # of a shorter training, or of a damaged checkpoint
+    restarts, ever_ran, reached, attempt = 0, False, _newest(folder), 0
+    with console.bar("training", config.train.max_steps, "steps", PLAIN_SECONDS) as bar:
+        watcher = Watcher(config, folder, console, bar, begun=begun)
+        while True:
+            attempt = begin_attempt(folder.attempt, above=attempt)
+            watcher.begin_attempt()
+            error = _attempt(
+                config, folder, attempt, watcher, stopped, fit or fit_with_ray, again=ever_ran
+            )
+            if error is None:
+                if read_json(folder.result) is not None:
+                    bar.complete()  # perhaps before the last step: eval.patience
+                break
+            if isinstance(error, RoomLost) or (isinstance(error, NoRoom) and ever_ran):
+                raise Interrupted(
+                    f"the cluster has lost machines ({error}); training is at {_where(folder)}, "
+                    "and the same command resumes when there is room again"
+                )
+            _raise_ending(error, folder, attempt)
+            log.error("attempt %d failed", attempt, exc_info=error)
+            ever_ran = True
+            if stopped():
+                break
+            if _newest(folder) > reached:  # it got somewhere: count from there
+                restarts, reached = 0, _newest(folder)
+            if restarts >= config.train.max_restarts:
+                raise Failed(
+                    f"training stopped unexpectedly {restarts + 1} times without getting further, "
+                    f"the last time because of {_reason(error)}; details are in {folder.log}, "
+                    "checkpoints are safe, and the same command resumes from the newest"
+                )
+            pause = BACK_OFF[min(restarts, len(BACK_OFF) - 1)]
+            restarts += 1
+            console.warn(
+                f"training stopped unexpectedly ({_reason(error)}); starting again from the newest "
+                f"checkpoint in {pause:.0f} s (restart {restarts} of {config.train.max_restarts})"
+            )
+            until = time.monotonic() + pause
+            while time.monotonic() < until and not stopped():
+                time.sleep(POLL_SECONDS)
+            if stopped():
+                break
+    if read_json(folder.result) is None:
+        raise Interrupted(f"training is at {_where(folder)}; the same command resumes from there")
+
+
+def _attempt(
+    config: RunConfig,
+    folder: RunFolder,
+    attempt: int,
+    watcher: Watcher,
+    stopped: Callable[[], bool],
+    fit: Fit,
+    *,
+    again: bool,
+) -> Exception | None:
+    """Run the workers once; what went wrong, or None."""
+    outcome: list[Exception] = []
+    asked, since = False, 0.0
+    room = Room(config, _begun(folder, attempt))
+
+    def work() -> None:
+        try:
+            fit(config, folder, attempt, again)
+        except Exception as error:
+            outcome.append(error)
+
+    # fit() blocks and would take SIGINT for itself on the main thread.
+    thread = threading.Thread(target=work, name=FITTING, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(POLL_SECONDS)
+        try:
+            watcher.look()
+            if stopped() and not asked:
+                watcher.stopping()
+                ask_to_stop(folder.stop_request)
+                asked, since = True, time.monotonic()
+            if asked and time.monotonic() - since > NO_SIGN and not exists(_begun(folder, attempt)):
+                return None
+            if lost := room.lost():
+                return lost  # Ray would wait for ever
+        except (OSError, UserError) as error:
+            log.warning("cannot reach %s for the moment: %s", folder.train, error)
+    with_patience(watcher.look)
+    return outcome[0] if outcome else None
+
+
+def _begun(folder: RunFolder, attempt: int) -> str:
+    """The sign of life that rank 0 gives."""
+    return join(folder.train, f"begun-{attempt}")
+
+
+def _newest(folder: RunFolder) -> int:
+    """Step of the newest checkpoint, -1 where there is none."""
+    return max((info.step for info in list_checkpoints(folder.checkpoints)), default=-1)
+
+
+def fit_with_ray(config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> None:
+    from ray.train import FailureConfig, ScalingConfig
+    from ray.train import RunConfig as RayRunConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    use_gpu = config.train.device == "cuda"
+    # Machines that were lost may come back, if that may take time: Ray asks for them, and `Room`
+    # looks at the clock.
+    if not (again and config.cluster.wait_minutes):
+        advice = "lower train.processes or train.threads, or "
+        advice += "set cluster.wait_minutes" if is_remote(config) else "raise cluster.cpus"
+        check_room(config.train, machines(), gpu=use_gpu, advice=advice)
+    trainer = TorchTrainer(
+        worker,
+        train_loop_config={
+            "config": to_dict(config),
+            "root": folder.root,
+            "scratch": str(folder.scratch),
+            "corpus": folder.corpus_dir,
+            "attempt": attempt,
+            "cuda": use_gpu,
+            "cwd": os.getcwd(),
+            "watch_drain": is_remote(config),
+        },
+        scaling_config=ScalingConfig(
+            num_workers=config.train.processes,
+            use_gpu=use_gpu,
+            resources_per_worker={"CPU": config.train.threads, **({"GPU": 1} if use_gpu else {})},
+        ),
+        run_config=RayRunConfig(
+            name=f"{config.run.name}-{attempt}",
+            failure_config=FailureConfig(max_failures=0, max_preemption_failures=0),
+            **_storage(folder),
+        ),
+        torch_config=TorchConfig(
+            backend="nccl" if use_gpu else "gloo", timeout_s=config.train.timeout_s
+        ),
+    )
+    trainer.fit()
+
+
+def _storage(folder: RunFolder) -> dict[str, Any]:
+    """Where Ray Train keeps its own few files: all its processes must see it."""
+    from pyarrow.fs import PyFileSystem
+
+    if not folder.remote:
+        return {"storage_path": join(folder.train, "ray")}
+
+    system, inner = file_system(join(folder.train, "ray"))
+    return {"storage_path": inner, "storage_filesystem": PyFileSystem(WithoutFolders(system))}
+
+
+def worker(job: dict[str, Any]) -> None:
+    """What each training process runs (called by Ray Train)."""
+    import ray.train
+    import torch
+
+    from elmwright.jobs.training.loop.exchange import Ranks
+    from elmwright.jobs.training.loop.train import train
+
+    with suppress(OSError):  # a machine of a cluster may not have it
+        os.chdir(job["cwd"])  # so that a relative train.init_from means what it meant there
+    folder = RunFolder(job["root"], Path(job["scratch"]), job["corpus"])
+    folder.log.parent.mkdir(parents=True, exist_ok=True)
+    log_to(folder.log)
+    context = ray.train.get_context()
+    device = torch.device("cpu")
+    if job["cuda"]:
+        device = ray.train.torch.get_device()
+        torch.cuda.set_device(device)
+    ranks = Ranks(context.get_world_rank(), context.get_world_size(), device)
+    config, attempt = config_from(job["config"], "config"), int(job["attempt"])
+
+    def drained(step: int) -> bool:
+        # Ray Train asks all processes at once, which takes some milliseconds: not at every step.
+        if not job["watch_drain"] or step % config.tracking.every_steps:
+            return False
+        return ray.train.get_preemption_info() is not None
+
+    if ranks.rank == 0:
+        write_bytes(_begun(folder, attempt), b"")
+        clear(_begun(folder, attempt - 1))
+    try:
+        train(config, folder, attempt, ranks, drained, resolve)
+    except (UserError, Failed, OSError) as error:
+        # Left in the run's folder: peers that lose this process may be the first to be reported.
+        with suppress(OSError, UserError):
+            write_json(_mistake_file(folder, attempt), _ending(error, folder))
+        raise
+
+
+def _ending(error: BaseException, folder: RunFolder) -> dict[str, str]:
+    """What is to be said of an error that trying again would not change; nothing of others."""
+    if isinstance(error, OSError):
+        return {"user": for_others(explain(error, Path(error.filename or folder.root)) or "")}
+    if isinstance(error, Failed):
+        return {"failed": for_others(str(error))}
+    return {"user": for_others(str(error))} if isinstance(error, UserError) else {}
+
+
+def _mistake_file(folder: RunFolder, attempt: int) -> str:
+    return join(folder.train, f"mistake-{attempt}.json")
+
+
+def _raise_ending(error: Exception, folder: RunFolder, attempt: int) -> None:
+    """If an attempt failed by something that trying again would not change, say that."""
+    path = _mistake_file(folder, attempt)
+    endings = [read_json(path) or {}]
+    clear(path)
+    failures = getattr(error, "worker_failures", None) or {}
+    endings += [_ending(failure, folder) for failure in (error, *failures.values())]
+    for ending in endings:
+        if ending.get("user"):
+            raise UserError(ending["user"])
+        if ending.get("failed"):
+            raise Failed(ending["failed"])
+
+
+def _reason(error: Exception) -> str:
+    failures = getattr(error, "worker_failures", None)
+    if failures:
+        rank, failure = sorted(failures.items())[0]
+        last = (str(failure).strip() or repr(failure)).splitlines()[-1]
+        return f"rank {rank}: {last[:200]}"
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return repr(error)
+    # Of a traceback that Ray hands on, the last line says what happened.
+    return lines[-1 if any("Traceback" in line or "  File " in line for line in lines) else 0][:200]
+
+
+def _where(folder: RunFolder) -> str:
+    infos = list_checkpoints(folder.checkpoints)
+    return f"step {infos[-1].step:,} ({infos[-1].path})" if infos else "its beginning"

@@ -1,0 +1,165 @@
+"""Blocks of a corpus in an object store, kept on the local disk: bounded, shared, never trusted.
+
+A file is named by the sha256 of its content and checked whenever it is read, so a damaged or cut
+one is dropped and fetched again, and nothing here ever has to be right for training to be. All
+processes of a machine share the folder. Its size is kept in the lock file, where each writer adds
+what it is about to write before it does: the bound holds with any number of processes, and one that
+is killed can only make the number too large, until the files are counted again. The files that were
+used longest ago go first, by their time of change, which a use renews.
+
+A disk that is full or cannot be written costs the cache, not the training: one warning, and blocks
+come from the store.
+"""
+
+import fcntl
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.disk import TEMPORARY, atomic_file, sha256_bytes
+from elmwright.pipeline.storage.files import is_url
+from elmwright.pipeline.storage.untrusted import is_digest
+
+log = logging.getLogger("elmwright")
+
+ROOM = 0.1
+"""Share of the limit that is freed at a time: counting the files is worth some blocks."""
+LEFT_OVER = 600.0
+"""Seconds after which a file that is still being written belongs to a killed process."""
+_LOCK = "size"
+_OURS = re.compile(rf"[0-9a-f]{{64}}|{re.escape(TEMPORARY)}[0-9a-f]{{64}}\.\d+")
+
+
+def block_cache(corpus: str, folder: Path, megabytes: int) -> "BlockCache | None":
+    """A cache for this corpus, if it lies in a store and anything may be kept of it."""
+    return BlockCache(folder, megabytes * 1_000_000) if is_url(corpus) and megabytes else None
+
+
+class BlockCache:
+    """Files named by their sha256, in a folder of limited size; safe for threads and processes."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        """Keep at most `limit` bytes in `folder`, those of earlier runs included."""
+        self.folder, self.limit = Path(folder), limit
+        self._warned = False
+        self._writing: set[str] = set()
+        try:
+            with self._locked() as size:
+                size.set(self._shrink(limit))
+        except OSError as error:
+            self._warn(error)
+
+    def through(self, digest: str, read: Callable[[], bytes]) -> bytes:
+        """The bytes of that sha256: from here, or from `read` (which checks them), then kept."""
+        if not is_digest(digest):  # it becomes a file's name
+            return read()
+        data = self._get(digest)
+        if data is None:
+            data = read()
+            try:
+                self._put(digest, data)
+            except (OSError, UserError) as error:
+                self._warn(error)
+        return data
+
+    def _get(self, digest: str) -> bytes | None:
+        path = self.folder / digest
+        try:
+            data = path.read_bytes() if path.stat().st_size <= self.limit else b""
+            if sha256_bytes(data) == digest:
+                with suppress(OSError):
+                    os.utime(path)
+                return data
+            path.unlink()
+            log.warning("%s was damaged and is fetched again", path)
+        except FileNotFoundError:
+            pass  # never kept, or removed by another process
+        except OSError as error:
+            self._warn(error)
+        return None
+
+    def _put(self, digest: str, data: bytes) -> None:
+        if len(data) > self.limit:
+            return
+        path = self.folder / digest
+        with ExitStack() as stack:
+            with self._locked() as size:
+                if digest in self._writing or path.exists():
+                    return
+                total = size.get()
+                if total is None or total + len(data) > self.limit:
+                    total = self._shrink(self.limit - max(len(data), int(self.limit * ROOM)))
+                size.set(total + len(data))
+                self._writing.add(digest)
+                stack.callback(self._writing.discard, digest)
+                file = stack.enter_context(atomic_file(path))
+                # Whoever counts the files meanwhile must find this one as large as it will be,
+                file.truncate(len(data))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            with self._locked():
+                stack.close()  # and under one of its names.
+
+    def _shrink(self, limit: int) -> int:
+        """Count the files and remove the oldest until they fit; their size."""
+        found, total = [], 0
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                if not _OURS.fullmatch(entry.name):
+                    continue
+                try:
+                    about = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue  # another process took it for damaged, or could not write it
+                total += about.st_size
+                if not entry.name.startswith(TEMPORARY):
+                    found.append((about.st_mtime_ns, entry.path, about.st_size))
+                elif about.st_mtime < time.time() - LEFT_OVER:
+                    found.append((0, entry.path, about.st_size))
+        for used, path, size in sorted(found):
+            if total <= limit and used:
+                break
+            Path(path).unlink(missing_ok=True)
+            total -= size
+        return total
+
+    @contextmanager
+    def _locked(self) -> "Iterator[_Size]":
+        """Hold the folder against other threads and processes; its size is in the lock file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # A descriptor of its own each time: that is what keeps threads apart, too.
+        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield _Size(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "blocks cannot be kept in %s (%s); they are read from the store each time",
+                self.folder,
+                str(error).partition(";")[0],
+            )
+
+
+class _Size:
+    """The number in the lock file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def get(self) -> int | None:
+        text = os.pread(self._descriptor, 32, 0).strip()
+        return int(text) if text.isdigit() else None
+
+    def set(self, value: int) -> None:
+        os.pwrite(self._descriptor, b"%-31d\n" % value, 0)

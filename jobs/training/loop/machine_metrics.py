@@ -1,0 +1,74 @@
+"""What the machine has and how busy it is, logged beside the curves.
+
+Everything comes from the kernel's own files and from torch; the peak is the speed of a large matrix
+product measured for a moment when training starts, on this process's device and threads.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from elmwright.jobs.training.loop.exchange import Ranks
+
+SAMPLE_SECONDS = 5.0
+"""The kernel is asked at most so often: steps may be short, and the loop waits for the answer."""
+SIZE = 1024
+"""Rows and columns of the measured product: 2.1 GFLOP, some 30 ms a core."""
+
+
+class Machine:
+    """Measures this process and its machine (rank 0)."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._device = ranks.device
+        self.peak = _matrix_rate(ranks.device) * ranks.world
+        """FLOP/s of all processes together, if they did nothing but large matrix products."""
+        self._wall, self._cpu = time.perf_counter(), _cpu_seconds()
+        self._next = self._wall
+
+    def metrics(self) -> dict[str, float]:
+        """Since the last sample; nothing if that was a moment ago."""
+        wall = time.perf_counter()
+        if wall < self._next:
+            return {}
+        cpu = _cpu_seconds()
+        found = {
+            "system/process_cpus": (cpu - self._cpu) / max(wall - self._wall, 1e-9),
+            "system/process_memory_mb": _resident_mb(),
+            "system/machine_load": os.getloadavg()[0],
+            "system/machine_memory_used_share": _memory_used(),
+        }
+        self._wall, self._cpu, self._next = wall, cpu, wall + SAMPLE_SECONDS
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            found["system/gpu_memory_used_share"] = 1 - free / total
+            found["system/gpu_memory_peak_mb"] = torch.cuda.max_memory_allocated(self._device) / 1e6
+        return found
+
+
+def _matrix_rate(device: torch.device) -> float:
+    a, b = torch.randn(SIZE, SIZE, device=device), torch.randn(SIZE, SIZE, device=device)
+    best = 0.0
+    for _ in range(4):
+        start = time.perf_counter()
+        (a @ b).sum().item()  # waits for a GPU to finish
+        best = max(best, 2 * SIZE**3 / (time.perf_counter() - start))
+    return best
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def _resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _memory_used() -> float:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    kb = {name: int(rest.split()[0]) for name, rest in (line.split(":", 1) for line in lines)}
+    return 1 - kb["MemAvailable"] / kb["MemTotal"]

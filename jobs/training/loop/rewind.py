@@ -1,0 +1,61 @@
+"""What to do about losses and gradients that are not finite.
+
+One bad step makes no update and is forgotten. After several in a row the weights themselves are to
+blame: training goes back to a checkpoint before them and leaves out those updates, and as many
+before. If it comes to that again at once, going back does not help, and training fails.
+
+Every process decides the same, because the loss and the norm it looks at are those of all.
+"""
+
+import logging
+
+from elmwright.jobs.training.loop.state import Trainer
+from elmwright.pipeline.errors import Failed
+
+log = logging.getLogger("elmwright")
+
+
+class Trouble:
+    """Steps in a row whose loss or gradient was not finite, and what has been done about it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bad: list[int] = []
+        self._planned: set[int] = set()
+        """Steps whose updates are left out after going back: they have had their say."""
+        self._until = -1
+
+    def after(self, finite: bool, trainer: Trainer) -> bool:
+        """Take note of a step; is it time to go back?"""
+        step = trainer.step - 1
+        if finite:
+            self._bad.clear()
+        elif step not in self._planned:
+            self._bad.append(step)
+        return len(self._bad) >= self._limit
+
+    def begin(self) -> int:
+        """The first bad step; whatever broke the weights happened before it."""
+        first = self._bad[0]
+        if first <= self._until:
+            raise Failed(
+                f"from step {first:,} on, {self._limit} losses or gradients in a row are not "
+                "finite, and going back and leaving out the updates before them has not helped; "
+                "lower optim.lr or optim.clip_norm and begin a run of another name"
+            )
+        return first
+
+    def gone_back(self, trainer: Trainer) -> None:
+        """Training stands at a checkpoint again: from there on, leave out the updates of the bad
+        steps, and of as many before them."""
+        first, last = self._bad[0], self._bad[-1]
+        offending = range(max(trainer.step, first - self._limit), last + 1)
+        trainer.skipped |= set(offending)
+        self._planned |= set(offending)
+        log.warning(
+            "%d losses or gradients in a row were not finite: back to step %d, without the "
+            "updates of steps %d to %d",
+            self._limit, trainer.step, offending[0], last,
+        )  # fmt: skip
+        self._until = last + self._limit
+        self._bad.clear()

@@ -1,0 +1,320 @@
+"""From blocks on disk or in an object store to batches for the model.
+
+The position in the data is a pure function of (seed, step): see `format/lanes.py`. This file only
+fetches. Each lane reads its own block; a batch gathers the same window of every lane, finds the
+distinct words among all of them (by a 64-bit key of the surface form, computed once a block) and
+carries those words' characters, the positions that refer to them, and the targets of both
+directions. A background thread stays a few batches ahead.
+
+All lanes enter their next blocks at the same step. So these are fetched by several threads, spread
+over the steps before it: no step waits for a store, or for the preparation of many blocks at once.
+Every block is checked against the manifest when it is read (`format/shards.py`), and what a store
+gives is kept on the local disk, up to a limit (`block_cache.py`).
+"""
+
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from elmwright.jobs.training.loop.block_cache import BlockCache
+from elmwright.jobs.training.loop.exchange import CPU
+from elmwright.model.chars import PAD, char_ids
+from elmwright.pipeline.format.block import Block, remap, streams
+from elmwright.pipeline.format.lanes import block_at
+from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.format.shards import ShardReader
+from elmwright.pipeline.storage.files import is_url, join
+from elmwright.pipeline.storage.object_store import with_patience
+
+Array = NDArray[Any]
+AHEAD = 4
+"""Batches prepared ahead of the model."""
+FETCHES = 8
+"""Blocks that are fetched at a time."""
+ATTEMPTS = 8
+"""How often a block is asked for when the store drops the connection: over two minutes in all."""
+OPEN_SHARDS, OPEN_INDEXES = 128, 1024
+"""Shards a process keeps open, on a disk and in a store (where it keeps their indexes only)."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One window of several lanes."""
+
+    chars: Tensor
+    """[types, max_chars] character ids of the distinct input words, trimmed to the longest."""
+    forward_index: Tensor
+    """[lanes, window] rows of `chars`: inputs of the forward language model."""
+    backward_index: Tensor
+    """[lanes, window] rows of `chars`: inputs of the backward language model."""
+    forward_targets: Tensor
+    """[lanes, window] vocabulary ids."""
+    backward_targets: Tensor
+    """[lanes, window] vocabulary ids."""
+    weights: Tensor
+    """[lanes, window] 1 for a real step, 0 for padding."""
+
+    def pinned(self) -> "Batch":
+        """A copy in page-locked memory, from which a GPU copies while it computes."""
+        return Batch(*(getattr(self, field.name).pin_memory() for field in fields(self)))
+
+    def to_device(self, device: torch.device) -> "Batch":
+        """The batch where the model is; does not wait for the copy if it comes from `pinned`."""
+        return Batch(
+            *(getattr(self, field.name).to(device, non_blocking=True) for field in fields(self))
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A block, ready to be cut into windows."""
+
+    chars: Array
+    keys: Array
+    inputs: Array
+    """[2, steps] type indices, forward and backward."""
+    targets: Array
+    """[2, steps] vocabulary ids."""
+    weights: Array
+    ends: Array
+    """[sentences] Steps up to the end of each sentence."""
+    characters: int
+    """Of all its words, and one for what follows each."""
+
+
+class Blocks:
+    """Random access to the blocks of one split, with the rows in use kept ready."""
+
+    def __init__(
+        self,
+        corpus: str | Path,
+        manifest: Manifest,
+        split: str,
+        max_chars: int,
+        word_ids: Mapping[str, int] | None = None,
+        keep: int = 64,
+        cache: BlockCache | None = None,
+        widest: int | None = None,
+    ) -> None:
+        """`widest`: the width of the model's widest filter; then character ids are no longer than
+        the words of a block need (`char_ids`)."""
+        self._widest = widest
+        self._shards = manifest.splits[split].shards
+        self._corpus, self._cache = corpus, cache
+        self._open_limit = OPEN_INDEXES if is_url(corpus) else OPEN_SHARDS
+        self._starts = np.cumsum([0, *(shard.blocks for shard in self._shards)])
+        self._readers: OrderedDict[int, Future[ShardReader]] = OrderedDict()
+        self._readers_lock = threading.Lock()
+        self._max_chars, self._word_ids, self._keep = max_chars, word_ids, keep
+        self._rows: OrderedDict[int, Row] = OrderedDict()
+        self._coming: dict[int, Future[Row]] = {}
+        self._pool = ThreadPoolExecutor(FETCHES, "fetch")
+        self.steps = manifest.block_steps
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def fetch(self, numbers: Iterable[int]) -> None:
+        """Begin to get these blocks ready; `row` will ask for them soon."""
+        for number in numbers:
+            if number not in self._rows and number not in self._coming:
+                self._coming[number] = self._pool.submit(self._load, number)
+
+    def row(self, number: int) -> Row:
+        """A block, ready; waits for it if it is on its way."""
+        row = self._rows.pop(number, None)
+        if row is None:
+            coming = self._coming.pop(number, None)
+            row = coming.result() if coming else self._load(number)
+        self._rows[number] = row
+        while len(self._rows) > self._keep:
+            self._rows.popitem(last=False)
+        return row
+
+    def forget(self) -> None:
+        """Fetch nothing of what was announced and not asked for."""
+        while self._coming:
+            self._coming.popitem()[1].cancel()
+
+    def _load(self, number: int) -> Row:
+        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
+        place = number - int(self._starts[shard])
+        block = with_patience(lambda: self._reader(shard).read(place), ATTEMPTS)
+        return self._prepare(block if self._word_ids is None else remap(block, self._word_ids))
+
+    def _reader(self, shard: int) -> ShardReader:
+        """An open shard; a corpus has more shards than a process may have open files."""
+        with self._readers_lock:
+            found = self._readers.pop(shard, None)
+            reader = found or Future()
+            self._readers[shard] = reader
+            while len(self._readers) > self._open_limit:
+                # Not closed here: another thread may be reading. The last one to drop it does.
+                self._readers.popitem(last=False)
+        if found is None:
+            self._open(shard, reader)
+        return reader.result()
+
+    def _open(self, shard: int, reader: Future[ShardReader]) -> None:
+        entry = self._shards[shard]
+        keep = self._cache.through if self._cache else None
+        try:
+            reader.set_result(ShardReader(join(self._corpus, entry.tar), entry, keep))
+        except BaseException as error:
+            with self._readers_lock:
+                self._readers.pop(shard, None)
+            reader.set_exception(error)
+
+    def _prepare(self, block: Block) -> Row:
+        s = streams(block)
+        keys = [xxhash.xxh3_64_intdigest(word.encode("utf-8")) for word in block.types]
+        return Row(
+            chars=char_ids(block.types, self._max_chars, self._widest).astype(np.int16),
+            keys=np.array(keys, dtype=np.uint64),
+            inputs=np.stack([s.forward_inputs, s.backward_inputs]),
+            targets=block.ids[np.stack([s.forward_targets, s.backward_targets])],
+            weights=s.weights,
+            ends=np.cumsum(block.lengths + 1),
+            characters=int(np.array([len(word) + 1 for word in block.types])[block.tokens].sum()),
+        )
+
+
+def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
+    """Put one window of each lane together; a lane without data is padding of weight 0."""
+    present = [item for item in rows if item is not None]
+    n, first = len(rows), present[0][0]
+    keys = np.full((n, 2, window), first.keys[0], dtype=np.uint64)
+    length = max(row.chars.shape[1] for row, _ in present)
+    chars = np.full((n, 2, window, length), PAD, dtype=np.int16)
+    chars[..., : first.chars.shape[1]] = first.chars[0]
+    targets = np.zeros((n, 2, window), dtype=np.int64)
+    weights = np.zeros((n, window), dtype=np.float32)
+    for lane, item in enumerate(rows):
+        if item is None:
+            continue
+        row, start = item
+        part = slice(start, start + window)
+        inputs = row.inputs[:, part]
+        keys[lane] = row.keys[inputs]
+        chars[lane, ..., : row.chars.shape[1]] = row.chars[inputs]
+        chars[lane, ..., row.chars.shape[1] :] = PAD
+        targets[lane] = row.targets[:, part]
+        weights[lane] = row.weights[part]
+    _, where, inverse = np.unique(keys.reshape(-1), return_index=True, return_inverse=True)
+    types = chars.reshape(-1, chars.shape[-1])[where]
+    index = inverse.reshape(n, 2, window)
+    forward, backward = np.ascontiguousarray(index.swapaxes(0, 1))
+    forward_targets, backward_targets = np.ascontiguousarray(targets.swapaxes(0, 1))
+    arrays = (types.astype(np.int64), forward, backward, forward_targets, backward_targets, weights)
+    return Batch(*map(torch.from_numpy, arrays))
+
+
+def training_batch(
+    blocks: Blocks, seed: int, step: int, lanes: range, total_lanes: int, window: int
+) -> Batch:
+    """The batch of these lanes at this step."""
+    per_block = blocks.steps // window
+
+    def number(lane: int, at: int) -> int:
+        return block_at(seed, at, lane, total_lanes, len(blocks), per_block)[1]
+
+    numbers = [number(lane, step) for lane in lanes]
+    part = step % per_block
+    blocks.fetch(numbers)
+    # Of the blocks that follow, this step's share: evenly, in the order in which they are needed.
+    share = range(part * len(lanes) // per_block, (part + 1) * len(lanes) // per_block)
+    blocks.fetch(number(lanes[place], step + per_block) for place in share)
+    return make_batch([(blocks.row(number), part * window) for number in numbers], window)
+
+
+def evaluation_rounds(
+    blocks: Blocks, count: int, lanes: range, total_lanes: int
+) -> Iterator[list[Row | None]]:
+    """The first `count` blocks, each exactly once, a block of every lane at a time: lane i reads
+    blocks i, i+N, i+2N, … A lane that has none left gets None.
+
+    Every process yields the same number of rounds, whichever lanes it has.
+    """
+    for turn in range(-(-count // total_lanes)):
+        numbers = [turn * total_lanes + lane for lane in lanes]
+        blocks.fetch(n for n in numbers if n < count)
+        yield [blocks.row(n) if n < count else None for n in numbers]
+
+
+def round_batches(blocks: Blocks, rows: Sequence[Row | None], window: int) -> Iterator[Batch]:
+    """The windows of a round; where no lane has a block, as many of weight 0."""
+    for start in range(0, blocks.steps, window):
+        if any(row is not None for row in rows):
+            yield make_batch([None if row is None else (row, start) for row in rows], window)
+        else:
+            batch = make_batch([(blocks.row(0), start), *[None] * (len(rows) - 1)], window)
+            batch.weights[:] = 0
+            yield batch
+
+
+class Prefetch:
+    """Batches from step `start` on, prepared by a background thread."""
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        seed: int,
+        start: int,
+        lanes: range,
+        total_lanes: int,
+        window: int,
+        device: torch.device = CPU,
+    ) -> None:
+        self._blocks = blocks
+        self._queue: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=AHEAD)
+        self._stop = threading.Event()
+
+        def work() -> None:
+            step = start
+            try:
+                while not self._stop.is_set():
+                    batch = training_batch(blocks, seed, step, lanes, total_lanes, window)
+                    self._put(batch.pinned() if device.type == "cuda" else batch)
+                    step += 1
+            except BaseException as error:
+                self._put(error)
+
+        self._thread = threading.Thread(target=work, name="prefetch", daemon=True)
+        self._thread.start()
+
+    def _put(self, item: Batch | BaseException) -> None:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+            return
+
+    @property
+    def ready(self) -> int:
+        """Batches that wait for the model, at most `AHEAD`."""
+        return self._queue.qsize()
+
+    def next(self) -> Batch:
+        """The batch of the next step."""
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._stop.set()
+        self._thread.join()
+        self._blocks.forget()

@@ -1,0 +1,208 @@
+"""One update of all parameters: windows of every lane → losses → exchange → clip → update.
+
+What `make_step` does to the trainer depends only on the trainer and the batches: the negatives and
+the dropout come from (seed, step, lane), so a step that is repeated gives the same bits. It knows
+nothing of files. The loop around it (`train.py`) reads, logs, evaluates and saves, and
+`elmwright check --measure` times it without one.
+
+A step whose loss or gradient is not finite makes no update, and is noted in `trainer.skipped`.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.training.loop.exchange import Beats, Ranks, touched_rows
+from elmwright.jobs.training.loop.state import Trainer
+from elmwright.jobs.training.loop.step_clock import Clock
+from elmwright.jobs.training.loop.stream import Batch
+from elmwright.model.bilm import States, dropout_masks
+from elmwright.model.config import OptimConfig
+from elmwright.model.flops import step_flops
+from elmwright.model.optim import global_norm
+from elmwright.model.softmax import Negatives, draw_negatives, full_table_loss, sampled_loss
+from elmwright.pipeline.format.lanes import keyed_hash
+
+log = logging.getLogger("elmwright")
+
+_DROPOUT = 1  # keeps apart draws that share a seed (state.py has 2 and 3)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step tells the loop and the journal."""
+
+    loss: float
+    """Mean sampled loss a token: for watching, never for comparing models."""
+    norm: float
+    lr: float
+    finite: bool
+    updated: bool
+    stop: bool
+    table_bytes: int
+    dense_bytes: int
+    flops: float
+
+    def metrics(self, trainer: Trainer) -> dict[str, float]:
+        return {
+            "train/loss": self.loss,
+            "train/gradient_norm": self.norm,
+            "train/lr": self.lr,
+            "train/softmax_mb_exchanged": self.table_bytes / 1e6,
+            "train/dense_mb_exchanged": self.dense_bytes / 1e6,
+            "train/skipped_updates": sum(step < trainer.step for step in trainer.skipped),
+        }
+
+
+@dataclass(frozen=True)
+class Process:
+    """What stays the same from step to step in this process."""
+
+    config: RunConfig
+    trainer: Trainer
+    """Its content changes."""
+    bilm: torch.nn.Module
+    """The trainer's, inside DDP where there are several processes."""
+    ranks: Ranks
+    lanes: range
+    per_block: int
+    """Windows in a block."""
+    clock: Clock
+    beats: Beats
+
+
+def make_step(this: Process, batches: Sequence[Batch], wish: bool) -> StepResult:
+    """One update of all parameters from `train.accumulate` windows of every lane."""
+    config, trainer, ranks, clock = this.config, this.trainer, this.ranks, this.clock
+    section, step, device = config.train, trainer.step, ranks.device
+    size = trainer.softmax.vocab_size
+    negatives = draw_negatives(config.run.seed, step, section.negatives, size)
+    batches = [batch.to_device(device) for batch in batches]
+    wanted = [torch.stack([batch.forward_targets, batch.backward_targets]) for batch in batches]
+    rows = negatives.ids.to(device)
+    this.beats.at(step, 1)
+    if len(rows) < size:
+        rows = touched_rows(ranks, torch.stack(wanted), rows)
+    table = trainer.softmax.table(rows).requires_grad_()
+    clock.lap("exchange")
+
+    for parameter in trainer.bilm.parameters():
+        parameter.grad = None
+    # Mean over the global batch; DDP averages over processes, so each scales its share up.
+    scale = ranks.world / (2 * section.lanes * section.window * section.accumulate)
+    scale *= section.window if config.optim.scale_by_window else 1
+    total, weight, states = torch.zeros((), device=device), 0.0, trainer.states
+    for number, (batch, targets) in enumerate(zip(batches, wanted, strict=True)):
+        whole = number == len(batches) - 1
+        with nullcontext() if whole or ranks.world == 1 else this.bilm.no_sync():  # type: ignore[operator]
+            window = step * section.accumulate + number
+            if section.reset_states == "block" and window % this.per_block == 0:
+                states = States.zeros(config.model, len(this.lanes), device)
+            loss, states = _window(this, batch, targets, states, rows, table, negatives, window)
+            this.beats.at(step, 2)
+            (loss * scale).backward()  # type: ignore[no-untyped-call]
+        total = total + loss.detach()
+        weight += 2 * float(batch.weights.sum())
+    clock.lap("compute")
+
+    this.beats.at(step, 3)
+    assert table.grad is not None  # noqa: S101 - every loss above depends on it
+    table_grad = ranks.sum(table.grad).div_(ranks.world)
+    shared = torch.tensor([float(total), weight, float(wish)], dtype=torch.float64, device=device)
+    sums: list[float] = ranks.sum(shared).tolist()
+    clock.lap("exchange")
+
+    if step < section.hold_steps:
+        for parameter in trainer.bilm.parameters():
+            parameter.grad = None
+    dense = [p.grad for p in trainer.bilm.parameters() if p.grad is not None]
+    norm = float(global_norm(dense, table_grad))
+    lr = learning_rate(config.optim, step, section.max_steps)
+    finite = math.isfinite(norm) and math.isfinite(sums[0])
+    updated = finite and step not in trainer.skipped
+    if updated:
+        clip = config.optim.clip_norm
+        factor = clip / norm if clip and norm > clip else 1.0
+        trainer.optimizer.step(lr, factor, rows, table_grad)
+    if finite:
+        trainer.states = states
+    elif step not in trainer.skipped:
+        trainer.skipped.add(step)
+        log.warning("step %d skipped: loss %s, gradient norm %s", step, sums[0], norm)
+    trainer.step += 1
+    clock.lap("compute")
+    many = ranks.world > 1
+    return StepResult(
+        loss=sums[0] / max(sums[1], 1.0),
+        norm=norm,
+        lr=lr,
+        finite=finite,
+        updated=updated,
+        stop=sums[2] > 0,
+        table_bytes=table_grad.numel() * table_grad.element_size() if many else 0,
+        dense_bytes=sum(p.numel() for p in trainer.bilm.parameters()) * 4 if many else 0,
+        flops=ranks.world * sum(_flops(config, batch, negatives) for batch in batches),
+    )
+
+
+def _flops(config: RunConfig, batch: Batch, negatives: Negatives) -> float:
+    return step_flops(config.model, batch.weights.numel(), len(negatives.ids), batch.chars)
+
+
+def _window(
+    this: Process,
+    batch: Batch,
+    targets: Tensor,
+    states: States,
+    rows: Tensor,
+    table: Tensor,
+    negatives: Negatives,
+    window: int,
+) -> tuple[Tensor, States]:
+    """The summed loss of one window of this process's lanes, and the states after it."""
+    config, section, device = this.config, this.config.train, this.ranks.device
+    seeds = [keyed_hash(config.run.seed, _DROPOUT, window, lane) >> 1 for lane in this.lanes]
+    masks = dropout_masks(config.model, section.dropout, seeds, section.window, device)
+    with _autocast(config, device):
+        output = this.bilm(
+            batch.chars,
+            batch.forward_index,
+            batch.backward_index,
+            states,
+            masks,
+        )
+    weights = batch.weights.reshape(-1)
+    size = this.trainer.softmax.vocab_size
+    loss = torch.zeros((), device=device)
+    for hidden, wanted in ((output.top_forward, targets[0]), (output.top_backward, targets[1])):
+        flat = hidden.reshape(-1, hidden.size(-1)), wanted.reshape(-1), weights
+        if len(negatives.ids) == size:
+            loss = loss + full_table_loss(*flat, table)
+        else:
+            loss = loss + sampled_loss(*flat, rows, table, negatives, size)
+    return loss, output.states.detach()
+
+
+def learning_rate(optim: OptimConfig, step: int, max_steps: int) -> float:
+    """Linear warm-up, then the schedule."""
+    if step < optim.warmup_steps:
+        return optim.lr * (step + 1) / optim.warmup_steps
+    if optim.schedule == "cosine":
+        done = (step - optim.warmup_steps) / max(1, max_steps - optim.warmup_steps)
+        return optim.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    if optim.schedule == "inverse-sqrt":
+        return optim.lr * math.sqrt(max(1, optim.warmup_steps) / max(1, step + 1))
+    return optim.lr
+
+
+def _autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
+    if not config.train.bf16:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)

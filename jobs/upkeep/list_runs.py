@@ -1,0 +1,133 @@
+"""`elmwright runs`: the runs in a folder, how far each is, how good, how large.
+
+Everything is read from the runs' own files; nothing is started and no lock is taken. A size is the
+room that a run takes on the disk: a file with two names (the shards of a corpus have a second one
+in its work folder) counts once.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.runbook.find_run import RUNS, runs_in
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.terminal.wording import size
+from elmwright.jobs.upkeep.status import asked_until, read_progress, state_here, submission_here
+from elmwright.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Run:
+    """What there is to say of a run in one line."""
+
+    name: str
+    """Name of its folder, which every command takes."""
+    dir: str
+    """Its folder."""
+    state: str
+    """running, finished or interrupted."""
+    stage: str
+    """The stage it is at; "done" behind the last one asked for."""
+    step: int
+    """Optimiser steps made."""
+    max_steps: int
+    """Steps asked for."""
+    perplexity: dict[str, float]
+    """Newest held-out perplexity, by set."""
+    bytes: int
+    """Room it takes on the disk."""
+    changed: float
+    """When a file of it changed last, in seconds since 1970."""
+
+
+def list_runs(folder: str | Path = RUNS) -> list[Run]:
+    """The runs in a folder, the one that changed last first."""
+    if not Path(folder).is_dir() and str(folder) != RUNS:
+        raise UserError(f"there is no folder {folder}; name one that holds runs")
+    found = [_look(path) for path in runs_in(folder)]
+    return sorted(found, key=lambda run: (-run.changed, run.name))
+
+
+def _look(path: Path) -> Run:
+    run = RunFolder.at(path)
+    sent = submission_here(run, asked_until(run))
+    progress = read_progress(sent)
+    state = state_here(run, progress)
+    size, changed = measure(path)
+    return Run(
+        name=path.name,
+        dir=run.root,
+        state=state.word,
+        stage=progress.stage if progress else "",
+        step=progress.step if progress else 0,
+        max_steps=progress.max_steps if progress else 0,
+        perplexity=(progress.perplexity or {}) if progress else {},
+        bytes=size,
+        changed=changed,
+    )
+
+
+def measure(folder: Path) -> tuple[int, float]:
+    """The room that a folder takes on the disk, and when a file in it changed last."""
+    sizes: dict[tuple[int, int], int] = {}
+    changed = 0.0
+    for status in statuses(folder):
+        sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
+        changed = max(changed, status.st_mtime)
+    return sum(sizes.values()), changed
+
+
+def statuses(folder: Path) -> Iterator[os.stat_result]:
+    """The status of every file below a folder; one that vanishes meanwhile is left out."""
+    for top, _, names in os.walk(folder):
+        for name in names:
+            try:
+                yield os.lstat(os.path.join(top, name))
+            except FileNotFoundError:
+                continue
+
+
+def as_data(run: Run) -> dict[str, Any]:
+    """A run as JSON; the time in UTC."""
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.changed))
+    return {**asdict(run), "changed": when}
+
+
+def as_table(runs: list[Run]) -> list[str]:
+    """The runs for a reader, a line each, at most 80 columns wide where the names allow it."""
+    header = ("run", "state", "step", "perplexity", "size", "changed")
+    rows = [header, *(_row(run) for run in runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    right = (False, False, True, True, True, False)
+    return [
+        "  ".join(
+            cell.rjust(width) if end else cell.ljust(width)
+            for cell, width, end in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _row(run: Run) -> tuple[str, ...]:
+    state = run.state if run.stage in ("", "done") else f"{run.state}: {run.stage}"
+    scores = list(run.perplexity.values())
+    return (
+        run.name,
+        state,
+        f"{run.step:,}/{run.max_steps:,}",
+        f"{scores[0]:,.1f}" if scores else "-",
+        size(run.bytes),
+        ago(time.time() - run.changed),
+    )
+
+
+def ago(seconds: float) -> str:
+    """How long ago, in one unit."""
+    for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        count = int(max(0, seconds) // length)
+        if count:
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"

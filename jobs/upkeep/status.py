@@ -1,0 +1,252 @@
+"""What a run has come to, read from the files below `run.dir`, on a disk or in an object store.
+
+The run may have been submitted or started here by hand. This is the only place of the commands
+around runs that looks into a run's folder. It never needs Ray, the cluster or a lock; a run that is
+running is read as far as it has come.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.registry.find_registry import short
+from elmwright.jobs.runbook.find_run import lock_text, user_of
+from elmwright.jobs.runbook.runbook import outcome_of
+from elmwright.jobs.runbook.submission import State, Submission, state_of_exit
+from elmwright.jobs.runbook.target import Target
+from elmwright.jobs.rundir.journal import Record, read_journal
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.stage_names import STAGES
+from elmwright.jobs.terminal.wording import nearby
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.files import (
+    exists,
+    is_url,
+    join,
+    list_folder,
+    read_bytes,
+    read_json,
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    stage: str = ""
+    """The stage it is at; "done" behind the last one asked for; empty if nothing is there."""
+    step: int = 0
+    """Optimiser steps made, as far as the journal tells."""
+    max_steps: int = 0
+    """Steps asked for."""
+    perplexity: dict[str, float] | None = None
+    """Newest held-out perplexity, by set."""
+    tokens_per_s: float = 0.0
+    """Newest measured speed."""
+    restarts: int = 0
+    """How often training was started again."""
+    checkpoint_step: int = -1
+    """Step of the newest checkpoint; -1 if there is none."""
+    checkpoint: str = ""
+    """Where it lies."""
+    tracking: str = ""
+    """Where the curves are."""
+
+
+def submission_here(folder: RunFolder, until: str = STAGES[-1]) -> Submission:
+    """A run that was started here by hand, as if it had been submitted: one without an id."""
+    config = read_json(folder.config) or {}
+    name = config.get("run", {}).get("name") or Path(folder.root).name
+    return Submission("", name, folder.root, until, Target("local"), config, "", "")
+
+
+def state_here(folder: RunFolder, progress: Progress | None) -> State:
+    """What has become of a run that was started here: the lock, and what the run left, tell."""
+    user = user_of(folder)
+    if user:
+        return State("running", user)
+    if progress is not None and progress.stage == "done":
+        return State("finished")
+    return State("interrupted")
+
+
+def asked_until(folder: RunFolder) -> str:
+    """The last stage that the newest command at a run here was asked for."""
+    words = str(lock_text(folder).get("command", "")).split()
+    for word, after in pairwise([*words, ""]):
+        if word == "--until" and after in STAGES:
+            return after
+        if word.startswith("--until=") and word.removeprefix("--until=") in STAGES:
+            return word.removeprefix("--until=")
+    return words[1] if len(words) > 1 and words[1] in STAGES else STAGES[-1]
+
+
+def read_progress(submission: Submission) -> Progress | None:
+    """How far a run has come; None where its folder cannot be seen from here."""
+    root, config = submission.dir, submission.config
+    try:
+        if not is_url(root) and not Path(root).is_dir():
+            return None
+        newest = _newest_checkpoint(root)
+        records = _journal(root)
+        result = _json(join(root, "train", "result.json"))
+        attempts = _json(join(root, "train", "attempt.json")).get("attempt", 1)
+        stage = _stage(submission, result)
+    except (OSError, UserError):
+        return None
+    evaluations = [record["values"] for record in records if record["kind"] == "eval"]
+    speeds = [
+        record["values"]["train/tokens_per_s"]
+        for record in records
+        if record["kind"] == "metrics" and "train/tokens_per_s" in record["values"]
+    ]
+    scores: dict[str, float] = {}
+    if result.get("evaluation"):
+        scores = {split: score["perplexity"] for split, score in result["evaluation"].items()}
+    elif evaluations:
+        scores = {
+            key.split("/")[-2]: value
+            for key, value in evaluations[-1].items()
+            if key.endswith("/perplexity")
+        }
+    return Progress(
+        stage=stage,
+        step=max([record["step"] for record in records] + [newest[0], 0]),
+        max_steps=config.get("train", {}).get("max_steps", 0),
+        perplexity=scores or None,
+        tokens_per_s=speeds[-1] if speeds else 0.0,
+        restarts=max(0, attempts - 1),
+        checkpoint_step=newest[0],
+        checkpoint=newest[1],
+        tracking=config.get("tracking", {}).get("uri")
+        or f"sqlite:///{join(root, 'mlflow', 'mlflow.db')}",
+    )
+
+
+def has_checkpoint(submission: Submission) -> bool | None:
+    """Whether there is anything to resume from; None where that cannot be seen from here."""
+    progress = read_progress(submission)
+    return None if progress is None else progress.checkpoint_step >= 0
+
+
+def state_by_files(submission: Submission, progress: Progress, why: str) -> State:
+    """What has become of a run whose target cannot be asked, because of `why`."""
+    code = outcome_of(submission)
+    state = state_of_exit(code) if code is not None else State("unknown")
+    if state.word in ("finished", "failed"):
+        return state
+    # One that stopped may have been started again since.
+    return State("finished" if progress.stage == "done" else "unknown", why)
+
+
+def corpus_folder(submission: Submission) -> str:
+    """Where a run's corpus is, or its URL."""
+    corpus = submission.config.get("corpus", {}).get("dir") or join(submission.dir, "corpus")
+    if is_url(corpus):
+        return str(corpus)
+    # Relative to where the run was submitted, not to where one asks.
+    return os.path.join(submission.cwd, os.path.expanduser(corpus))
+
+
+def _stage(submission: Submission, result: dict[str, Any]) -> str:
+    """The first stage asked for that is not done."""
+    root, config = submission.dir, submission.config
+    corpus = corpus_folder(submission)
+    done: dict[str, Callable[[], bool]] = {
+        "corpus": lambda: exists(join(corpus, "MANIFEST.json")),
+        "train": lambda: (
+            int(result.get("step", -1)) >= int(config.get("train", {}).get("max_steps", 0))
+            or bool(result.get("stopped_early"))
+        ),
+        "export": lambda: exists(join(root, "bundle", "SHA256SUMS")),
+        "publish": lambda: exists(join(root, "published.json")),
+    }
+    for stage in STAGES[: STAGES.index(submission.until) + 1]:
+        if not done[stage]():
+            return stage
+    return "done"
+
+
+def _newest_checkpoint(root: str) -> tuple[int, str]:
+    found = (-1, "")
+    for file in list_folder(join(root, "train", "checkpoints")):
+        match = re.search(r"/(step-(\d+))/MANIFEST\.json$", file.path)
+        if match and int(match[2]) > found[0]:
+            found = int(match[2]), file.path.removesuffix("/MANIFEST.json")
+    return found
+
+
+def _journal(root: str) -> list[Record]:
+    """The run's journal: one file on a disk, numbered segments in a store."""
+    name = "journal" if is_url(root) else "journal.jsonl"
+    return [record for record, _ in read_journal(join(root, "train", name), 0)]
+
+
+def _json(path: str) -> dict[str, Any]:
+    if not exists(path):
+        return {}
+    try:
+        content = json.loads(read_bytes(path))
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def as_data(submission: Submission, state: State, progress: Progress | None) -> dict[str, Any]:
+    """All of it as JSON."""
+    return {
+        "run": submission.run,
+        "id": submission.id,
+        "target": str(submission.target),
+        "dir": submission.dir,
+        "until": submission.until,
+        "version": submission.version,
+        "git": submission.git,
+        "config_sha256": submission.config_sha256,
+        "submitted": submission.time,
+        "state": state.word,
+        "why": state.why,
+        "exit_code": state.exit_code,
+        "progress": asdict(progress) if progress else None,
+    }
+
+
+def as_lines(submission: Submission, state: State, progress: Progress | None) -> list[str]:
+    """All of it for a reader."""
+    here = not submission.id
+    rows = [
+        ("run", submission.run if here else f"{submission.run}  ({submission.id})"),
+        ("state", state.word if here or not state.why else f"{state.word}: {state.why}"),
+        ("folder", nearby(submission.dir)),
+    ]
+    if here and state.why:
+        rows[2:2] = [("used by", state.why)]
+    if not here:
+        git = f", git {_short(submission.git)}" if submission.git else ""
+        rows[2:2] = [("target", str(submission.target))]
+        rows.append(("code", submission.version + git))
+    if progress is None:
+        rows.append(("stage", "its folder cannot be seen from this machine; see its log"))
+        return [f"{name:<12} {text}" for name, text in rows]
+    until = "" if progress.stage == "done" else f" (until {submission.until})"
+    rows.append(("stage", progress.stage + until))
+    rows.append(("step", f"{progress.step:,} of {progress.max_steps:,}"))
+    if progress.perplexity:
+        scores = ", ".join(f"{split} {value:.2f}" for split, value in progress.perplexity.items())
+        rows.append(("perplexity", f"{scores} (held-out)"))
+    if progress.tokens_per_s:
+        rows.append(("speed", f"{progress.tokens_per_s:,.0f} tokens/s"))
+    rows.append(("restarts", str(progress.restarts)))
+    newest = f"step {progress.checkpoint_step:,}  {nearby(progress.checkpoint)}"
+    rows.append(("checkpoint", newest if progress.checkpoint_step >= 0 else "none yet"))
+    rows.append(("curves", short(progress.tracking)))
+    return [f"{name:<12} {text}" for name, text in rows]
+
+
+def _short(git: str) -> str:
+    return git[:12] + git[40:]

@@ -1,0 +1,111 @@
+"""Held-out perplexity of a finished model: `elmwright eval`, the export and `--step best`."""
+
+from pathlib import Path
+from typing import Any
+
+from elmwright.jobs.registry.resolve import resolve
+from elmwright.jobs.training.loop.evaluate import (
+    MOST_LANES,
+    Score,
+    _eval_window,
+    evaluate_probe,
+    evaluate_sets,
+    planned_tokens,
+)
+from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.heldout_pass import Probe
+from elmwright.jobs.training.loop.side_by_side import side_by_side
+from elmwright.model.bilm import BiLM
+from elmwright.model.formats.folder import load_folder
+from elmwright.model.softmax import Softmax
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.progress import Advance, Progress, silent
+from elmwright.pipeline.storage.files import exists, join
+from elmwright.pipeline.storage.untrusted import read_object, whole
+
+
+def evaluate_model(
+    model: str, corpus: str, split: str | None, progress: Progress = silent
+) -> dict[str, dict[str, Any]]:
+    """`elmwright eval`: a MODEL on the held-out sets of a corpus, with the model's vocabulary."""
+    if not exists(join(corpus, "MANIFEST.json")) and exists(join(corpus, "corpus/MANIFEST.json")):
+        corpus = join(corpus, "corpus")
+    return evaluate_folder(resolve(model), corpus, split, name=model, progress=progress)
+
+
+def evaluate_folder(
+    folder: Path,
+    corpus: str,
+    split: str | None,
+    name: str = "",
+    max_tokens: int | None = None,
+    progress: Progress = silent,
+) -> dict[str, dict[str, Any]]:
+    """The same for a folder that is there and whole; `name` is what the user calls it."""
+    manifest = Manifest.load(corpus)
+    splits = [one for one in manifest.splits if one != "train"]
+    if split is not None and split not in splits:
+        raise UserError(f"{corpus} has no held-out set {split!r} (it has: {', '.join(splits)})")
+    if not splits:
+        raise UserError(f"{corpus} has no held-out set; set corpus.heldout")
+    bilm, softmax, word_ids, lanes = _load(folder, name)
+
+    def work(ranks: Ranks, advance: Advance) -> dict[str, Score]:
+        return evaluate_sets(
+            bilm, softmax, corpus, manifest, ranks,
+            lanes=lanes, window=_eval_window(manifest.block_steps), max_tokens=max_tokens,
+            word_ids=word_ids, only=split, advance=advance,
+        )  # fmt: skip
+
+    with progress("evaluating", planned_tokens(manifest, max_tokens, split), "tokens") as advance:
+        scores = side_by_side(lanes, work, advance)
+    return {one: score.as_dict() for one, score in scores.items()}
+
+
+def probe_folder(
+    folder: Path, corpus: str, probes: dict[str, dict[str, Any]], progress: Progress = silent
+) -> dict[str, Probe]:
+    """Score the same first sentences as the trainer did with a model's own files."""
+    manifest = Manifest.load(corpus)
+    bilm, softmax, word_ids, lanes = _load(folder)
+    total = sum(int(probe["tokens"]) for probe in probes.values())
+
+    def work(ranks: Ranks, advance: Advance) -> dict[str, Probe]:
+        return {
+            split: evaluate_probe(
+                bilm, softmax, corpus, manifest, split, int(probe["sentences"]), ranks,
+                lanes=lanes, window=_eval_window(manifest.block_steps), word_ids=word_ids,
+                advance=advance,
+            )
+            for split, probe in probes.items()
+        }  # fmt: skip
+
+    with progress("comparing", total, "tokens") as advance:
+        return side_by_side(lanes, work, advance)
+
+
+def _load(folder: Path, name: str = "") -> tuple[BiLM, Softmax, dict[str, int], int]:
+    """A model that can score: biLM, softmax, vocabulary, and the lanes it was measured with."""
+    loaded = load_folder(folder, with_softmax=True)
+    if loaded.softmax is None or loaded.vocab is None:
+        raise UserError(
+            f"{name or folder} has no softmax, so it cannot score text; use a bundle or "
+            "a checkpoint"
+        )
+    word_ids = {word: number for number, word in enumerate(loaded.vocab)}
+    return loaded.bilm, loaded.softmax, word_ids, recorded_lanes(loaded.folder)
+
+
+def recorded_lanes(folder: Path) -> int:
+    """The evaluation lanes a bundle or checkpoint was measured with, so that scores compare."""
+    path = folder / "config.json"
+    content = read_object(path)
+    try:
+        trained = content.get("run_config")
+        lanes = trained["eval"]["lanes"] if trained else content["eval_lanes"]
+    except (KeyError, TypeError):
+        lanes = None
+    if not whole(lanes, 1, MOST_LANES):
+        raise UserError(f"{path} does not say with how many lanes the model was measured")
+    return int(lanes)

@@ -1,0 +1,228 @@
+"""`elmwright score`: how probable a model finds each sentence, and each word in it.
+
+For a sentence w1 … wn, natural logarithms, full softmax, states fresh for every sentence:
+
+    forward    Σ log P(w_t | <S> w1 … w_t-1) + log P(</S> | <S> w1 … wn)
+    backward   Σ log P(w_t | </S> wn … w_t+1) + log P(<S> | </S> wn … w1)
+    mean       of the two
+
+that is n + 1 predictions in each direction, the end mark's included, without which a sentence could
+stop anywhere for nothing. A word outside the vocabulary is scored as `<UNK>`, which is easy to
+predict where such words are common: the column `unknown` counts them, and sentences should be
+compared where it is equal. Sums favour short sentences; divide by `words` + 1 to filter by quality.
+
+`elmwright eval` carries states from sentence to sentence, as training does, so its perplexity is
+not the one these sums give, though the predictions are the same ones.
+"""
+
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TextIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from elmwright.jobs.registry.resolve import resolve
+from elmwright.jobs.using.argument_checks import check_output
+from elmwright.jobs.using.pretrained import choose_device
+from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
+from elmwright.jobs.using.unknown_words import warn_of_unknown
+from elmwright.model.bilm import States
+from elmwright.model.formats.folder import load_folder
+from elmwright.model.inference.elmo import WINDOW, TypeCache
+from elmwright.model.softmax import nll
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.block import BOS, BOS_ID, EOS, EOS_ID, UNK_ID
+from elmwright.pipeline.progress import plural
+from elmwright.pipeline.storage.disk import atomic_file
+
+Logs = npt.NDArray[np.float64]
+STEPS_AT_ONCE = 2048
+"""Positions, padding included, that are run together."""
+
+
+@dataclass(frozen=True)
+class SentenceScore:
+    """What a model thinks of a sentence."""
+
+    words: list[str]
+    """Its words."""
+    unknown: list[bool]
+    """Which of them are outside the vocabulary."""
+    forward: Logs
+    """Log-probability of each word given those before it, then that of `</S>` after them all."""
+    backward: Logs
+    """Log-probability of each word given those after it, then that of `<S>` before them all."""
+
+    @property
+    def mean(self) -> Logs:
+        return (self.forward + self.backward) / 2
+
+
+class Scorer:
+    """A model with its softmax."""
+
+    def __init__(self, model: str, device: str = "cpu") -> None:
+        self.device = choose_device(device)
+        self.folder = resolve(model)
+        loaded = load_folder(self.folder, self.device, with_softmax=True)
+        if loaded.softmax is None or loaded.vocab is None:
+            raise UserError(
+                f"{model} has no softmax or no vocabulary, so it cannot score text; use a bundle "
+                "with its softmax.safetensors, or a checkpoint"
+            )
+        self.bilm, self.softmax = loaded.bilm, loaded.softmax
+        self.ids = {word: number for number, word in enumerate(loaded.vocab)}
+        self._cache = TypeCache()
+
+    def score(self, sentences: Sequence[Sequence[str]]) -> list[SentenceScore]:
+        """The scores of sentences, in their order."""
+        scores: dict[int, SentenceScore] = {}
+        group: list[int] = []
+        for i in sorted(range(len(sentences)), key=lambda i: len(sentences[i])):
+            if group and (len(group) + 1) * (len(sentences[i]) + 1) > STEPS_AT_ONCE:
+                scores |= zip(group, self._run([sentences[n] for n in group]), strict=True)
+                group = []
+            group.append(i)
+        if group:
+            scores |= zip(group, self._run([sentences[n] for n in group]), strict=True)
+        return [scores[i] for i in range(len(sentences))]
+
+    @torch.no_grad()
+    def _run(self, sentences: list[Sequence[str]]) -> list[SentenceScore]:
+        """Both directions over sentences of similar length, window after window."""
+        words = list(dict.fromkeys([BOS, EOS, *chain.from_iterable(sentences)]))
+        types, places = self._cache.encode(self.bilm, words, torch.device(self.device))
+        place = dict(zip(words, places.tolist(), strict=True))
+        longest = max(map(len, sentences)) + 1
+        index = np.zeros((2, len(sentences), longest), np.int64)
+        targets = np.zeros((2, len(sentences), longest), np.int64)
+        for n, sentence in enumerate(sentences):
+            read = [place[word] for word in sentence]
+            ids = [self.ids.get(word, UNK_ID) for word in sentence]
+            index[0, n, : len(read) + 1] = [place[BOS], *read]
+            index[1, n, : len(read) + 1] = [place[EOS], *read[::-1]]
+            targets[0, n, : len(read) + 1] = [*ids, EOS_ID]
+            targets[1, n, : len(read) + 1] = [*ids[::-1], BOS_ID]
+        logs = self._log_probabilities(types, index, targets, np.array([*map(len, sentences)]) + 1)
+        scores = []
+        for n, sentence in enumerate(sentences):
+            count = len(sentence)
+            forward, backward = logs[0, n, : count + 1], logs[1, n, : count + 1]
+            in_order = np.append(backward[:count][::-1], backward[count])
+            unknown = [self.ids.get(word, UNK_ID) == UNK_ID for word in sentence]
+            scores.append(SentenceScore(list(sentence), unknown, forward, in_order))
+        return scores
+
+    def _log_probabilities(
+        self,
+        types: torch.Tensor,
+        index: npt.NDArray[np.int64],
+        targets: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+    ) -> Logs:
+        """[2, N, T] of what each step predicts; nothing of meaning past a sentence's end."""
+        read = torch.from_numpy(index).to(self.device)
+        wanted = torch.from_numpy(targets).to(self.device)
+        left = torch.from_numpy(lengths).to(self.device)
+        states = States.zeros(self.bilm.config, read.size(1), self.device)
+        logs = np.zeros(index.shape)
+        for start in range(0, read.size(2), WINDOW):
+            part = slice(start, start + WINDOW)
+            here = read[:, :, part]
+            steps = (left - start).clamp(0, here.size(2))
+            output = self.bilm.run(types, here[0], here[1], states, lengths=steps)
+            states = output.states
+            for direction, top in enumerate((output.top_forward, output.top_backward)):
+                loss = nll(
+                    top.reshape(-1, top.size(-1)),
+                    wanted[direction, :, part].reshape(-1),
+                    self.softmax.weight,
+                    self.softmax.bias,
+                )
+                logs[direction, :, part] = -loss.view(top.shape[:2]).double().cpu().numpy()
+        return logs
+
+
+def score_file(
+    model: str,
+    source: str,
+    output: Path | None = None,
+    *,
+    words: bool = False,
+    device: str = "cpu",
+    force: bool = False,
+) -> str:
+    """Score every line of `source`; a sentence about the result."""
+    if output is not None:
+        check_output(output, force)
+        if output.suffix not in (".tsv", ".jsonl"):
+            raise UserError(f"{output.name} ends neither in .tsv nor in .jsonl")
+    as_json = output is not None and output.suffix == ".jsonl"
+    scorer = Scorer(model, device)
+    lines = predictions = 0
+    total = np.zeros(2)
+    with TemporaryDirectory() as folder, text_file(source, Path(folder)) as text:
+        (whole,) = pieces(text, None)
+        warn_of_unknown(scorer.folder, text)
+        with _opened(output) as out:
+            if not as_json:
+                print(*(WORD_COLUMNS if words else COLUMNS), sep="\t", file=out)
+            for batch, _ in batches(read_sentences(text, whole)):
+                for score in scorer.score(batch):
+                    _write(out, lines, score, words, as_json)
+                    lines += 1
+                    predictions += len(score.forward)
+                    total += score.forward.sum(), score.backward.sum()
+    perplexity = np.exp(-total.mean() / predictions)
+    return (
+        f"{plural(lines, 'sentence')}, {plural(predictions, 'prediction')} in each direction, "
+        f"perplexity {perplexity:.2f} with fresh states for every sentence"
+    )
+
+
+COLUMNS = ("line", "words", "unknown", "forward", "backward", "mean", "text")
+WORD_COLUMNS = ("line", "position", "word", "unknown", "forward", "backward", "mean")
+
+
+def _write(out: TextIO, line: int, score: SentenceScore, words: bool, as_json: bool) -> None:
+    """A sentence as a JSON object, a row, or a row a word with the end mark's as the last."""
+    sums = [float(logs.sum()) for logs in (score.forward, score.backward, score.mean)]
+    count, unknown = len(score.words), sum(score.unknown)
+    if as_json:
+        row = dict(
+            zip(COLUMNS[:-1], (line, count, unknown, *sums), strict=True), tokens=score.words
+        )
+        if words:
+            row["word_forward"] = score.forward.tolist()
+            row["word_backward"] = score.backward.tolist()
+        print(json.dumps(row, ensure_ascii=False), file=out)
+    elif words:
+        rows = zip(
+            [*score.words, EOS], [*score.unknown, False], score.forward, score.backward, score.mean,
+            strict=True,
+        )  # fmt: skip
+        for position, (word, odd, *logs) in enumerate(rows):
+            print(line, position, word, int(odd), *(f"{x:.6f}" for x in logs), sep="\t", file=out)
+    else:
+        numbers = (f"{x:.6f}" for x in sums)
+        print(line, count, unknown, *numbers, " ".join(score.words), sep="\t", file=out)
+
+
+@contextmanager
+def _opened(output: Path | None) -> Iterator[TextIO]:
+    if output is None:
+        yield sys.stdout
+        return
+    with atomic_file(output) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", write_through=True)
+        yield text
+        text.detach()

@@ -1,0 +1,88 @@
+"""A scikit-learn transformer: sentences in, one pooled ELMo vector each out.
+
+    classifier = make_pipeline(SentenceVectors("runs/demo/bundle"), LogisticRegression())
+    classifier.fit(sentences, labels)
+
+A sentence is a string (its words separated by spaces) or a list of words. Nothing is learned by
+`fit`; the biLM stays as it is. scikit-learn is an optional dependency (`elmwright[sklearn]`), and
+only this file imports it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, TransformerMixin
+
+from elmwright.pipeline.errors import UserError
+
+POOLINGS = ("mean", "max")
+LAYERS = ("top", "mean", "all")
+
+
+class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Pooled representations of sentences."""
+
+    def __init__(
+        self,
+        model: str = "",
+        *,
+        pooling: str = "mean",
+        layers: str = "mean",
+        device: str = "cpu",
+        batch_size: int = 32,
+    ) -> None:
+        """`model` is any MODEL; `pooling` over the words is mean or max; `layers` is top, mean, or
+        all (each pooled, one behind the other)."""
+        self.model = model
+        self.pooling = pooling
+        self.layers = layers
+        self.device = device
+        self.batch_size = batch_size
+
+    def fit(self, sentences: Any = None, labels: Any = None) -> "SentenceVectors":
+        """Open the model."""
+        if self.pooling not in POOLINGS or self.layers not in LAYERS:
+            raise UserError(
+                f"pooling is one of {', '.join(POOLINGS)} and layers one of {', '.join(LAYERS)}, "
+                f"not {self.pooling!r} and {self.layers!r}"
+            )
+        from elmwright.jobs.using.pretrained import Elmo
+
+        self.elmo_ = Elmo.from_pretrained(self.model, device=self.device)
+        self.elmo_.eval()
+        return self
+
+    def transform(self, sentences: Sequence[str | Sequence[str]]) -> npt.NDArray[np.float32]:
+        """[sentences, features]; a sentence of no words is all zeros."""
+        if isinstance(sentences, str):
+            raise UserError("give a list of sentences, not a single string")
+        if not hasattr(self, "elmo_"):
+            self.fit()
+        split = [
+            text.split() if isinstance(text, str) else [str(word) for word in text]
+            for text in sentences
+        ]
+        width = self.elmo_.width
+        if self.layers == "all":
+            width *= self.elmo_.bilm.config.n_layers + 1
+        pooled = np.zeros((len(split), width), np.float32)
+        for start in range(0, len(split), 512):
+            batch = split[start : start + 512]
+            for n, vectors in enumerate(self.elmo_.embed(batch, batch_size=self.batch_size)):
+                if vectors.shape[1]:
+                    pooled[start + n] = self._pool(vectors)
+        return pooled
+
+    def _pool(self, vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """(layers, words, width) → features."""
+        if self.layers == "top":
+            vectors = vectors[-1:]
+        elif self.layers == "mean":
+            vectors = vectors.mean(axis=0, keepdims=True)
+        over_words = vectors.mean(axis=1) if self.pooling == "mean" else vectors.max(axis=1)
+        return np.asarray(over_words.ravel(), np.float32)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "elmo_")

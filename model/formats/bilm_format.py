@@ -1,0 +1,297 @@
+"""The published format: `options.json` + `weights.hdf5`, as bilm-tf and AllenNLP read and write it.
+
+Reading gives a `ModelConfig` and tensors for a trainable `BiLM`; writing is the exact inverse, so a
+round trip keeps every bit and two writes of one model are the same file. Everything is checked
+before anything is used: a dataset that is missing, unexpected, of the wrong shape or not finite is
+named, with both shapes.
+
+Two numberings of characters exist (see `chars.py`). `options.json` says 261 in a training run and
+262 in a published model while the file holds 261 rows either way; both are read alike, and 262 is
+written, which is what readers of published models expect. A file that does hold 262 rows (the mask
+row put in front by a loader and saved back) is read too, if that row is zero.
+
+The softmax is not part of this format.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from elmwright.model.chars import N_CHARS
+from elmwright.model.config import ModelConfig
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.untrusted import AGAIN, read_object
+
+Array = npt.NDArray[np.float32]
+
+PACKED = 64
+"""How much larger weights may be than the file that holds them compressed. Weights hardly compress;
+zeros do a thousand times."""
+DEPTH = 8
+"""Groups inside groups that are followed; those of a biLM are five deep."""
+
+Place = tuple[str, int | None]
+"""A tensor of the state dict, and which direction of it (None: all of it)."""
+
+
+def read_options(path: Path) -> ModelConfig:
+    """The shape of the model that an `options.json` describes.
+
+    As in bilm-tf, a missing `n_highway` means none and a missing `use_skip_connections` means no.
+    Settings of the training run that may stand beside are left alone.
+    """
+    options = read_object(path)
+    if not options.get("bidirectional", True):
+        raise UserError(f"{path} describes a model of one direction; ELMo needs both")
+
+    def get(*keys: str) -> Any:
+        value: Any = options
+        for key in keys:
+            if not isinstance(value, dict) or key not in value:
+                raise UserError(f"{path} has no {'.'.join(keys)}, which a character biLM needs")
+            value = value[key]
+        return value
+
+    n_chars = get("char_cnn", "n_characters")
+    if n_chars not in (N_CHARS - 1, N_CHARS):
+        raise UserError(f"{path} has char_cnn.n_characters {n_chars!r:.50}; a biLM has 261 or 262")
+    if get("char_cnn", "activation") not in ("relu", "tanh"):
+        raise UserError(
+            f"{path} has char_cnn.activation {get('char_cnn', 'activation')!r:.50}; relu or tanh"
+        )
+    try:
+        config = ModelConfig(
+            dim=get("lstm", "dim"),
+            projection_dim=get("lstm", "projection_dim"),
+            n_layers=get("lstm", "n_layers"),
+            char_dim=get("char_cnn", "embedding", "dim"),
+            filters=tuple((width, number) for width, number in get("char_cnn", "filters")),
+            n_highway=get("char_cnn").get("n_highway") or 0,
+            max_chars=get("char_cnn", "max_characters_per_token"),
+            activation=get("char_cnn", "activation"),
+            cell_clip=float(get("lstm", "cell_clip")),
+            proj_clip=float(get("lstm", "proj_clip")),
+            residual=bool(get("lstm").get("use_skip_connections", False)),
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(f"{path} has a value of the wrong kind: {error}") from error
+    if problem := config.problem():
+        raise UserError(f"{path} has a value of the wrong kind: {problem}")
+    return config
+
+
+def options(config: ModelConfig) -> dict[str, Any]:
+    """What `read_options` reads, under the names of bilm-tf."""
+    return {
+        "bidirectional": True,
+        "char_cnn": {
+            "activation": config.activation,
+            "embedding": {"dim": config.char_dim},
+            "filters": [list(pair) for pair in config.filters],
+            "max_characters_per_token": config.max_chars,
+            "n_characters": N_CHARS,
+            "n_highway": config.n_highway,
+        },
+        "lstm": {
+            "cell_clip": config.cell_clip,
+            "dim": config.dim,
+            "n_layers": config.n_layers,
+            "proj_clip": config.proj_clip,
+            "projection_dim": config.projection_dim,
+            "use_skip_connections": config.residual,
+        },
+    }
+
+
+def write_options(path: Path, config: ModelConfig, extra: Mapping[str, Any] | None = None) -> None:
+    """Write `options.json`; `extra` are further top-level keys (dropout, n_tokens_vocab, …)."""
+    content = {**options(config), **(extra or {})}
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def tensor_shapes(config: ModelConfig, there: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of a `BiLM(config)`, where a file holds `there` tensors.
+
+    One that asks for more layers or filters than that is cut: whoever compares misses some anyway.
+    """
+    config = _cut(config, there)
+    for name, (shape, (tensor_name, direction)) in datasets(config).items():
+        if direction is None:
+            yield tensor_name, shape[1:] if name.startswith("CNN/W_cnn") else shape
+        elif direction == 0:
+            yield tensor_name, (2, *shape)
+
+
+def _cut(config: ModelConfig, there: int) -> ModelConfig:
+    """The same model, with one more layer of each kind than a file of so many tensors can hold."""
+    return replace(
+        config,
+        n_layers=min(config.n_layers, there + 1),
+        n_highway=min(config.n_highway, there + 1),
+    )
+
+
+def datasets(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], Place]]:
+    """Every dataset of `weights.hdf5`: its shape, and where it lives in the state dict."""
+    n, p, d = config.n_filters, config.projection_dim, config.dim
+    found: dict[str, tuple[tuple[int, ...], Place]] = {
+        "char_embed": ((N_CHARS - 1, config.char_dim), ("encoder.char_embed", None))
+    }
+    for i, (width, number) in enumerate(config.filters):
+        shape = (1, width, config.char_dim, number)
+        found[f"CNN/W_cnn_{i}"] = shape, (f"encoder.conv.{i}.weight", None)
+        found[f"CNN/b_cnn_{i}"] = (number,), (f"encoder.conv.{i}.bias", None)
+    for i in range(config.n_highway):
+        for gate in ("carry", "transform"):
+            at = f"encoder.highway.{i}"
+            found[f"CNN_high_{i}/W_{gate}"] = (n, n), (f"{at}.w_{gate}", None)
+            found[f"CNN_high_{i}/b_{gate}"] = (n,), (f"{at}.b_{gate}", None)
+    if config.has_projection:
+        found["CNN_proj/W_proj"] = (n, p), ("encoder.projection.weight", None)
+        found["CNN_proj/b_proj"] = (p,), ("encoder.projection.bias", None)
+    for direction in range(2):
+        for layer in range(config.n_layers):
+            cell = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
+            found[f"{cell}/W_0"] = (2 * p, 4 * d), (f"lstm.{layer}.w", direction)
+            found[f"{cell}/B"] = (4 * d,), (f"lstm.{layer}.b", direction)
+            found[f"{cell}/W_P_0"] = (d, p), (f"lstm.{layer}.w_proj", direction)
+    return found
+
+
+def read_weights(path: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """The state dict of a `BiLM(config)`, float32, from a `weights.hdf5`."""
+    with _opened(path) as file:
+        arrays = _checked(path, file, config)
+    single: dict[str, Tensor] = {}
+    pairs: dict[str, list[Tensor]] = {}
+    for name, (_, (tensor_name, direction)) in datasets(config).items():
+        tensor = torch.from_numpy(arrays[name])
+        if direction is not None:
+            pairs.setdefault(tensor_name, []).append(tensor)
+        else:
+            single[tensor_name] = tensor[0] if name.startswith("CNN/W_cnn") else tensor
+    return single | {name: torch.stack(both) for name, both in pairs.items()}
+
+
+def check_members(path: Path, config: ModelConfig) -> None:
+    """Does a `weights.hdf5` hold the datasets of `config` and nothing else? Reads no values."""
+    with _opened(path) as file:
+        _check_names(path, _members(path, file), config)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """An HDF5 file; whatever h5py raises about a damaged one is one sentence."""
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read as HDF5: {reason:.200}; {AGAIN}") from error
+
+
+def write_weights(path: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write `weights.hdf5`. No times are recorded: the same tensors give the same bytes."""
+    with h5py.File(path, "w") as file:
+        for name, (shape, (tensor_name, direction)) in datasets(config).items():
+            tensor = tensors[tensor_name].detach().float().cpu()
+            if direction is not None:
+                tensor = tensor[direction]
+            array = tensor.contiguous().numpy().reshape(shape)
+            file.create_dataset(name, data=array, track_times=False)
+
+
+def _checked(path: Path, file: Any, config: ModelConfig) -> dict[str, Array]:
+    """All datasets, if they are exactly those of `config` and finite."""
+    _check_names(path, _members(path, file), config)
+    declared = sum(file[name].size * file[name].dtype.itemsize for name in datasets(config))
+    size = path.stat().st_size
+    if declared > PACKED * size:  # never written, or packed as no weights can be
+        raise UserError(
+            f"{path} declares {declared:,} bytes of weights and holds {size:,}; {AGAIN}"
+        )
+    arrays = {name: _finite(path, name, file[name]) for name in datasets(config)}
+    if len(arrays["char_embed"]) == N_CHARS:
+        if arrays["char_embed"][0].any():
+            raise UserError(f"{path}: char_embed has 262 rows and the first, the mask, is not zero")
+        arrays["char_embed"] = arrays["char_embed"][1:].copy()
+    return arrays
+
+
+def _members(
+    path: Path, group: Any, inside: str = "", seen: set[int] | None = None
+) -> dict[str, Any]:
+    """Every dataset below a group with its shape.
+
+    A file of weights holds its own numbers: links and storage elsewhere could make a reader open
+    any file of the machine. Each group is in one place: one that is inside itself would never end,
+    and some dozens, each twice inside the one before, would take years.
+    """
+    shapes: dict[str, Any] = {}
+    seen = set() if seen is None else seen
+    here = h5py.h5o.get_info(group.id).addr
+    if here in seen:
+        raise UserError(f"{path}: the group {inside} is in two places, or inside itself")
+    seen.add(here)
+    if inside.count("/") > DEPTH:
+        raise UserError(f"{path}: {inside} lies deeper than any weights do")
+    for key in group:
+        name = f"{inside}{key}"
+        if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+            raise UserError(f"{path}: {name} is a link to something else, which weights never are")
+        item = group[key]
+        if isinstance(item, h5py.Group):
+            shapes |= _members(path, item, f"{name}/", seen) or {name: "of a group"}
+        elif not isinstance(item, h5py.Dataset) or item.external or item.is_virtual:
+            raise UserError(f"{path}: {name} does not hold its own numbers, as weights do")
+        elif item.dtype.kind != "f":
+            raise UserError(
+                f"{path}: dataset {name} holds {item.dtype}, not floating point numbers"
+            )
+        else:
+            shapes[name] = item.shape
+    return shapes
+
+
+def _check_names(path: Path, shapes: dict[str, Any], config: ModelConfig) -> None:
+    config = _cut(config, len(shapes))
+    expected = {name: shape for name, (shape, _) in datasets(config).items()}
+    if expected.keys().isdisjoint(shapes):
+        some = ", ".join(f"{name} {shape}" for name, shape in list(shapes.items())[:3]) or "nothing"
+        raise UserError(
+            f"{path} is HDF5 of another layout: it holds {some}, and none of the datasets of a "
+            f"biLM (such as char_embed {expected['char_embed']})"
+        )
+    for name, shape in expected.items():
+        if name not in shapes:
+            raise UserError(f"{path} has no dataset {name} (expected with shape {shape})")
+        with_mask = name == "char_embed" and shapes[name] == (N_CHARS, config.char_dim)
+        if shapes[name] != shape and not with_mask:
+            raise UserError(
+                f"{path}: dataset {name} has shape {shapes[name]}, but the options ask for {shape}"
+            )
+    for name, shape in shapes.items():
+        if name not in expected:
+            raise UserError(
+                f"{path} has a dataset {name} with shape {shape} that the options do not explain"
+            )
+
+
+def _finite(path: Path, name: str, dataset: Any) -> Array:
+    array: Array = np.asarray(dataset[()], dtype=np.float32)
+    bad = int(array.size - np.isfinite(array).sum())
+    if bad:
+        raise UserError(
+            f"{path}: dataset {name} with shape {array.shape} has {bad} values that are NaN or "
+            "infinite; the file is damaged or the training run diverged"
+        )
+    return array

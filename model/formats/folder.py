@@ -1,0 +1,235 @@
+"""A model as a folder, whatever kind: bundle, checkpoint, or the published format.
+
+    bundle, checkpoint   config.json + model.safetensors [+ softmax.safetensors, vocab.txt]
+    bilm                 options.json + exactly one *.hdf5 [+ vocab.txt]
+
+`load_folder` gives the same thing for all of them. Tensors are compared with the config by name and
+shape, and must be finite; nothing is ever unpickled. Digests are verified by `jobs/`, which wrote
+them; a registry URI is resolved to a folder there, too.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from elmwright.model.bilm import BiLM
+from elmwright.model.config import ModelConfig
+from elmwright.model.formats.bilm_format import read_options, read_weights, tensor_shapes
+from elmwright.model.softmax import Softmax
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.untrusted import AGAIN, read_object, read_words
+
+FORMAT = 1
+"""Version of config.json that this code writes and reads."""
+CONFIG, MODEL, SOFTMAX = "config.json", "model.safetensors", "softmax.safetensors"
+VOCAB, OPTIONS = "vocab.txt", "options.json"
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""What weights may be stored as."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model read from a folder."""
+
+    config: ModelConfig
+    """Its shape."""
+    bilm: BiLM
+    """Encoder and LSTMs with their weights, trainable."""
+    vocab: tuple[str, ...] | None
+    """The words of the softmax in order of their ids, where the folder has them."""
+    softmax: Softmax | None
+    """The softmax, where it was asked for and the folder has one."""
+    folder: Path
+    """Where it was read from."""
+    kind: Literal["bundle", "checkpoint", "bilm"]
+    """What kind of folder that is."""
+
+
+def load_folder(
+    path: Path | str, device: torch.device | str = "cpu", with_softmax: bool = False
+) -> LoadedModel:
+    """Read the model in a folder onto `device`; `UserError` if there is none or it does not fit."""
+    folder = Path(path)
+    kind = _kind(folder)
+    if kind == "bilm":
+        config = read_options(folder / OPTIONS)
+        tensors = read_weights(_only_hdf5(folder), config)
+    else:
+        config = read_config(folder / CONFIG)
+        tensors = read_tensors(folder / MODEL)
+    check_shapes(tensor_shapes(config, len(tensors)), tensors, str(folder))
+    with _enough_memory(folder):
+        bilm = BiLM(config)
+        load_tensors(bilm, tensors, source=str(folder))
+    vocab = read_vocab(folder / VOCAB) if (folder / VOCAB).is_file() else None
+    softmax = None
+    if with_softmax and (folder / SOFTMAX).is_file():
+        softmax = _read_softmax(folder / SOFTMAX, config, vocab, device)
+    return LoadedModel(config, bilm.to(device), vocab, softmax, folder, kind)
+
+
+@contextmanager
+def _enough_memory(path: Path) -> Iterator[None]:
+    """Say in a sentence that the memory is not enough; torch raises RuntimeError then."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        raise UserError(
+            f"{path} does not fit into memory; use a machine with more, or {AGAIN}"
+        ) from error
+
+
+def read_shape(path: Path | str) -> ModelConfig:
+    """The shape of the model in a folder, without its weights."""
+    folder = Path(path)
+    if _kind(folder) == "bilm":
+        _only_hdf5(folder)
+        return read_options(folder / OPTIONS)
+    return read_config(folder / CONFIG)
+
+
+def _kind(folder: Path) -> Literal["bundle", "checkpoint", "bilm"]:
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder} is not a folder; give a bundle, a checkpoint, or a folder with "
+            f"{OPTIONS} and one .hdf5"
+        )
+    if (folder / CONFIG).is_file() and (folder / MODEL).is_file():
+        return "checkpoint" if (folder / "MANIFEST.json").is_file() else "bundle"
+    if (folder / OPTIONS).is_file() and list(folder.glob("*.hdf5")):
+        return "bilm"
+    raise UserError(
+        f"{folder} holds no model; looked for {CONFIG} with {MODEL}, and for {OPTIONS} with one "
+        ".hdf5 file"
+    )
+
+
+def _only_hdf5(folder: Path) -> Path:
+    found = sorted(folder.glob("*.hdf5"))
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found)
+        raise UserError(f"{folder} has {len(found)} .hdf5 files ({names}); leave only the weights")
+    return found[0]
+
+
+def write_config(path: Path, config: ModelConfig, extra: Mapping[str, Any] | None = None) -> None:
+    """Write config.json: the model's shape, and whatever else belongs beside it."""
+    content = {"format": FORMAT, "model": asdict(config), **(extra or {})}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The model's shape from a config.json."""
+    content = read_object(path)
+    if not isinstance(content.get("model"), dict):
+        raise UserError(f'{path} has no section "model"; it is not the config of a model')
+    if content.get("format") != FORMAT:
+        raise UserError(
+            f"{path} has format {content.get('format')!r:.50} and this version reads {FORMAT}; "
+            "use the version of elmwright that wrote it"
+        )
+    model = dict(content["model"])
+    known = {field.name for field in fields(ModelConfig)}
+    if model.keys() != known:
+        odd = ", ".join(sorted(model.keys() ^ known))
+        raise UserError(f"{path}: the model section lacks or does not know: {odd:.300}")
+    try:
+        model["filters"] = tuple((width, number) for width, number in model["filters"])
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: model.filters is not a list of [width, number] pairs") from error
+    config = ModelConfig(**model)
+    if problem := config.problem():
+        raise UserError(f"{path}: model.{problem}")
+    return config
+
+
+def read_vocab(path: Path) -> tuple[str, ...]:
+    """One word a line. Only the newline ends a line: words may hold other separators."""
+    return tuple(read_words(path))
+
+
+def model_tensors(bilm: BiLM) -> dict[str, Tensor]:
+    """What model.safetensors holds: the parameters by name, detached, the live ones."""
+    return {name: parameter.detach() for name, parameter in bilm.named_parameters()}
+
+
+@torch.no_grad()
+def load_tensors(bilm: BiLM, tensors: Mapping[str, Tensor], source: str = "the model file") -> None:
+    """Copy tensors into a biLM, if they are exactly its parameters and finite."""
+    own = model_tensors(bilm)
+    shapes = ((name, tuple(tensor.shape)) for name, tensor in own.items())
+    check_shapes(shapes, tensors, source)
+    for name in own:
+        _check_finite(tensors[name], name, source)
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
+
+
+def check_shapes(
+    shapes: Iterable[tuple[str, tuple[int, ...]]], tensors: Mapping[str, Tensor], source: str
+) -> None:
+    """Are these the names and shapes that a config asks for?
+
+    Ends at the first that is missing, so a config that asks for more than there is costs neither
+    time nor memory.
+    """
+    expected = set()
+    for name, shape in shapes:
+        if name not in tensors:
+            raise UserError(f"{source} has no tensor {name} (expected with shape {shape})")
+        if tuple(tensors[name].shape) != shape:
+            raise UserError(
+                f"{source}: tensor {name} has shape {tuple(tensors[name].shape)}, but the config "
+                f"asks for {shape}"
+            )
+        expected.add(name)
+    for name in tensors.keys() - expected:
+        raise UserError(f"{source} has a tensor {name:.100} that the config does not explain")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, which holds every byte that its header claims."""
+    try:
+        with _enough_memory(path):
+            return load_file(path)
+    except (SafetensorError, OSError, RuntimeError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read as safetensors ({reason:.200}); {AGAIN}") from error
+
+
+def _read_softmax(
+    path: Path, config: ModelConfig, vocab: tuple[str, ...] | None, device: torch.device | str
+) -> Softmax:
+    tensors = read_tensors(path)
+    if tensors.keys() != {"weight", "bias"}:
+        raise UserError(f"{path} holds {sorted(tensors)!r:.200} instead of a weight and a bias")
+    weight, bias = tensors["weight"], tensors["bias"]
+    size = len(vocab) if vocab is not None else bias.numel()
+    if weight.shape != (size, config.projection_dim) or bias.shape != (size,):
+        raise UserError(
+            f"{path}: weight {tuple(weight.shape)} and bias {tuple(bias.shape)} do not fit "
+            f"{size} words and projection_dim {config.projection_dim}"
+        )
+    for name, tensor in tensors.items():
+        _check_finite(tensor, name, str(path))
+    return Softmax(weight.to(device), bias.to(device))
+
+
+def _check_finite(tensor: Tensor, name: str, source: str) -> None:
+    if tensor.dtype not in FLOATS:
+        raise UserError(f"{source}: tensor {name} holds {tensor.dtype}, not floating point numbers")
+    if not bool(torch.isfinite(tensor).all()):
+        raise UserError(
+            f"{source}: tensor {name} with shape {tuple(tensor.shape)} has values that are NaN or "
+            "infinite; the file is damaged or the training run diverged"
+        )

@@ -1,0 +1,338 @@
+"""The ELMo layer: what a task model, or anyone who wants vectors, uses.
+
+    elmo = Elmo.from_pretrained("runs/demo/bundle")
+    vectors = elmo.embed([["Hello", "world"], ["Bye"]])      # (layers + 1, words, 2·projection_dim)
+
+    output = elmo([["Hello", "world"], ["Bye"]])             # inside a task model, differentiable
+    output.mixes[0], output.mask                             # γ · Σ s_j h_j, and which words exist
+
+Each sentence is read as `<S> w1 … wn </S>`, backwards in reverse, and the frame is removed again.
+Layer 0 is the encoder's output twice, [x; x]; layer j is [forward; backward] of LSTM layer j.
+
+**States are reset for every call**, so a sentence has one representation whatever came before. With
+`carry_state=True` row i of a call goes on where row i of the call before ended, as the reference
+implementations always do.
+
+Costs: a word type is encoded once (in `embed`, once for all batches, as long as the weights stay),
+and time is cut into windows that hand on their states, so a sentence of any length needs the memory
+of its output and one window.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from elmwright.model.bilm import BiLM, States
+from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE, char_ids
+from elmwright.model.formats.folder import load_folder
+from elmwright.pipeline.errors import UserError
+
+Vectors = npt.NDArray[np.float32]
+Sentence = Sequence[str]
+
+WINDOW = 128
+"""Steps of the biLM that are in memory at a time."""
+TYPES_AT_ONCE = 1024
+"""Word types encoded in one go."""
+CACHE_BYTES = 1 << 28
+"""Encoded types kept between batches; when they need more, the cache starts afresh."""
+
+
+@dataclass(frozen=True)
+class ElmoOutput:
+    """One call of the ELMo layer."""
+
+    mixes: list[Tensor]
+    """Each mix's representation of every word, [sentences, words, 2·projection_dim]; zero where
+    a sentence has no word."""
+    mask: Tensor
+    """True where a sentence has a word, [sentences, words]."""
+
+
+class ScalarMix(nn.Module):
+    """γ · Σ s_j h_j with s = softmax(w): a task's own view of the layers."""
+
+    def __init__(self, n_layers: int, layer_norm: bool = False) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(n_layers))
+        self.gamma = nn.Parameter(torch.ones(()))
+        self.layer_norm = layer_norm
+
+    def forward(self, layers: Sequence[Tensor], mask: Tensor) -> Tensor:
+        """`layers` [N, T, width] each; `mask` [N, T]."""
+        shares = self.w.softmax(0)
+        mixed = torch.zeros_like(layers[0])
+        for share, layer in zip(shares, layers, strict=True):
+            mixed = mixed + share * (_normalised(layer, mask) if self.layer_norm else layer)
+        return self.gamma * mixed * mask.unsqueeze(-1)
+
+
+def _normalised(layer: Tensor, mask: Tensor) -> Tensor:
+    """Zero mean and unit variance over all words of the batch, as in bilm-tf."""
+    there = mask.unsqueeze(-1).to(layer.dtype)
+    count = (there.sum() * layer.size(-1)).clamp_min(1)
+    centred = layer - (layer * there).sum() / count
+    variance = (centred * there).square().sum() / count
+    return centred / (variance + 1e-12).sqrt()
+
+
+class Elmo(nn.Module):
+    """A biLM with any number of independent scalar mixes on top."""
+
+    def __init__(
+        self,
+        bilm: BiLM,
+        n_mixes: int = 1,
+        *,
+        layer_norm: bool = False,
+        dropout: float = 0.5,
+        trainable_bilm: bool = False,
+        carry_state: bool = False,
+    ) -> None:
+        """`dropout` is applied to the mixes in training mode; `trainable_bilm` fine-tunes the biLM,
+        otherwise it is frozen and run without a graph."""
+        super().__init__()
+        self.bilm = bilm.requires_grad_(trainable_bilm)
+        self.mixes = nn.ModuleList(
+            ScalarMix(bilm.config.n_layers + 1, layer_norm) for _ in range(n_mixes)
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.trainable_bilm = trainable_bilm
+        self.carry_state = carry_state
+        self._states: States | None = None
+        self._cache = TypeCache()
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: Path | str, *, device: torch.device | str = "cpu", **options: Any
+    ) -> "Elmo":
+        """From any kind of model folder; `options` are those of `Elmo`."""
+        if str(folder).startswith("models:/"):
+            raise UserError(
+                f"{folder} is a registry URI; open it with "
+                f"elmwright.Elmo.from_pretrained({str(folder)!r})"
+            )
+        return cls(load_folder(folder, device).bilm, **options).to(device)
+
+    @property
+    def width(self) -> int:
+        """Width of the representations."""
+        return 2 * self.bilm.config.projection_dim
+
+    def forward(self, sentences: Sequence[Sentence] | Tensor) -> ElmoOutput:
+        """Mix the layers for a batch: lists of words, or character ids [N, T, max_chars] in the
+        stored numbering with all-zero rows as padding (what AllenNLP's `batch_to_ids` gives)."""
+        with torch.set_grad_enabled(self.trainable_bilm and torch.is_grad_enabled()):
+            if isinstance(sentences, Tensor):
+                chars, rows = _types_of_ids(sentences, self.bilm.config.max_chars)
+            else:
+                words, rows = _types_of_words(sentences)
+                chars = self.bilm.encoder.ids(words)
+            layers = self._layers(self.bilm.encoder(chars.to(self._device)), rows)
+        lengths = torch.tensor([len(row) for row in rows], device=self._device)
+        mask = torch.arange(layers[0].size(1), device=self._device) < lengths.unsqueeze(1)
+        return ElmoOutput([self.dropout(mix(layers, mask)) for mix in self.mixes], mask)
+
+    def regularization(self, strength: float) -> Tensor:
+        """λ‖w‖² over all mixes: added to a task's loss, it pulls them towards the plain average."""
+        weights = torch.cat([w for name, w in self.mixes.named_parameters() if name.endswith(".w")])
+        return strength * weights.square().sum()
+
+    def reset_states(self) -> None:
+        """Forget what was carried over (only of interest with `carry_state`)."""
+        self._states = None
+
+    def fill_cache(self, words: Sequence[str], vectors: Tensor) -> None:
+        """Take over encoded word types (`<S>` and `</S>` first), so that `embed` need not encode
+        them. They must be of this encoder; as always, they go when its weights change."""
+        self._cache.fill(self.bilm, words, vectors.to(self._device))
+
+    @torch.no_grad()
+    def embed(
+        self,
+        sentences: Sequence[Sentence],
+        *,
+        max_tokens: int = 2048,
+        batch_size: int | None = None,
+    ) -> list[Vectors]:
+        """All layers of each sentence, (layers + 1, words, 2·projection_dim), in the given order.
+
+        Sentences of similar length are run together, at most `max_tokens` positions (or
+        `batch_size` sentences) at a time. With `carry_state` they are taken as they come, in
+        batches of `batch_size` (1 unless given): sentence n belongs to row n mod batch_size.
+        """
+        vectors: list[Vectors | None] = [None] * len(sentences)
+        for batch in self._batches(sentences, max_tokens, batch_size):
+            words, rows = _types_of_words([sentences[i] for i in batch])
+            types, places = self._cache.encode(self.bilm, words, self._device)
+            layers = self._layers(types, [places[row] for row in rows])
+            stacked = torch.stack(layers, dim=1).float().cpu().numpy()
+            for at, i in enumerate(batch):
+                vectors[i] = stacked[at, :, : len(sentences[i])].copy()
+        return [v for v in vectors if v is not None]
+
+    def _batches(
+        self, sentences: Sequence[Sentence], max_tokens: int, batch_size: int | None
+    ) -> list[list[int]]:
+        numbers = list(range(len(sentences)))
+        if self.carry_state:
+            size = batch_size or 1
+            return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+        batches: list[list[int]] = []
+        for i in sorted(numbers, key=lambda i: len(sentences[i])):
+            steps = len(sentences[i]) + 2  # the longest so far
+            full = not batches or (len(batches[-1]) + 1) * steps > max_tokens
+            if full or len(batches[-1]) == batch_size:
+                batches.append([])
+            batches[-1].append(i)
+        return batches
+
+    @property
+    def _device(self) -> torch.device:
+        return self.bilm.encoder.char_embed.device
+
+    def _layers(self, types: Tensor, rows: Sequence[npt.NDArray[np.int64]]) -> list[Tensor]:
+        """All layers [N, T, 2·projection_dim] of sentences given as indices into `types`, whose
+        rows 0 and 1 are `<S>` and `</S>`."""
+        counts = np.array([len(row) for row in rows], dtype=np.int64)
+        longest = int(counts.max(initial=0))
+        index = np.zeros((2, len(rows), longest + 2), dtype=np.int64)
+        for n, row in enumerate(rows):
+            index[0, n, : len(row) + 2] = [0, *row, 1]
+            index[1, n, : len(row) + 2] = [1, *row[::-1], 0]
+        read = torch.from_numpy(index).to(self._device)
+        lengths = torch.from_numpy(counts + 2).to(self._device)
+        read_layers, states = self._run(types, read, lengths)
+        if self.carry_state:
+            self._keep(states.detach())
+
+        # Word t stands at step t + 1 of the forward model and at step count − t of the backward.
+        word = torch.arange(longest, device=self._device)
+        step = ((lengths - 2).unsqueeze(1) - word).clamp_min(0).unsqueeze(-1)
+        layers = []
+        for layer in read_layers:
+            back = layer[1].gather(1, step.expand(-1, -1, layer.size(-1)))
+            layers.append(torch.cat([layer[0, :, 1 : longest + 1], back], dim=-1))
+        return layers
+
+    def _run(self, types: Tensor, read: Tensor, lengths: Tensor) -> tuple[list[Tensor], States]:
+        """The biLM over [2, N, T] in windows; each layer as [2, N, T, projection_dim]."""
+        states = self._initial(read.size(1))
+        parts: list[tuple[Tensor, ...]] = []
+        for start in range(0, read.size(2), WINDOW):
+            window = read[:, :, start : start + WINDOW]
+            left = (lengths - start).clamp(0, window.size(2))
+            output = self.bilm.run(
+                types, window[0], window[1], states, lengths=left, all_layers=True
+            )
+            states = output.states
+            parts.append(output.layers)
+        return [torch.cat(layer, dim=2) for layer in zip(*parts, strict=True)], states
+
+    def _initial(self, rows: int) -> States:
+        """Zeros, or for each row that has one the state it was left in."""
+        states = States.zeros(self.bilm.config, rows, self._device)
+        if self.carry_state and self._states is not None:
+            kept = min(rows, self._states.c.size(2))
+            states.c[:, :, :kept] = self._states.c[:, :, :kept]
+            states.m[:, :, :kept] = self._states.m[:, :, :kept]
+        return states
+
+    def _keep(self, states: States) -> None:
+        """Remember the states; rows that this call did not have stay as they were."""
+        if self._states is not None and self._states.c.size(2) > states.c.size(2):
+            rest = self._states.rows(slice(states.c.size(2), None))
+            states = States(torch.cat([states.c, rest.c], 2), torch.cat([states.m, rest.m], 2))
+        self._states = states
+
+
+def _types_of_words(
+    sentences: Sequence[Sentence],
+) -> tuple[list[str], list[npt.NDArray[np.int64]]]:
+    """The distinct words, `<S>` and `</S>` first, and each sentence as indices into them."""
+    place = {BEGIN_SENTENCE: 0, END_SENTENCE: 1}
+    rows = []
+    for sentence in sentences:
+        if isinstance(sentence, str):
+            raise UserError(f"a sentence is a list of words, not a string: {sentence[:40]!r}")
+        indices = [place.setdefault(word, len(place)) for word in sentence]
+        rows.append(np.array(indices, dtype=np.int64))
+    return list(place), rows
+
+
+def _types_of_ids(ids: Tensor, max_chars: int) -> tuple[Tensor, list[npt.NDArray[np.int64]]]:
+    """The same for words given as character ids."""
+    if ids.dim() != 3 or ids.size(2) != max_chars:
+        raise UserError(
+            f"character ids have shape {tuple(ids.shape)}; expected (sentences, words, {max_chars})"
+        )
+    ids = ids.cpu()
+    marks = torch.from_numpy(char_ids([BEGIN_SENTENCE, END_SENTENCE], max_chars)).to(ids.dtype)
+    distinct, place = torch.unique(ids.flatten(0, 1), dim=0, return_inverse=True)
+    there = (ids != 0).any(dim=2)
+    place = place.view(there.shape) + 2
+    rows = [place[n][there[n]].numpy() for n in range(len(ids))]
+    return torch.cat([marks, distinct]), rows
+
+
+class TypeCache:
+    """Encoded word types, kept from batch to batch for as long as the encoder is the same."""
+
+    def __init__(self) -> None:
+        self.place: dict[str, int] = {}
+        self.vectors: Tensor | None = None
+        self.encoder: object = None
+
+    def fill(self, bilm: BiLM, words: Sequence[str], vectors: Tensor) -> None:
+        """Begin with types that are encoded already."""
+        if tuple(words[:2]) != (BEGIN_SENTENCE, END_SENTENCE) or len(set(words)) != len(words):
+            raise ValueError("the first two words must be <S> and </S>, and none may be repeated")
+        if vectors.shape != (len(words), bilm.config.projection_dim):
+            raise ValueError(f"vectors {tuple(vectors.shape)} do not fit {len(words)} words")
+        self.place = {word: number for number, word in enumerate(words)}
+        self.vectors, self.encoder = vectors, _identity(bilm)
+
+    def encode(
+        self, bilm: BiLM, words: list[str], device: torch.device
+    ) -> tuple[Tensor, npt.NDArray[np.int64]]:
+        """A table of encoded types and the place of each word in it; `<S>` and `</S>` are 0, 1."""
+        width = bilm.config.projection_dim
+        encoder = _identity(bilm)
+        new = [word for word in words if word not in self.place]
+        full = 4 * width * (len(self.place) + len(new)) > CACHE_BYTES
+        if encoder != self.encoder or full:
+            self.place, self.vectors, new = {}, None, words
+            self.encoder = encoder
+        encoded = [] if self.vectors is None else [self.vectors]
+        for start in range(0, len(new), TYPES_AT_ONCE):
+            chars = bilm.encoder.ids(new[start : start + TYPES_AT_ONCE])
+            encoded.append(bilm.encoder(chars.to(device)))
+        for word in new:
+            self.place[word] = len(self.place)
+        self.vectors = encoded[0] if len(encoded) == 1 else torch.cat(encoded)
+        return self.vectors, np.array([self.place[word] for word in words], dtype=np.int64)
+
+
+def _identity(bilm: BiLM) -> list[tuple[int, int, int]]:
+    """Changes with the encoder: in-place updates (an optimiser, load_state_dict) raise a
+    parameter's version."""
+    return [(id(p), p.data_ptr(), p._version) for p in bilm.encoder.parameters()]
+
+
+def batch_to_ids(sentences: Sequence[Sentence], max_chars: int = 50) -> Tensor:
+    """Character ids [sentences, words, max_chars] with all-zero padding, as AllenNLP's function of
+    this name gives them."""
+    longest = max((len(sentence) for sentence in sentences), default=0)
+    ids = torch.zeros(len(sentences), longest, max_chars, dtype=torch.int64)
+    for n, sentence in enumerate(sentences):
+        ids[n, : len(sentence)] = torch.from_numpy(char_ids(sentence, max_chars).astype(np.int64))
+    return ids
+
+
+__all__ = ["Elmo", "ElmoOutput", "ScalarMix", "TypeCache", "batch_to_ids"]

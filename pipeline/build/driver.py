@@ -1,0 +1,281 @@
+"""Build a corpus: the driver that strings the stages together with Ray tasks.
+
+Harvest (for the embedded source) → n-grams of evaluation files → pieces (sentencepiece only) →
+clean and tokenise → drop copies, near-copies and held-out overlap → shuffle and count → vocabulary
+→ shards → report → manifest, written last.
+
+A task takes names and writes names (`ray_tasks.py`); the driver holds only names and counts. Every
+order comes from a keyed hash or from a document's place, never from arrival, so neither the number
+of workers nor a kill matters. Outputs stay in the work folder, named by what they depend on: the
+next build, with one threshold changed or one source added, runs only what is affected.
+
+In a corpus folder: `MANIFEST.json vocab.txt counts.npy shards/ report.html statistics.json`,
+`quarantine.jsonl` and `decontaminated.jsonl` where there is something to say, `documents/` if asked
+for, `source/` (the frozen harvest), and `work/`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from elmwright.pipeline.build.corpus_folder import check_space, claim
+from elmwright.pipeline.build.finish import finish, sweep
+from elmwright.pipeline.build.ray_tasks import Runner, Task, task
+from elmwright.pipeline.build.read_and_clean import (
+    clean_chunks,
+    digest_inputs,
+    find_ngrams,
+    learn_pieces,
+)
+from elmwright.pipeline.build.results import WORK, Built, Found
+from elmwright.pipeline.build.stages import keep, pack, select
+from elmwright.pipeline.build.stages.repeats import Lost, count_pieces, find_repeats
+from elmwright.pipeline.build.stages.select import Sides
+from elmwright.pipeline.build.up_to_date import (
+    corpus_key,
+    evaluation_files,
+    find_inputs,
+    is_current,
+    vocab_file,
+)
+from elmwright.pipeline.cleaning.funnel import READ
+from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import NAME, Manifest
+from elmwright.pipeline.progress import Progress, plural, silent
+from elmwright.pipeline.reading import harvest, sources
+from elmwright.pipeline.storage import files
+
+
+def build_corpus(
+    corpus: CorpusConfig,
+    vocab: VocabConfig,
+    shards: ShardsConfig,
+    *,
+    seed: int,
+    folder: str | Path,
+    progress: Progress = silent,
+    in_flight: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Manifest:
+    """Build the corpus, or finish one that was interrupted. Ray must have been started.
+
+    Raises `UserError` for what is the user's to put right and `Interrupted` after `stop()`.
+    """
+    where = str(folder) if files.is_url(folder) else str(Path(folder).absolute())
+    key = corpus_key(corpus, vocab, shards, seed)
+    manifest = is_current(where, key, corpus, vocab.file)
+    if manifest is None:
+        claim(where)
+        # From here on the folder holds no finished corpus, whatever it held before.
+        files.remove(files.join(where, NAME))
+        runner = Runner(files.join(where, WORK), progress, in_flight, stop)
+        if _wants_harvest(corpus) and harvest.frozen_parts(where) is None:
+            _harvest(where, runner)
+        built = Build(corpus, vocab, shards, seed, where, runner).run()
+        with runner.stage("writing report", 2) as stage:
+            manifest = finish(built, key)
+            runner.prune()
+            stage.result = "report.html"
+    sweep(where, manifest, keep_work=corpus.keep_work)
+    return manifest
+
+
+def _wants_harvest(corpus: CorpusConfig) -> bool:
+    return any(source.path == EMBEDDED for source in corpus.sources)
+
+
+def _harvest(folder: str, runner: Runner) -> None:
+    groups = harvest.group_modules(harvest.list_modules())
+    tasks = [task("harvest", harvest.harvest_group, group) for group in groups]
+    with runner.stage("collecting text", 1) as stage:
+        reports = runner.run("harvest", tasks)
+        names = ("modules", "skipped", "documents")
+        seen = {name: sum(r[name] for r in reports) for name in names}
+        harvest.finish(folder, runner.work, [one.out for one in tasks], seen)
+        stage.result = plural(seen["documents"], "document")
+
+
+class Build:
+    """One build: its settings, and its stages in the order in which they run."""
+
+    def __init__(
+        self,
+        corpus: CorpusConfig,
+        vocab: VocabConfig,
+        shards: ShardsConfig,
+        seed: int,
+        folder: str,
+        runner: Runner,
+    ) -> None:
+        """Settings as in `build_corpus`; `folder` is absolute or a URL."""
+        self.corpus, self.vocab, self.shards = corpus, vocab, shards
+        self.seed, self.folder, self.runner = seed, folder, runner
+        self.found = Found()
+        self.shares = {n: s for n, s in sorted(corpus.heldout.items()) if isinstance(s, float)}
+        self.has_given = len(self.shares) < len(corpus.heldout)
+        self.has_heldout = self.has_given or any(self.shares.values())
+
+    def run(self) -> Built:
+        """All stages, up to the shards."""
+        inputs = find_inputs(self.folder, self.corpus)
+        evaluation = evaluation_files(self.corpus)
+        read = [file for found in inputs.values() for file in found]
+        self.found.files = [*read, *evaluation, *vocab_file(self.vocab.file)]
+        check_space(self.found.files, self.folder)
+        stage = self.runner.stage
+        with stage("reading", 2) as line:
+            known_files = digest_inputs(self.runner, self.found)
+            inputs = {split: known_files(found) for split, found in inputs.items()}
+            evaluation = known_files(evaluation)
+            chunks = sources.cut(known_files(read), self.corpus)
+            known = find_ngrams(self.runner, self.corpus, inputs, evaluation)
+            line.result = plural(len(self.found.files), "file")
+        if self.corpus.tokenizer == "sentencepiece":
+            with stage("learning pieces", 2) as line:
+                shares = list(self.shares.values())
+                self.found.model = learn_pieces(self.runner, self.corpus, chunks, self.seed, shares)
+                line.result = plural(self.corpus.sentencepiece.size, "piece")
+        with stage("cleaning", 1) as line:
+            clean_chunks(
+                self.runner, self.corpus, chunks, known, self.found, has_heldout=self.has_heldout
+            )
+            line.result = plural(self.found.funnel.counts[READ][0], "document")
+        with stage("finding copies", count_pieces(self.corpus, self.has_heldout)) as line:
+            sides = self._sides()
+            lost = find_repeats(
+                self.runner, self.corpus, [part for part, _ in self.found.parts], sides
+            )
+            line.result = f"in {plural(self._documents(), 'document')}"
+        with stage("shuffling", 1) as line:
+            self._keep(sides, lost)
+            kept = sum(m["sentences"] for _, r in self.found.kept for m in r["splits"].values())
+            line.result = plural(kept, "sentence")
+        with stage("counting words", 2) as line:
+            self._make_vocab()
+            line.result = f"vocabulary of {self.found.vocab['size']:,}"
+        with stage("writing shards", 2) as line:
+            self._pack()
+            line.result = plural(len(self.found.shards), "shard")
+        return Built(
+            self.corpus, self.vocab, self.shards, self.seed, self.folder, self.runner, self.found
+        )
+
+    def _documents(self) -> int:
+        """Documents of train that the rules have left."""
+        return sum(
+            part["documents"]
+            for chunk, _, report in self.found.cleaned
+            for part in report["parts"]
+            if chunk[0].file.split == "train"
+        )
+
+    def _sides(self) -> Sides:
+        """How documents are held out by hash: at least one for each share asked for."""
+        names = [part.name for part, _ in self.found.parts if part.split == "train"]
+        documents = self._documents()
+        shares = [share for share in self.shares.values() if share > 0]
+        held = tuple(name for name, share in self.shares.items() if share > 0)
+        smallest: list[int] = []
+        if shares and len(shares) < documents < 100 / min(shares):
+            look = task("smallest", select.smallest_hashes, names, self.seed)
+            smallest = self.runner.run("held-out", [look])[0]["smallest"]
+        return Sides(self.seed, held, select.find_limits(shares, smallest))
+
+    def _keep(self, sides: Sides, lost: Lost) -> None:
+        """Drop what is repeated or shared, and shuffle and count the rest."""
+        corpus, found = self.corpus, self.found
+        everything = [part for part, _ in found.parts]
+        found.near = lost.near
+        by_sentence = self.shards.shuffle == "sentence"
+        repeats = by_sentence and corpus.dedup_lines != "sentence"
+        tasks = [
+            task(
+                "keep",
+                keep.keep_part,
+                part,
+                lost.documents,
+                lost.lines,
+                lost.sentences,
+                sides,
+                by_sentence=by_sentence,
+                copies_left=corpus.dedup == "none" or repeats,
+                save_documents=corpus.save_documents if part.split == "train" else "none",
+                file_names=names,
+            )
+            for part, names in found.parts
+        ]
+        reports = self.runner.run("shuffle", tasks)
+        found.kept = list(zip(everything, reports, strict=True))
+        for report in reports:
+            found.funnel.merge(report["funnel"])
+        if not any("train" in report["splits"] for report in reports):
+            raise UserError(
+                "nothing is left to train on after duplicates and held-out text were dropped; "
+                "give more text or hold out less (corpus.heldout)"
+            )
+
+    def _make_vocab(self) -> None:
+        names = [r["counts"] for _, r in self.found.kept if r["counts"]]
+        types = sum(r["types"] for _, r in self.found.kept)
+        count = pack.ranges(types)
+        tasks = [task("counts", pack.count_range, names, number, count) for number in range(count)]
+        reports = self.runner.run("word counts", tasks)
+        sentences = sum(
+            r["splits"]["train"]["sentences"] for _, r in self.found.kept if "train" in r["splits"]
+        )
+        given = ""
+        if self.vocab.file:
+            given = self.found.digests[-1] or files.sha256(self.vocab.file)
+        make = task(
+            "vocab",
+            pack.make_vocab,
+            [r["name"] for r in reports],
+            [r["lengths"] for r in reports],
+            self.vocab,
+            sentences,
+            given,
+        )
+        self.found.vocab = self.runner.run("vocabulary", [make])[0]
+
+    def _pack(self) -> None:
+        found, steps = self.found, self.shards.block_steps
+        splits = {name for _, r in found.kept for name in r["splits"]}
+        tasks: list[Task] = []
+        split_of: list[str] = []
+        for name in sorted(splits, key=lambda name: (name != "train", name)):
+            mine = [r["splits"][name] for _, r in found.kept if name in r["splits"]]
+            total = sum(m["words"] + m["sentences"] for m in mine)
+            count = max(1, -(-total // (steps * self.shards.blocks_per_shard)))
+            names = [m["name"] for m in mine]
+            for number in range(count):
+                tasks.append(
+                    task(
+                        "shards",
+                        pack.make_shard,
+                        names,
+                        name,
+                        number,
+                        count,
+                        steps=steps,
+                        vocab_name=found.vocab["name"],
+                        vocab_sha256=found.vocab["sha256"],
+                    )
+                )
+                split_of.append(name)
+        reports = self.runner.run("shards", tasks)
+        found.shards = [
+            entry for entry in zip(split_of, tasks, reports, strict=True) if entry[2]["shard"]
+        ]
+        counts = f"{found.vocab['name']}.counts.npy"
+        heldout = sorted(splits - {"train"})
+        tasks = [task("unigram", pack.unigram, counts, self.tars(name)) for name in heldout]
+        reports = self.runner.run("unigram", tasks)
+        found.perplexity = {n: r["perplexity"] for n, r in zip(heldout, reports, strict=True)}
+
+    def tars(self, split: str) -> list[str]:
+        """The shards of a split, relative to the work folder."""
+        return [
+            f"{one.out}/{report['shard']['name']}.tar"
+            for name, one, report in self.found.shards
+            if name == split
+        ]

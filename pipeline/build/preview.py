@@ -1,0 +1,142 @@
+"""A look at the text before anything is built from it: how much, how long, which language.
+
+Sizes come from the file system. Everything else comes from a sample of at most `DOCUMENTS`
+documents and `CHARACTERS` characters, taken from places all over the input (`sample.py`): a second
+at most, whatever the size of the corpus, and an estimate.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from elmwright.pipeline.build.sample import take
+from elmwright.pipeline.cleaning import language
+from elmwright.pipeline.cleaning.cleaner import Cleaner
+from elmwright.pipeline.cleaning.words import coverage
+from elmwright.pipeline.config import CorpusConfig
+from elmwright.pipeline.reading.decode import compression
+from elmwright.pipeline.reading.sources import EXPANSION, SourceFile
+
+DOCUMENTS = 400
+"""Documents of a sample, at most."""
+CHARACTERS = 1_500_000
+"""Characters of a sample, about: a document that begins before is read to its end."""
+CLEANED = 400_000
+"""Characters of it that go through the rules, to count words and sentences."""
+SENTENCES = 3_000
+"""Sentences that are kept, for who wants to read or train on some."""
+MARKUP = 6
+"""How many bytes of a web page or archive hold one byte of text, about."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a sample tells of the whole."""
+
+    documents: int
+    """Documents in the sample."""
+    broken: dict[str, int]
+    """Records that could not be read, by problem."""
+    detail: str
+    """What the first of them said."""
+    whole: bool
+    """Whether the sample is everything."""
+    kept: float
+    """Share of the cleaned part's words that the rules keep."""
+    languages: dict[str, float]
+    """Code → share of the characters, the largest first."""
+    longest: int
+    """Characters of the longest document."""
+    steps: int
+    """Words and sentences in all sources together, about, after the rules."""
+    text_bytes: int
+    """Bytes of text in all sources together, about."""
+    alphabet: int
+    """Distinct characters that sentencepiece would have to spell the sample."""
+    sentences: tuple[str, ...]
+    """Some of them, their words separated by spaces."""
+
+
+def text_bytes(file: SourceFile) -> int:
+    """About how many bytes of text a file holds."""
+    size = file.bytes * (EXPANSION if compression(file.path) else 1)
+    return size // MARKUP if file.format in ("html", "warc", "arc") else size
+
+
+def look_at(files: Sequence[SourceFile], config: CorpusConfig, seed: int = 1) -> Look:
+    """Read a sample of the train files and tell what is in it."""
+    texts: list[str] = []
+    broken: Counter[str] = Counter()
+    detail, size, whole = "", 0, True
+    config = replace(config, strict=False)
+    for file, record in take(files, config, DOCUMENTS + 1, seed):
+        if size > CHARACTERS or len(texts) >= DOCUMENTS:
+            whole = False
+            break
+        if record.text is None:
+            broken[record.problem] += 1
+            detail = detail or f"{file.path}: {record.detail}"
+        else:
+            texts.append(record.text)
+            size += len(record.text)
+    kept, steps, sentences = _clean(texts, config)
+    total = sum(map(text_bytes, files))
+    return Look(
+        documents=len(texts) + sum(broken.values()),
+        broken=dict(broken),
+        detail=detail,
+        whole=whole,
+        kept=kept,
+        languages=_languages(texts),
+        longest=max(map(len, texts), default=0),
+        steps=round(steps * total),
+        text_bytes=total,
+        alphabet=_alphabet(texts, coverage(config.language)),
+        sentences=sentences,
+    )
+
+
+def _languages(texts: Sequence[str]) -> dict[str, float]:
+    """Code → share of the characters; what nobody can tell is left out."""
+    found: Counter[str] = Counter()
+    for text in texts:
+        for code, share in language.detect(text)[1].items():
+            if code != language.UNKNOWN:
+                found[code.partition("-")[0]] += share * len(text)  # type: ignore[assignment]
+    total = sum(found.values())
+    return {code: size / total for code, size in found.most_common()} if total else {}
+
+
+def _alphabet(texts: Sequence[str], share: float) -> int:
+    """How many of the most frequent characters make up this share of the text."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update("".join(unicodedata.normalize("NFKC", text).split()))
+    needed, seen = share * sum(counts.values()), 0
+    for number, (_, count) in enumerate(counts.most_common()):
+        if seen >= needed:
+            return number
+        seen += count
+    return len(counts)
+
+
+def _clean(texts: Sequence[str], config: CorpusConfig) -> tuple[float, float, tuple[str, ...]]:
+    """The share of words kept, steps (words + sentences) for each byte read, some sentences."""
+    if config.tokenizer == "sentencepiece":  # there is no model yet
+        config = replace(config, tokenizer="ptb")
+    chosen, size = [], 0
+    for text in texts:
+        if size >= CLEANED:
+            break
+        chosen.append(text[: max(1000, CLEANED - size)])
+        size += len(chosen[-1])
+    read_bytes = sum(len(text.encode("utf-8", "replace")) for text in chosen)
+    if not read_bytes:
+        return 0.0, 0.0, ()
+    cleaned = Cleaner(config).clean(chosen)
+    kept = [text for text in cleaned.texts if text]
+    sentences = [sentence for text in kept for sentence in text.split("\n")]
+    words = sum(sentence.count(" ") + 1 for sentence in sentences)
+    share = words / max(1, sum(cleaned.words_read))
+    return share, (words + len(sentences)) / read_bytes, tuple(sentences[:SENTENCES])

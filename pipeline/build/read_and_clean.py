@@ -1,0 +1,194 @@
+"""The first steps of a build, as Ray tasks: digests, n-grams, sentencepiece, cleaned parts.
+
+Each function makes the tasks of one step, runs them, and says in one sentence what is wrong with
+the user's text if nothing comes out. A task gets only what its result depends on: a chunk without
+its place among the others, and the settings that matter when it is cleaned. So its output stays
+valid when anything else in the config changes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from elmwright.pipeline.build.ray_tasks import Runner, task
+from elmwright.pipeline.build.results import Found
+from elmwright.pipeline.build.stages import clean, prepare, select
+from elmwright.pipeline.build.stages.select import Part
+from elmwright.pipeline.cleaning.funnel import READ
+from elmwright.pipeline.config import CorpusConfig
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.reading import sources
+from elmwright.pipeline.reading.sources import Chunk, SourceFile
+from elmwright.pipeline.storage import files
+
+FILES_PER_DIGEST = 64
+
+
+def digest_inputs(
+    runner: Runner, found: Found
+) -> Callable[[Sequence[SourceFile]], list[SourceFile]]:
+    """sha256 of the inputs on disks; objects in a store are not read twice for it.
+
+    Returns what puts them into files.
+    """
+    local = [file for file in found.files if not files.is_url(file.path)]
+    groups = [local[n : n + FILES_PER_DIGEST] for n in range(0, len(local), FILES_PER_DIGEST)]
+    tasks = [
+        task(
+            "digests",
+            prepare.digest_files,
+            [file.path for file in group],
+            [(file.bytes, file.mtime_ns) for file in group],
+        )
+        for group in groups
+    ]
+    reports = runner.run("digests", tasks)
+    digests = [digest for report in reports for digest in report["sha256"]]
+    of = dict(zip((file.path for file in local), digests, strict=True))
+    found.digests = [of.get(file.path, "") for file in found.files]
+    return lambda some: [replace(file, sha256=of.get(file.path, "")) for file in some]
+
+
+def find_ngrams(
+    runner: Runner,
+    corpus: CorpusConfig,
+    inputs: dict[str, list[SourceFile]],
+    evaluation: Sequence[SourceFile],
+) -> str | None:
+    """The file of n-grams that documents of train must not hold, if there is anything to avoid."""
+    given = [file for split, found in inputs.items() if split != "train" for file in found]
+    if corpus.heldout_overlap == "keep":
+        given = []
+    n = corpus.decontaminate_ngram
+    if not (evaluation or given) or n < 1:
+        return None
+    chunks = [_anonymous(chunk) for chunk in sources.cut([*evaluation, *given], corpus)]
+    # What is broken here would quietly leave text in train that must not be there.
+    config = replace(_cleaning(corpus), strict=True)
+    make = task("ngrams", prepare.make_ngrams, chunks, config)
+    report = runner.run("n-grams", [make])[0]
+    if evaluation and not report["ngrams"]:
+        raise UserError(
+            f"the files of corpus.decontaminate hold no text of {n} words; check them, or "
+            "lower corpus.decontaminate_ngram"
+        )
+    name: str = report["name"]
+    return name
+
+
+def learn_pieces(
+    runner: Runner, corpus: CorpusConfig, chunks: Sequence[Chunk], seed: int, shares: list[float]
+) -> str:
+    """The sentencepiece model of the text that `shares`, the held-out ones, leave to train."""
+    config = _cleaning(corpus)
+    limit = select.find_limits(shares, [])[-1] if shares else 0
+    tasks = [
+        task("sample", prepare.sample_chunk, _anonymous(chunk), config, seed, limit)
+        for chunk in chunks
+        if chunk[0].file.split == "train"
+    ]
+    reports = runner.run("sample", tasks)
+    if not any(r["sentences"] for r in reports):
+        raise UserError(
+            "no sentence is left to train sentencepiece on; see which rule drops them with "
+            "elmwright corpus CONFIG --sample 1000"
+        )
+    samples = [r["name"] for r in reports]
+    train = task("pieces", prepare.train_pieces, samples, config)
+    model: str = runner.run("sentencepiece", [train])[0]["name"]
+    return model
+
+
+def clean_chunks(
+    runner: Runner,
+    corpus: CorpusConfig,
+    chunks: Sequence[Chunk],
+    known: str | None,
+    found: Found,
+    *,
+    has_heldout: bool,
+) -> None:
+    """Clean every chunk, without what shares the `known` n-grams, and note its parts in `found`."""
+    signatures = corpus.dedup == "near" or has_heldout
+    tasks = []
+    for chunk in chunks:
+        given = chunk[0].file.split != "train"
+        one = task(
+            "clean",
+            clean.clean_chunk,
+            _anonymous(chunk),
+            # A held-out set is taken whole or not at all.
+            replace(_cleaning(corpus), strict=True) if given else _cleaning(corpus),
+            given=given,
+            model=found.model,
+            known=None if given else known,
+            signatures=signatures,
+            save_dropped=corpus.save_documents != "none" and not given,
+        )
+        tasks.append(one)
+    reports = runner.run("clean", tasks)
+    for chunk, one, report in zip(chunks, tasks, reports, strict=True):
+        found.cleaned.append((chunk, one.out, report))
+        file = chunk[0].file
+        names = tuple(dict.fromkeys(piece.file.name for piece in chunk))
+        weight = corpus.sources[file.source].weight if file.split == "train" else 1.0
+        for part in report["parts"]:
+            number = len(found.parts)
+            known_part = Part(number, part["name"], file.split, file.number, file.source, weight)
+            found.parts.append((known_part, names))
+        if file.split == "train":
+            found.funnel.merge(report["funnel"])
+    if not any(part.split == "train" for part, _ in found.parts):
+        raise UserError(_why_empty(found))
+    for name, entry in corpus.heldout.items():
+        given = not isinstance(entry, float)
+        if given and not any(part.split == name for part, _ in found.parts):
+            raise UserError(f"the files of corpus.heldout.{name} hold no text; check them")
+
+
+def _why_empty(found: Found) -> str:
+    """The sentence for a user whose text is all gone: nothing read, all broken, or one rule."""
+    counts = dict(found.funnel.counts)
+    read = counts.pop(READ, [0, 0, 0])
+    if not read[0]:
+        return "the sources hold no text; check corpus.sources and corpus.documents"
+    rule = max(counts, key=lambda name: counts[name][0])
+    if rule == "broken":
+        reasons: dict[str, int] = {}
+        for _, _, report in found.cleaned:
+            for reason, count in report["reasons"].items():
+                reasons[reason] = reasons.get(reason, 0) + count
+        worst = max(reasons, key=lambda reason: reasons[reason])
+        return (
+            f"none of {read[0]} documents could be read ({worst}); check corpus.sources, "
+            "corpus.text_field and the files themselves"
+        )
+    return (
+        f"nothing is left of {read[0]} documents after cleaning; the rule {rule!r} dropped "
+        f"most of them ({counts[rule][0]}); relax it"
+    )
+
+
+def _anonymous(chunk: Chunk) -> Chunk:
+    """A chunk without its place among the others: its outputs stay good when that changes."""
+    return tuple(
+        replace(piece, file=replace(piece.file, number=0, source=0, split="")) for piece in chunk
+    )
+
+
+_AFTER_CLEANING = (
+    "sources dir heldout heldout_overlap decontaminate documents text_field encoding dedup "
+    "dedup_lines save_documents keep_work chunk_mb"
+).split()
+
+
+def _cleaning(corpus: CorpusConfig) -> CorpusConfig:
+    """The settings that matter when a chunk is cleaned; the others as they are by default."""
+    default = CorpusConfig()
+    unused = [
+        name
+        for name in ("gopher_repetition", "gopher_quality", "c4", "fineweb")
+        if name.replace("_", "-") not in corpus.rules
+    ]
+    changes: dict[str, Any] = {name: getattr(default, name) for name in (*_AFTER_CLEANING, *unused)}
+    return replace(corpus, **changes)

@@ -1,0 +1,116 @@
+"""Try the rules on a sample, in seconds and without Ray: `elmwright corpus CONFIG --sample 1000`.
+
+Documents are taken from the beginnings of `PLACES` pieces of the input, chosen by hash (of more
+only where those have too few), so that a large corpus costs no more than a small one. Only what can
+be told of a document alone is told: near-copies and repeated sentences need the whole corpus.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from elmwright.pipeline.build.up_to_date import find_inputs
+from elmwright.pipeline.cleaning.cleaner import Cleaner, rule_names
+from elmwright.pipeline.cleaning.funnel import BROKEN, KEPT, READ, Funnel
+from elmwright.pipeline.config import EMBEDDED, CorpusConfig
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.lanes import keyed_hash
+from elmwright.pipeline.reading import harvest, sources
+from elmwright.pipeline.reading.readers import Record, read
+from elmwright.pipeline.reading.sources import Piece, SourceFile
+from elmwright.pipeline.report import statistics
+from elmwright.pipeline.report.statistics import Example
+
+PLACES = 32
+"""Pieces of input a sample is taken from."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the rules did to a sample."""
+
+    funnel: dict[str, list[int]]
+    """Rule → [documents, sentences, words], in the order of the rules."""
+    examples: dict[str, tuple[Example, ...]]
+    """A few dropped documents of each rule."""
+    kept: tuple[Example, ...]
+    """A few kept documents, as sentences and words."""
+
+
+def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> Sample:
+    """Clean `documents` documents and tell what happened to them."""
+    if any(s.path == EMBEDDED for s in config.sources) and not harvest.frozen_parts(folder):
+        raise UserError(
+            f'"{EMBEDDED}" is read when the corpus is built; build it once, then take samples'
+        )
+    records = list(take(find_inputs(folder, config)["train"], config, documents, seed))
+    if config.tokenizer == "sentencepiece":
+        config = replace(config, tokenizer="ptb")
+    return _clean(records, config)
+
+
+def take(
+    files: Sequence[SourceFile], config: CorpusConfig, documents: int, seed: int
+) -> Iterator[tuple[SourceFile, Record]]:
+    """That many documents, if there are so many, from places chosen by hash."""
+    pieces = [piece for chunk in sources.cut(files, config) for piece in chunk]
+    ordered = sorted(enumerate(pieces), key=lambda item: keyed_hash(seed, item[0]))
+    taken = 0
+    for begin in range(0, len(ordered), PLACES):
+        chosen = [piece for _, piece in ordered[begin : begin + PLACES]]
+        for item in _take(chosen, config, documents - taken):
+            taken += 1
+            yield item
+        if taken >= documents:
+            break
+
+
+def _take(
+    pieces: Sequence[Piece], config: CorpusConfig, documents: int
+) -> Iterator[tuple[SourceFile, Record]]:
+    """Documents from each piece in turn, as evenly as they have them."""
+    readers = [(piece.file, iter(read(piece, config))) for piece in pieces]
+    share = max(1, documents // max(1, len(readers)))
+    left = documents
+    while readers and left > 0:
+        remaining = []
+        for file, records in readers:
+            found = list(islice(records, min(share, left)))
+            yield from ((file, record) for record in found)
+            left -= len(found)
+            if len(found) == share:
+                remaining.append((file, records))
+        readers = remaining
+
+
+def _clean(records: Sequence[tuple[SourceFile, Record]], config: CorpusConfig) -> Sample:
+    funnel = Funnel()
+    for rule in (READ, BROKEN, *rule_names(config)):
+        funnel.add(rule, 0, 0, 0)
+    dropped: dict[str, list[list[Any]]] = {}
+    kept: list[Example] = []
+    good = [(file, record) for file, record in records if record.text is not None]
+    for file, record in records:
+        if record.text is None:
+            funnel.add(READ, 1, 0, 0)
+            funnel.add(BROKEN, 1, 0, 0)
+            example = Example(file.path, record.offset, record.problem, record.detail)
+            statistics.gather(dropped, BROKEN, record.offset, example)
+    cleaned = Cleaner(config).clean([record.text or "" for _, record in good])
+    for number, (file, record) in enumerate(good):
+        sentences, words = cleaned.sentences_read[number], cleaned.words_read[number]
+        funnel.add(READ, 1, sentences, words)
+        for rule, (fewer_sentences, fewer_words) in cleaned.lost[number].items():
+            funnel.add(rule, 0, fewer_sentences, fewer_words)
+            sentences, words = sentences - fewer_sentences, words - fewer_words
+        verdict = cleaned.verdicts[number]
+        funnel.add(verdict or KEPT, 1, sentences, words)
+        if verdict:
+            text, detail = record.text or "", cleaned.details[number]
+            statistics.gather(
+                dropped, verdict, number, Example(file.path, record.offset, text, detail)
+            )
+        elif len(kept) < 3:
+            kept.append(Example(file.path, record.offset, cleaned.texts[number]))
+    return Sample(funnel.counts, statistics.examples_of(dropped), tuple(kept))

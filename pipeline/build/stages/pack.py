@@ -1,0 +1,185 @@
+"""The last stages of a build: the vocabulary, and the shards.
+
+Words are counted exactly and in ranges of their hash, so that no task holds all of them; the
+vocabulary task reads only those that are frequent enough to be in it. A shard is one range of the
+shuffle hash, gathered from all parts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import lru_cache
+
+import numpy as np
+import pyarrow
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from elmwright.pipeline.build.ray_tasks import Report
+from elmwright.pipeline.build.stages.keep import sort_order
+from elmwright.pipeline.config import VocabConfig
+from elmwright.pipeline.dedup import text_parts
+from elmwright.pipeline.format import vocab
+from elmwright.pipeline.format.packing import pack_words, words_of
+from elmwright.pipeline.format.shards import ShardReader, write_shard
+from elmwright.pipeline.report.statistics import coverage_points, zipf_points
+from elmwright.pipeline.storage import files
+
+TYPES_PER_RANGE = 2_000_000
+"""Entries of word counts one task adds up: about 300 MB."""
+LONGEST = 128
+"""Byte lengths of words are counted up to this; longer ones with it."""
+MAX_CHARS = (12, 20, 30, 40, 50, 100)
+"""Settings of model.max_chars for which the report tells the share of words cut."""
+
+
+def ranges(types: int) -> int:
+    """Into how many ranges of the hash to divide so many entries: a power of two."""
+    wanted = -(-types // TYPES_PER_RANGE)
+    return min(text_parts.BUCKETS, 1 << max(0, wanted - 1).bit_length())
+
+
+def count_range(work: str, out: str, names: Sequence[str], number: int, count: int) -> Report:
+    """Add up the counts of all words whose hash is in one range; most frequent first."""
+    width = (1 << 64) // count
+    mine = (number * width, (number + 1) * width)
+    gathered = [text_parts.table_between(files.join(work, name), "hash", *mine) for name in names]
+    total = pyarrow.concat_tables(gathered).group_by("text").aggregate([("count", "sum")])
+    total = total.rename_columns({"count_sum": "count"})
+    # Arrow compares texts by their bytes, which is the order the vocabulary wants.
+    total = total.sort_by([("count", "descending"), ("text", "ascending")])
+    text_parts.save(files.join(work, f"{out}.arrow"), total)
+    counts = total["count"].to_numpy()
+    lengths = np.minimum(pc.binary_length(total["text"]).to_numpy(), LONGEST)
+    by_length = np.bincount(lengths, weights=counts, minlength=LONGEST + 1)
+    values, types = np.unique(counts, return_counts=True)
+    histogram = np.zeros(len(values), _HISTOGRAM)
+    histogram["count"], histogram["types"] = values, types
+    text_parts.save_index(files.join(work, f"{out}.npy"), histogram)
+    return {"name": out, "lengths": [int(n) for n in by_length]}
+
+
+_HISTOGRAM = np.dtype([("count", "<i8"), ("types", "<i8")])
+
+
+def make_vocab(
+    work: str,
+    out: str,
+    names: Sequence[str],
+    lengths: Sequence[Sequence[int]],
+    config: VocabConfig,
+    sentences: int,
+    given: str,
+) -> Report:
+    """Choose the vocabulary from the counts of all ranges, or count the words of a given one.
+
+    `given` is the digest of the file `config.file`, or empty.
+    """
+    values, types = _histogram(work, names)
+    total = int((values * types).sum())
+    if given:
+        chosen = vocab.load_vocab(config.file)
+        counts = _counts_of(work, names, set(chosen))
+    else:
+        room = max(0, config.max_size - len(vocab.MARKS))
+        counts = _frequent(work, names, _cutoff(values, types, room, config.min_count))
+        chosen = vocab.choose(counts, config.max_size, config.min_count)
+    by_id = vocab.counts_by_id(chosen, counts, sentences, total)
+    digests = vocab.save_vocab(files.join(work, out), chosen, by_id)
+    falling = np.repeat(values[::-1], types[::-1])
+    by_length = np.sum(np.array(lengths, np.int64), axis=0)
+    return {
+        "name": out,
+        "size": len(chosen),
+        "sha256": digests[0],
+        "counts_sha256": digests[1],
+        "types": int(types.sum()),
+        "total": total,
+        "zipf": zipf_points(falling),
+        "coverage": coverage_points(falling, total),
+        "truncated": {
+            chars: float(by_length[chars - 1 :].sum() / max(1, total)) for chars in MAX_CHARS
+        },
+    }
+
+
+def _histogram(work: str, names: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Counts, rising, and how many words have each."""
+    found = [text_parts.load_index(files.join(work, f"{name}.npy")) for name in names]
+    rows = np.concatenate(found)
+    values, place = np.unique(rows["count"], return_inverse=True)
+    types = np.bincount(place, weights=rows["types"], minlength=len(values))
+    return values.astype(np.int64), types.astype(np.int64)
+
+
+def _cutoff(values: NDArray[np.int64], types: NDArray[np.int64], room: int, min_count: int) -> int:
+    """The smallest count a word of the vocabulary can have (words with it may have to be cut)."""
+    so_many = np.cumsum(types[::-1])
+    place = int(np.searchsorted(so_many, room))
+    enough = int(values[::-1][place]) if place < len(values) else 0
+    return max(enough, min_count)
+
+
+def _frequent(work: str, names: Sequence[str], cutoff: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name in names:
+        columns, texts = text_parts.load(files.join(work, f"{name}.arrow"))
+        last = int(np.searchsorted(-columns["count"], -cutoff, side="right"))
+        found.update(zip(texts[:last], columns["count"][:last].tolist(), strict=True))
+    return found
+
+
+def _counts_of(work: str, names: Sequence[str], wanted: set[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name in names:
+        columns, texts = text_parts.load(files.join(work, f"{name}.arrow"))
+        pairs = zip(texts, columns["count"].tolist(), strict=True)
+        found.update((word, times) for word, times in pairs if word in wanted)
+    return found
+
+
+def make_shard(
+    work: str,
+    out: str,
+    names: Sequence[str],
+    split: str,
+    number: int,
+    n_shards: int,
+    *,
+    steps: int,
+    vocab_name: str,
+    vocab_sha256: str,
+) -> Report:
+    """Gather one range of the shuffle hash from all parts, in its order, and pack it."""
+    width = -(-(1 << 64) // n_shards)
+    begin, end = number * width, min((number + 1) * width, 1 << 64)
+    gathered: list[tuple[text_parts.Columns, list[str]]] = [
+        text_parts.load_between(files.join(work, name), "order", begin, end) for name in names
+    ]
+    columns = {
+        name: np.concatenate([found[name] for found, _ in gathered]) for name in gathered[0][0]
+    }
+    texts = [text for _, found in gathered for text in found]
+    if not texts:
+        return {"shard": None}
+    found = words_of([texts[row] for row in sort_order(columns).tolist()])
+    ids = _word_ids(files.join(work, f"{vocab_name}.{vocab.VOCAB}"), vocab_sha256)
+    blocks = pack_words(found, np.arange(len(texts)), ids, steps)
+    shard = write_shard(files.join(work, out), split, number, blocks)
+    return {"shard": asdict(shard), "words": shard.words}
+
+
+@lru_cache(maxsize=1)
+def _word_ids(path: str, _sha256: str) -> dict[str, int]:
+    """The vocabulary, kept by a worker from one shard to the next."""
+    return {word: number for number, word in enumerate(vocab.load_vocab(path))}
+
+
+def unigram(work: str, _out: str, counts_name: str, tars: Sequence[str]) -> Report:
+    """Perplexity of the train unigram model over the blocks of a held-out set."""
+    counts = vocab.load_counts(files.join(work, counts_name))
+    heldout = np.zeros_like(counts)
+    for tar in tars:
+        reader = ShardReader(files.join(work, tar))
+        blocks = (reader.read(number) for number in range(len(reader)))
+        heldout += vocab.target_counts(blocks, counts.size)
+    return {"perplexity": vocab.unigram_perplexity(counts, heldout)}

@@ -1,0 +1,101 @@
+"""The stages before cleaning: digests of the inputs, n-grams to avoid, a sentencepiece model.
+
+Like the stages in `clean.py`, each is a plain function `stage(work, out, …)` whose output is the
+same bytes every time. Only what the config asks for is run: n-grams where there are evaluation or
+held-out files, a sample and its model where the tokeniser is sentencepiece.
+"""
+
+import heapq
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import groupby, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmwright.pipeline.build.ray_tasks import Report
+from elmwright.pipeline.build.stages.clean import read_batches
+from elmwright.pipeline.build.stages.hashes import HELDOUT, SAMPLE, mix
+from elmwright.pipeline.cleaning import words
+from elmwright.pipeline.cleaning.cleaner import Cleaner
+from elmwright.pipeline.config import CorpusConfig
+from elmwright.pipeline.dedup import ngrams
+from elmwright.pipeline.dedup.keys import keys_of
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.reading.sources import Chunk
+from elmwright.pipeline.storage import files
+
+SAMPLE_BYTES = 4000
+"""Longer sentences are left out of the sample for sentencepiece, which would skip them."""
+
+
+def digest_files(
+    _work: str, _out: str, paths: Sequence[str], _stats: Sequence[tuple[int, int]]
+) -> Report:
+    """sha256 of each input file."""
+    return {"sha256": [files.sha256(path) for path in paths]}
+
+
+def make_ngrams(work: str, out: str, chunks: Sequence[Chunk], config: CorpusConfig) -> Report:
+    """The n-grams of evaluation files, which train must not share."""
+    cleaner = Cleaner(config, filters=False)
+    found: list[NDArray[np.uint64]] = []
+    for chunk in chunks:
+        for _, texts in read_batches(chunk, config):
+            tokens = cleaner.clean(texts).tokens
+            found.append(np.unique(ngrams.ngram_hashes(tokens, config.decontaminate_ngram)[0]))
+    joined = np.concatenate(found) if found else np.zeros(0, np.uint64)
+    ngrams.save_set(files.join(work, f"{out}.npy"), joined)
+    return {"name": f"{out}.npy", "ngrams": len(np.unique(joined))}
+
+
+def sample_chunk(
+    work: str, out: str, chunk: Chunk, config: CorpusConfig, seed: int, limit: int
+) -> Report:
+    """The sentences of a chunk with the smallest hashes, for training sentencepiece."""
+    smallest: dict[int, str] = {}
+    most = config.sentencepiece.sample
+
+    def shrink() -> dict[int, str]:
+        return {number: smallest[number] for number in sorted(smallest)[:most]}
+
+    cleaner = Cleaner(config)
+    for _, texts in read_batches(chunk, config):
+        cleaned = cleaner.clean(texts)
+        kept = [n for n, verdict in enumerate(cleaned.verdicts) if verdict is None]
+        if not kept:
+            continue
+        keys = keys_of(cleaned.words[n] for n in kept)
+        trained_on = mix(keys, seed, HELDOUT) >= np.uint64(limit)
+        for number, train in zip(kept, trained_on.tolist(), strict=True):
+            sentences = cleaned.texts[number].split("\n") if train else []
+            fitting = [s for s in sentences if len(s.encode()) <= SAMPLE_BYTES]
+            if fitting:
+                hashes = mix(keys_of(fitting), seed, SAMPLE)
+                smallest.update(zip(hashes.tolist(), fitting, strict=True))
+        if len(smallest) > 2 * most:
+            smallest = shrink()
+    smallest = shrink()
+    data = "".join(f"{number:020d} {text}\n" for number, text in smallest.items()).encode()
+    files.write_bytes(files.join(work, f"{out}.txt"), data)
+    return {"name": f"{out}.txt", "sentences": len(smallest)}
+
+
+def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConfig) -> Report:
+    """Train the sentencepiece model on the smallest hashes of all samples."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(files.reading(files.join(work, name))) for name in samples]
+        # Every sample is sorted by its hashes, which stand in front with all their digits.
+        merged = (line for line, _ in groupby(heapq.merge(*opened)))
+        chosen = [line.decode() for line in islice(merged, config.sentencepiece.sample)]
+    sentences = (line.partition(" ")[2].rstrip("\n") for line in chosen)
+    try:
+        model = words.train_sentencepiece(sentences, config.sentencepiece, config.language)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"sentencepiece cannot be trained ({reason}); change [corpus.sentencepiece], most "
+            "likely its size, or give more text"
+        ) from error
+    files.write_bytes(files.join(work, f"{out}.model"), model)
+    return {"name": f"{out}.model", "sentences": len(chosen)}

@@ -1,0 +1,282 @@
+"""The middle stages of a build: which documents and sentences stay, and in which order.
+
+`clean_chunk` leaves parts that know nothing of each other. Here every part gets its number, its
+files their rank, and its documents their side: `train`, or one of the held-out sets. Then, always
+by tables that are partitioned by hash (`key_tables.py`), so that no task sees more than its share:
+exact copies, near-copies (`clusters.py`), repeated lines or sentences and what train shares with
+held-out text lose; `keep_part` drops what lost, sorts what is left by its shuffle hash, and counts
+its words.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmwright.pipeline.build.ray_tasks import Report
+from elmwright.pipeline.build.stages.hashes import HELDOUT, WEIGHT, mix
+from elmwright.pipeline.dedup import key_tables, ngrams, text_parts
+from elmwright.pipeline.dedup import keys as dedup
+from elmwright.pipeline.dedup.clusters import band_rows, link_range, resolve
+from elmwright.pipeline.storage import files
+
+SMALLEST = 64
+"""Hashes looked at so that a small corpus still gets its held-out documents."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part among all parts of the corpus."""
+
+    number: int
+    """Its number: tables name documents by (part, row)."""
+    name: str
+    """Its files, relative to the work folder, without their endings."""
+    split: str
+    """`train`, or the held-out set it was given for."""
+    first_file: int
+    """Rank, among all files of its split, of the first file of its chunk."""
+    source: int
+    """Which entry of `corpus.sources` it comes from."""
+    weight: float
+    """How often its documents are taken."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """How documents are split off by their hash."""
+
+    seed: int
+    """The run's."""
+    names: tuple[str, ...] = ()
+    """The held-out sets."""
+    limits: tuple[int, ...] = ()
+    """A document is of the first set whose limit is above its hash; of train if none is."""
+
+    def of(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """For each key, 0 for train, else one more than the place of its set in `names`."""
+        hashes = mix(keys, self.seed, HELDOUT)
+        place = np.searchsorted(np.array(self.limits, np.uint64), hashes, side="right") + 1
+        place[place > len(self.names)] = 0
+        return place
+
+
+def find_limits(shares: Sequence[float], smallest: Sequence[int]) -> tuple[int, ...]:
+    """The limit of each share; every set that was asked for gets at least one document.
+
+    `smallest` are the smallest hashes there are, sorted; they only matter where a share is so
+    small, or the corpus, that nothing would fall below it.
+    """
+    limits: list[int] = []
+    total = 0.0
+    for share in shares:
+        total += share
+        limit = min(int(total * (1 << 64)), (1 << 64) - 1)
+        before = limits[-1] if limits else 0
+        first = next((number for number in smallest if number >= before), None)
+        limits.append(max(limit, first + 1) if first is not None and share > 0 else limit)
+    return tuple(limits)
+
+
+def smallest_hashes(work: str, _out: str, names: Sequence[str], seed: int) -> Report:
+    """The smallest held-out hashes of some parts."""
+    found = [np.zeros(0, np.uint64)]
+    for name in names:
+        index = text_parts.load_index(files.join(work, f"{name}.npy"))
+        hashes = mix(doc_keys(index), seed, HELDOUT)
+        found.append(np.sort(hashes)[:SMALLEST])
+    return {"smallest": np.sort(np.concatenate(found))[:SMALLEST].tolist()}
+
+
+def doc_keys(index: NDArray[np.void]) -> NDArray[np.uint64]:
+    return np.stack([index["hi"], index["lo"]], axis=1)
+
+
+def _side(part: Part, keys: NDArray[np.uint64], sides: Sides) -> NDArray[np.uint8]:
+    if part.split != "train":
+        return np.full(len(keys), dedup.GIVEN, np.uint8)
+    return (sides.of(keys) > 0).astype(np.uint8)
+
+
+def times_taken(part: Part, index: NDArray[np.void], seed: int) -> NDArray[np.int64]:
+    """How often each document is taken: `weight` times on the average, by its hash."""
+    whole = int(part.weight)
+    limit = np.uint64(min(int((part.weight - whole) * (1 << 64)), (1 << 64) - 1))
+    more = mix(doc_keys(index), seed, WEIGHT) < limit
+    times: NDArray[np.int64] = whole + more.astype(np.int64)
+    return times
+
+
+def _left_out(work: str, part: Part, index: NDArray[np.void], losers: Sequence[str], seed: int) \
+        -> NDArray[np.bool_]:  # fmt: skip
+    """Documents that lost, or are not taken because of their source's weight.
+
+    What is not taken must not win either: of two copies, the one that is taken has to stay.
+    """
+    out: NDArray[np.bool_] = times_taken(part, index, seed) == 0
+    if part.split != "train":
+        out[:] = False
+    out[dedup.losers_of(part.number, paths(work, losers))["row"]] = True
+    return out
+
+
+def document_keys(work: str, out: str, part: Part, sides: Sides) -> Report:
+    """The keys of all documents of a part, sorted."""
+    index = text_parts.load_index(files.join(work, f"{part.name}.npy"))
+    rows_of = np.flatnonzero(~_left_out(work, part, index, [], sides.seed))
+    index = index[rows_of]
+    rows = np.zeros(len(index), dedup.KEY)
+    for name in ("hi", "lo", "offset"):
+        rows[name] = index[name]
+    rows["file"] = index["file"] + part.first_file
+    rows["heldout"] = _side(part, doc_keys(index), sides)
+    rows["row"] = rows_of
+    key_tables.save(files.join(work, out), dedup.sort_table(rows, dedup.ORDER))
+    return {"keys": len(rows)}
+
+
+def heldout_bands(
+    work: str, out: str, parts_of: Sequence[Part], losers: Sequence[str], sides: Sides
+) -> Report:
+    """The band keys of all held-out documents: few, so one task can hold them."""
+    found = [_band_rows(work, part, losers, sides) for part in parts_of]
+    keys = [np.unique(rows["hi"][rows["heldout"] > dedup.TRAIN]) for rows in found]
+    ngrams.save_set(files.join(work, out), np.concatenate(keys))
+    return {"keys": sum(map(len, keys))}
+
+
+def join_sets(work: str, out: str, names: Sequence[str]) -> Report:
+    """One set of several."""
+    found = [ngrams.load_set(files.join(work, name)) for name in names]
+    ngrams.save_set(files.join(work, out), np.concatenate(found))
+    return {"sets": len(names)}
+
+
+def band_keys(
+    work: str, out: str, part: Part, losers: Sequence[str], sides: Sides, near: str | None
+) -> Report:
+    """The band keys of the documents of a part that are still in, sorted.
+
+    With `near`, a set of held-out band keys, only rows of train that could be linked to held-out
+    text are written: where near-copies within train stay in, the others do not matter.
+    """
+    rows = _band_rows(work, part, losers, sides)
+    if near is not None:
+        known = ngrams.load_set(files.join(work, near))
+        rows = rows[(rows["heldout"] > dedup.TRAIN) | np.isin(rows["hi"], known)]
+    key_tables.save(files.join(work, out), rows)
+    return {"keys": rows.size}
+
+
+def _band_rows(work: str, part: Part, losers: Sequence[str], sides: Sides) -> NDArray[np.void]:
+    index = text_parts.load_index(files.join(work, f"{part.name}.npy"))
+    rows_of = np.flatnonzero(~_left_out(work, part, index, losers, sides.seed))
+    index = index[rows_of]
+    return band_rows(
+        index["bands"],
+        row=rows_of,
+        words=index["words"],
+        file=index["file"] + part.first_file,
+        offset=index["offset"],
+        heldout=_side(part, doc_keys(index), sides),
+    )
+
+
+def paths(work: str, names: Sequence[str]) -> list[str]:
+    return [files.join(work, name) for name in names]
+
+
+def sentence_keys(
+    work: str,
+    out: str,
+    part: Part,
+    document_losers: Sequence[str],
+    line_losers: Sequence[str],
+    sides: Sides,
+    unit: str,
+) -> Report:
+    """The keys of all sentences (or lines) of a part that are still in, sorted."""
+    index = text_parts.load_index(files.join(work, f"{part.name}.npy"))
+    arrow = files.join(work, f"{part.name}.arrow")
+    _, texts = text_parts.load(arrow)
+    dead = set(np.flatnonzero(_left_out(work, part, index, document_losers, sides.seed)).tolist())
+    by_line = unit == dedup.LINE
+    lines = text_parts.load_lines(arrow) if by_line or line_losers else []
+    lost = lost_sentences(dedup.losers_of(part.number, paths(work, line_losers)), lines)
+    units: list[str] = []
+    numbers: list[int] = []
+    counts = np.zeros(len(texts), np.int64)
+    for row, text in enumerate(texts):
+        if row in dead:
+            continue
+        found = text.split("\n")
+        if by_line:
+            found = _join_lines(found, lines[row])
+        which = range(len(found))
+        if row in lost:
+            which = [number for number in which if number not in lost[row]]  # type: ignore[assignment]
+            found = [found[number] for number in which]
+        counts[row] = len(found)
+        units.extend(found)
+        numbers.extend(which)
+    keys = dedup.keys_of(units)
+    owner = np.repeat(np.arange(len(texts)), counts)
+    rows = np.zeros(len(keys), dedup.KEY)
+    rows["hi"], rows["lo"] = keys[:, 0], keys[:, 1]
+    rows["heldout"] = _side(part, doc_keys(index), sides)[owner]
+    rows["file"], rows["offset"] = index["file"][owner] + part.first_file, index["offset"][owner]
+    rows["row"], rows["sentence"] = owner, numbers
+    key_tables.save(files.join(work, out), dedup.sort_table(rows, dedup.ORDER))
+    return {"keys": len(rows)}
+
+
+def _join_lines(sentences: list[str], counts: Sequence[int]) -> list[str]:
+    ends = np.cumsum(counts).tolist()
+    return ["\n".join(sentences[end - n : end]) for end, n in zip(ends, counts, strict=True)]
+
+
+def lost_sentences(
+    line_losers: NDArray[np.void], lines: Sequence[Sequence[int]]
+) -> dict[int, dict[int, str]]:
+    """The sentences of lines that lost: row → sentence → rule."""
+    lost: dict[int, dict[int, str]] = {}
+    ends: dict[int, list[int]] = {}
+    for loser in line_losers:
+        row, line = int(loser["row"]), int(loser["sentence"])
+        if row not in ends:
+            ends[row] = np.cumsum(lines[row]).tolist()
+        end, rule = ends[row][line], dedup.RULES[int(loser["rule"])]
+        mine = lost.setdefault(row, {})
+        mine.update((number, rule) for number in range(end - lines[row][line], end))
+    return lost
+
+
+def link_keys(
+    work: str, out: str, tables_of: Sequence[tuple[int, str]], reducer: int, n_reducers: int
+) -> Report:
+    """Link the documents that share a band key of one range (`clusters.py`)."""
+    known = [(part, files.join(work, name)) for part, name in tables_of]
+    return link_range(known, reducer, n_reducers, out=files.join(work, out))
+
+
+def resolve_clusters(work: str, out: str, edges: Sequence[str], only_one: bool) -> Report:
+    """Join the links of all ranges, and decide who of a cluster stays (`clusters.py`)."""
+    return resolve(paths(work, edges), dedup=only_one, out=files.join(work, out))
+
+
+def reduce_keys(
+    work: str,
+    out: str,
+    tables_of: Sequence[tuple[int, str]],
+    reducer: int,
+    n_reducers: int,
+    *,
+    unit: str,
+    once: bool,
+) -> Report:
+    """Decide which rows of one range of keys lose (`keys.py`)."""
+    known = [(part, files.join(work, name)) for part, name in tables_of]
+    return dedup.reduce_keys(
+        known, reducer, n_reducers, unit=unit, once=once, out=files.join(work, out)
+    )

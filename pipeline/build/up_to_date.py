@@ -1,0 +1,219 @@
+"""Is the corpus on disk the one these settings and inputs would give?
+
+Answered from the manifest alone, without Ray and in milliseconds, so that a finished run is
+recognised at once.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from elmwright.pipeline.build.ray_tasks import RECIPE
+from elmwright.pipeline.config import (
+    EMBEDDED,
+    CorpusConfig,
+    ShardsConfig,
+    Source,
+    VocabConfig,
+    as_settings,
+)
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import NAME, Input, Manifest, canonical
+from elmwright.pipeline.reading import harvest, sources
+from elmwright.pipeline.reading.sources import SourceFile
+from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.disk import sha256_bytes
+
+log = logging.getLogger("elmwright")
+
+SEEN = ".inputs.json"
+"""File of a corpus: digests of inputs that have another time or place than when it was built."""
+_HOW = ("chunk_mb", "keep_work", "dir")
+"""Settings that say how the corpus is built, not what comes out."""
+
+
+def corpus_key(corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, seed: int) -> str:
+    """Digest of the settings that determine the corpus (how much a task reads does not)."""
+    return sha256_bytes(canonical({"recipe": RECIPE, **settings_of(corpus, vocab, shards, seed)}))
+
+
+def settings_of(
+    corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, seed: int
+) -> dict[str, Any]:
+    settings = as_settings(corpus)
+    for name in _HOW:
+        del settings[name]
+    return {"corpus": settings, "vocab": asdict(vocab), "shards": asdict(shards), "seed": seed}
+
+
+def is_current(
+    folder: str | Path, key: str, corpus: CorpusConfig, vocab: str = ""
+) -> Manifest | None:
+    """The manifest of a finished corpus with these settings and unchanged inputs, else None.
+
+    Inputs that are all gone count as unchanged; that some were added, changed or removed does not.
+    """
+    folder = str(folder)
+    if not files.exists(files.join(folder, NAME)):
+        return None
+    try:
+        # A manifest that is damaged or of another format is as good as none: build again.
+        manifest = Manifest.load(folder)
+        if manifest.key != key or not _all_there(folder, manifest):
+            return None
+        if not any(files.exists(input_path(folder, item)) for item in manifest.inputs):
+            return manifest  # the raw text was taken away: the corpus does not need it any more
+        found = [file for inputs in find_inputs(folder, corpus).values() for file in inputs]
+        found += [*evaluation_files(corpus), *vocab_file(vocab)]
+    except UserError:
+        return None
+    if len(found) != len(manifest.inputs):
+        return None
+    known = _Digests(folder)
+    same = all(map(known.same, manifest.inputs, found))
+    known.save()
+    return manifest if same else None
+
+
+def _all_there(folder: str, manifest: Manifest) -> bool:
+    there = {file.path: file.bytes for file in files.list_folder(folder)}
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    return all(files.join(folder, name) in there for name, _ in manifest.files()) and all(
+        there[files.join(folder, shard.tar)] == shard.bytes for shard in shards
+    )
+
+
+def input_path(folder: str, item: Input) -> str:
+    """Where an input of the manifest is stored."""
+    outside = files.is_url(item.path) or item.path.startswith("/")
+    if outside or files.is_url(folder):
+        return item.path if outside else files.join(folder, item.path)
+    return os.path.normpath(files.join(folder, item.path))
+
+
+class _Digests:
+    """Digests of inputs whose time or place is not the manifest's, in a file beside the manifest.
+
+    Copying a project gives its files new times: each is then read once, and not again.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder, self._file = folder, files.join(folder, SEEN)
+        self._known: dict[str, Any] | None = None
+        self._changed = False
+
+    def same(self, item: Input, file: SourceFile) -> bool:
+        """Whether a file is the input of the manifest: at its place and time, or by its content."""
+        here = input_path(self._folder, item) == file.path
+        if here and files.unchanged(file.path, item.bytes, item.mtime_ns):
+            return True
+        # The ending of a name tells how a file is read.
+        if os.path.basename(item.path) != os.path.basename(file.path):
+            return False
+        return file.bytes == item.bytes and bool(item.sha256) and self._of(file) == item.sha256
+
+    def _of(self, file: SourceFile) -> str:
+        if self._known is None:
+            self._known = files.read_json(self._file) or {}
+        key, stat = file.path, [file.bytes, file.mtime_ns]
+        if not (files.is_url(key) or files.is_url(self._folder)):
+            key = os.path.relpath(key, self._folder)
+        saved = self._known.get(key)
+        if not (isinstance(saved, dict) and saved.get("stat") == stat):
+            self._known[key] = saved = {"stat": stat, "sha256": files.sha256(file.path)}
+            self._changed = True
+        return str(saved.get("sha256"))
+
+    def save(self) -> None:
+        if not (self._changed and self._known):
+            return
+        try:
+            files.write_json(self._file, self._known)
+        except (OSError, UserError) as error:  # a corpus may be read-only: it is only slower then
+            log.info("digests of inputs are not kept: %s", error)
+
+
+def find_inputs(folder: str, corpus: CorpusConfig) -> dict[str, list[SourceFile]]:
+    """The input files of each split; those of train first. Each file counts once."""
+    if not corpus.sources:
+        raise UserError(
+            "corpus.sources is empty; name files or folders of text there, or "
+            f'"{EMBEDDED}" for the documentation already on this machine'
+        )
+    seen: set[str] = set()
+    train: list[SourceFile] = []
+    for index, source in enumerate(corpus.sources):
+        for stat in _fresh(_files_of(folder, source), seen):
+            train.append(sources.source_file(stat, len(train), "train", corpus, source, index))
+    found = {"train": train}
+    for name, paths in sorted(corpus.heldout.items()):
+        check_name(name)
+        if isinstance(paths, float):
+            continue
+        seen = set()
+        stats = [s for path in paths for s in sources.expand(path, f"corpus.heldout.{name}")]
+        found[name] = [
+            sources.source_file(stat, number, name, corpus)
+            for number, stat in enumerate(_fresh(stats, seen))
+        ]
+    return found
+
+
+def _files_of(folder: str, source: Source) -> list[files.Stat]:
+    if source.path != EMBEDDED:
+        found = sources.expand(source.path)
+        others = [stat for stat in found if not _is_own(folder, stat.path)]
+        if not others:
+            raise UserError(
+                f"{source.path} in corpus.sources lies in the run's own folder, where files come "
+                "and go; move the text elsewhere"
+            )
+        return others
+    parts = harvest.frozen_parts(folder) or []
+    return [stat for part in parts if (stat := files.stat(part))]
+
+
+def _is_own(folder: str, path: str) -> bool:
+    """Whether a file lies in the corpus folder, or in that of its run: what we write ourselves."""
+    run = os.path.dirname(folder)
+    ours = [folder, *([run] if os.path.exists(os.path.join(run, "run.lock")) else [])]
+    return any(path.startswith(f"{place.rstrip('/')}/") for place in ours)
+
+
+def _fresh(stats: Iterable[files.Stat], seen: set[str]) -> Iterable[files.Stat]:
+    for stat in stats:
+        real = stat.path if files.is_url(stat.path) else os.path.realpath(stat.path)
+        if real not in seen:
+            seen.add(real)
+            yield stat
+
+
+def evaluation_files(corpus: CorpusConfig) -> list[SourceFile]:
+    """The files that train must share no n-gram with, besides held-out sets."""
+    stats = [
+        s for path in corpus.decontaminate for s in sources.expand(path, "corpus.decontaminate")
+    ]
+    return [
+        sources.source_file(stat, number, "decontaminate", corpus)
+        for number, stat in enumerate(_fresh(stats, set()))
+    ]
+
+
+def vocab_file(path: str) -> list[SourceFile]:
+    """The vocabulary that was given, as one of the inputs."""
+    if not path:
+        return []
+    stat = files.stat(path)
+    if stat is None:
+        raise UserError(f"vocab.file = {path!r} does not exist; check the path")
+    return [SourceFile(stat.path, 0, stat.bytes, stat.mtime_ns, "vocab")]
+
+
+def check_name(name: str) -> None:
+    if name == "train" or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 60:
+        raise UserError(
+            f'"{name}" cannot name a held-out set; use letters, digits, - and _, and not "train"'
+        )

@@ -1,0 +1,232 @@
+"""From band keys to clusters of near-duplicates, and who of a cluster stays.
+
+Each part writes a row for every document and band, sorted by band key. A reducer owns a range of
+keys (`link_range`): documents with equal keys of one band are linked. One last task joins the links
+of all reducers (`resolve`): a cluster is a connected component, so if a resembles b and b resembles
+c, all three are one cluster. It writes who loses.
+
+Links are stars: of each cluster, as far as it is known, the best document is linked to every other.
+A document that is not the best of what it is linked to can never be the best of the cluster, so a
+link carries the facts for choosing (words, place) of one end only: 34 bytes. Stars of stars are
+stars, so `resolve` folds the reducers' links in as it reads them, and holds one link for each
+document that has a near-copy, however many bands they share, plus what it is reading.
+
+The best has most words, then the smallest place (file, offset). Neither depends on how files were
+cut into parts or keys into ranges, nor on the order of anything: the same documents stay.
+
+Components are found by array operations alone: every document points at the smallest one it is
+linked to, pointers are followed to their end, and links inside a component drop out, for a few
+rounds. A million links take about 1 CPU second, be they a chain or a random graph.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmwright.pipeline.dedup import key_tables as disk
+from elmwright.pipeline.dedup import keys as exact
+from elmwright.pipeline.dedup.key_tables import Table
+from elmwright.pipeline.dedup.minhash import NOTHING
+
+BAND = np.dtype(
+    [
+        ("hi", "<u8"),
+        ("band", "u1"),
+        ("part", "<u4"),
+        ("row", "<u4"),
+        ("words", "<u4"),
+        ("file", "<u4"),
+        ("offset", "<u8"),
+        ("heldout", "u1"),
+    ]
+)
+"""A document's key in one band, its part and row, its size, its place and its side."""
+
+EDGE = np.dtype(
+    [
+        ("a_part", "<u4"),
+        ("a_row", "<u4"),
+        ("a_words", "<u4"),
+        ("a_file", "<u4"),
+        ("a_offset", "<u8"),
+        ("a_heldout", "u1"),
+        ("b_part", "<u4"),
+        ("b_row", "<u4"),
+        ("b_heldout", "u1"),
+    ]
+)
+"""A link from the best document of some (a) to another of them (b)."""
+
+FOLD_EDGES = 4_000_000
+"""Links read before they are folded: 0.6 GB at `PEAK_BYTES` each."""
+
+PEAK_BYTES = 150
+"""Held for each link while stars are made; a test holds it to the truth."""
+
+
+def band_rows(
+    keys: NDArray[np.uint64],
+    *,
+    row: NDArray[Any],
+    words: NDArray[Any],
+    file: NDArray[Any],
+    offset: NDArray[Any],
+    heldout: NDArray[Any],
+) -> Table:
+    """The sorted table of some documents' band keys ([documents, bands]), ready to be saved."""
+    documents, bands = keys.shape
+    table = np.zeros((documents, bands), BAND)
+    table["hi"], table["band"] = keys, np.arange(bands)
+    columns = {"row": row, "words": words, "file": file, "offset": offset, "heldout": heldout}
+    for name, column in columns.items():
+        table[name] = np.asarray(column)[:, None]
+    flat = table.reshape(-1)
+    return flat[np.argsort(flat["hi"], kind="stable")]
+
+
+def link_range(
+    tables: Sequence[tuple[int, str]], reducer: int, n_reducers: int, *, out: str
+) -> dict[str, Any]:
+    """Link the documents that share a band key of one range, and write the links to `out`.
+
+    `tables` lists (part, its band table); the part given here counts, not the one in the rows.
+    """
+    slices = [disk.load_range(path, reducer, n_reducers) for _, path in tables]
+    rows = sum(len(some) for some in slices)
+    table, part_of = exact.repeated(
+        [np.zeros(0, BAND), *slices], [0, *(part for part, _ in tables)]
+    )
+    table["part"] = part_of
+    edges = stars(_edges(table[table["hi"] != NOTHING]))
+    disk.save(out, edges, "a_part")
+    return {"rows": rows, "edges": len(edges)}
+
+
+def _edges(table: Table) -> Table:
+    """Of every group of equal keys, its best document linked to each other."""
+    order = np.lexsort(
+        (table["offset"], table["file"], ~table["words"], table["band"], table["hi"])
+    )
+    table = table[order]
+    same = np.zeros(len(table), bool)
+    same[1:] = (table["hi"][1:] == table["hi"][:-1]) & (table["band"][1:] == table["band"][:-1])
+    group = np.cumsum(~same) - 1
+    best, other = table[np.flatnonzero(~same)[group[same]]], table[same]
+    edges = np.zeros(len(other), EDGE)
+    for name in ("part", "row", "words", "file", "offset", "heldout"):
+        edges[f"a_{name}"] = best[name]
+    for name in ("part", "row", "heldout"):
+        edges[f"b_{name}"] = other[name]
+    return edges
+
+
+def stars(edges: Table) -> Table:
+    """The same clusters with one link for each document but the best, sorted by both ends."""
+    ids, ends = np.unique(np.concatenate([_id(edges, "a"), _id(edges, "b")]), return_inverse=True)
+    a, b = ends[: len(edges)], ends[len(edges) :]
+    heldout = np.zeros(ids.size, np.uint8)
+    heldout[a], heldout[b] = edges["a_heldout"], edges["b_heldout"]
+    label = components(a, b, ids.size)
+    best = _best(edges, a, label)[label]
+    center = a[best]
+    order = np.lexsort((ids, ids[center]))
+    order = order[center[order] != order]
+    made: Table = edges[best[order]]
+    made["b_part"], made["b_row"] = ids[order] >> np.uint64(32), ids[order] & np.uint64(0xFFFFFFFF)
+    made["b_heldout"] = heldout[order]
+    return made
+
+
+def _id(edges: Table, end: str) -> NDArray[np.uint64]:
+    part, row = (edges[f"{end}_{name}"].astype(np.uint64) for name in ("part", "row"))
+    joined: NDArray[np.uint64] = part << np.uint64(32) | row
+    return joined
+
+
+def _best(edges: Table, a: NDArray[np.int64], label: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[documents] At a component's label: the link whose first end is the component's best."""
+    first = np.full(label.size, -1, np.int64)
+    first[a] = np.arange(len(edges))
+    some = first[first >= 0]
+    order = np.lexsort(
+        (edges["a_offset"][some], edges["a_file"][some], ~edges["a_words"][some], label[a[some]])
+    )
+    some = some[order]
+    labels, begins = np.unique(label[a[some]], return_index=True)
+    first[labels] = some[begins]
+    return first
+
+
+def components(a: NDArray[np.int64], b: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """[size] For each of `size` numbers the smallest that the links a–b lead to."""
+    label = np.arange(size)
+    while True:
+        a, b = label[a], label[b]
+        open_links = a != b
+        a, b = a[open_links], b[open_links]
+        if not a.size:
+            return label
+        np.minimum.at(label, np.maximum(a, b), np.minimum(a, b))
+        while not np.array_equal(further := label[label], label):
+            label = further
+
+
+def resolve(edges: Sequence[str], *, dedup: bool, out: str) -> dict[str, Any]:
+    """Join the links of all reducers into clusters and write who loses to `out`.
+
+    A cluster with a given held-out document keeps no other: the rest lose by `OVERLAP`. With
+    `dedup`, any other cluster keeps its best document alone (`NEAR`); without, only split-off
+    documents of a cluster with train documents lose (`OVERLAP`).
+    """
+    count, most, held = 0, 0, [np.zeros(0, EDGE)]
+    for path in edges:
+        held.append(disk.load(path))
+        count += len(held[-1])
+        fresh = sum(map(len, held[1:]))
+        most = max(most, len(held[0]) + fresh)
+        if fresh >= max(FOLD_EDGES, len(held[0])):
+            held = [_folded(held)]
+    folded = _folded(held)
+    losers, sizes = _decide(folded, dedup=dedup)
+    exact.save_losers(out, losers)
+    numbers, counts = np.unique(sizes, return_counts=True)
+    rules = np.bincount(losers["rule"], minlength=len(exact.RULES)).tolist()
+    return {
+        "edges": count,
+        "clusters": dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
+        "losers": {rule: n for rule, n in zip(exact.RULES, rules, strict=True) if n},
+        "bytes_per_edge": PEAK_BYTES * most / max(1, count),
+    }
+
+
+def _folded(held: list[Table]) -> Table:
+    """The stars of some tables, which are let go before the work begins."""
+    joined = np.concatenate(held)
+    held.clear()
+    return stars(joined)
+
+
+def _decide(links: Table, *, dedup: bool) -> tuple[Table, NDArray[np.int64]]:
+    """The losers among the documents of some stars, and the sizes of the clusters."""
+    center = _id(links, "a")
+    starts = np.flatnonzero(np.diff(center, prepend=~center[:1]))
+    sizes = np.diff(starts, append=len(links))
+    rows = np.zeros(len(links) + len(starts), exact.LOSER)
+    rows["part"] = np.concatenate([links["a_part"][starts], links["b_part"]])
+    rows["row"] = np.concatenate([links["a_row"][starts], links["b_row"]])
+    side = np.concatenate([links["a_heldout"][starts], links["b_heldout"]])
+    cluster = np.concatenate([np.arange(len(starts)), np.repeat(np.arange(len(starts)), sizes)])
+    sides = np.zeros(len(starts), np.uint8)
+    np.bitwise_or.at(sides, cluster, np.uint8(1) << side)
+    rule = np.full(len(rows), exact.KEPT, np.uint8)
+    given = (sides[cluster] & (1 << exact.GIVEN)) != 0
+    lost = exact.overlaps(side, sides[cluster])
+    if dedup:
+        rule[len(starts) :] = exact.RULES.index(exact.NEAR)
+        rule[given] = exact.KEPT
+        lost &= given
+    rule[lost] = exact.RULES.index(exact.OVERLAP)
+    rows["rule"] = rule
+    return rows[rule != exact.KEPT], sizes + 1

@@ -1,0 +1,205 @@
+"""The block: the unit of training data, and the contract between the corpus and the trainer.
+
+A block is a fixed number of prediction steps K. A sentence w1…wn is n+1 steps in each direction
+(forward inputs `<S> w1…wn`, targets `w1…wn </S>`; backward inputs `</S> wn…w1`, targets
+`wn…w1 <S>`), and a block holds whole sentences only, because a cut sentence would need its first
+words in one direction and its last in the other. The few steps left over are padding of weight 0.
+
+A block is self-contained: its own table of word types (surface forms), their vocabulary ids, and
+the text as small integers into that table. So training touches no strings, the distinct words of a
+batch are known for free, and another vocabulary needs no new shards (`remap`).
+
+On disk a block is one WebDataset sample of six members that numpy and json read with no code of
+ours: about 10 bytes a word for K = 1280, less for larger K, most of it the types' surface forms.
+Packing runs at 2 M words/s and more, reading at about 1,400 blocks/s with their streams (one core).
+"""
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, repeat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmwright.pipeline.storage.untrusted import read_row, whole
+
+MOST_STEPS = 1 << 22
+"""The largest block_steps: a block is held in memory as five rows of so many numbers, 84 MB."""
+BOS, EOS, UNK = "<S>", "</S>", "<UNK>"
+BOS_ID, EOS_ID, UNK_ID = 0, 1, 2
+FORMAT = 1
+MEMBERS = ("block.json", "documents.npy", "ids.npy", "lengths.npy", "tokens.npy", "types.txt")
+"""The members of a block's sample, in the order in which they lie in the tar."""
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """K prediction steps of whole sentences, self-contained."""
+
+    types: tuple[str, ...]
+    """Surface forms of the words: `<S>`, `</S>`, then the others in order of first appearance."""
+    ids: Ints
+    """[types] Vocabulary id of each type; words outside the vocabulary have the id of `<UNK>`."""
+    tokens: Ints
+    """[words] The text, sentence after sentence, words only, as indices into `types`."""
+    lengths: Ints
+    """[sentences] Words of each sentence, at least 1."""
+    documents: Ints
+    """[sentences] Number of each sentence's document within the shard; never falling."""
+    steps: int
+    """K: prediction steps in each direction, padding included."""
+
+    @property
+    def padding(self) -> int:
+        """Steps at the end that predict nothing."""
+        return self.steps - self.tokens.size - self.lengths.size
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """A block as the trainer reads it: arrays of K indices into the block's `types`."""
+
+    forward_inputs: Ints
+    """`<S> w1…wn` of each sentence in turn."""
+    forward_targets: Ints
+    """`w1…wn </S>`."""
+    backward_inputs: Ints
+    """`</S> wn…w1`; the sentences stand in the same order as forward."""
+    backward_targets: Ints
+    """`wn…w1 <S>`."""
+    weights: NDArray[np.float32]
+    """1 for a real step, 0 for padding (where inputs and targets are 0); for both directions."""
+
+
+def sentences(block: Block) -> Iterator[list[str]]:
+    """The sentences of a block as lists of words, without marks and padding."""
+    words = [block.types[token] for token in block.tokens.tolist()]
+    for begin, end in pairwise([0, *np.cumsum(block.lengths).tolist()]):
+        yield words[begin:end]
+
+
+def streams(block: Block) -> Streams:
+    """Lay out a block's sentences as inputs and targets of both directions."""
+    lengths = block.lengths.astype(np.int64)
+    real = int(lengths.sum()) + lengths.size
+    ends = np.cumsum(lengths + 1) - 1
+    starts = ends - lengths
+    first = np.cumsum(lengths) - lengths
+    # Token p of a sentence whose words are first…first+n-1 changes places with 2·first + n-1 - p.
+    mirror = np.repeat(2 * first + lengths - 1, lengths) - np.arange(block.tokens.size)
+    reverse = block.tokens[mirror]
+
+    def lay(words: Ints, marks: NDArray[np.int64], mark: int) -> Ints:
+        stream = np.zeros(block.steps, np.int32)
+        is_word = np.zeros(block.steps, bool)
+        is_word[:real] = True
+        is_word[marks] = False
+        stream[is_word] = words
+        stream[marks] = mark
+        return stream
+
+    weights = np.zeros(block.steps, np.float32)
+    weights[:real] = 1
+    return Streams(
+        forward_inputs=lay(block.tokens, starts, BOS_ID),
+        forward_targets=lay(block.tokens, ends, EOS_ID),
+        backward_inputs=lay(reverse, starts, EOS_ID),
+        backward_targets=lay(reverse, ends, BOS_ID),
+        weights=weights,
+    )
+
+
+def _ids(types: Sequence[str], word_id: Mapping[str, int]) -> Ints:
+    ids = np.fromiter(map(word_id.get, types, repeat(UNK_ID)), np.int32, len(types))
+    ids[:2] = BOS_ID, EOS_ID
+    return ids
+
+
+def remap(block: Block, word_id: Mapping[str, int]) -> Block:
+    """The same text under another vocabulary: ids looked up again from the surface forms."""
+    return replace(block, ids=_ids(block.types, word_id))
+
+
+def to_members(block: Block) -> dict[str, bytes]:
+    """A block as the members of its WebDataset sample, the same bytes every time."""
+    small = len(block.types) <= np.iinfo(np.uint16).max + 1
+    members = {
+        "block.json": json.dumps({"format": FORMAT, "steps": block.steps}).encode(),
+        "documents.npy": _npy(block.documents),
+        "ids.npy": _npy(block.ids),
+        "lengths.npy": _npy(block.lengths),
+        "tokens.npy": _npy(block.tokens.astype(np.uint16) if small else block.tokens),
+        "types.txt": "\n".join(block.types).encode(),
+    }
+    if members["types.txt"].count(b"\n") != len(block.types) - 1:
+        raise ValueError("a word holds a line break")
+    return members
+
+
+def from_members(members: Mapping[str, bytes]) -> Block:
+    """Read a block back. Raises ValueError saying what is wrong if the data is damaged."""
+    missing = [name for name in MEMBERS if name not in members]
+    if missing:
+        raise ValueError(f"block lacks {', '.join(missing)}")
+    try:
+        head = json.loads(members["block.json"])
+    except RecursionError as error:
+        raise ValueError(f"block.json is no JSON: {error}") from error
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise ValueError(f"block is not of format {FORMAT}: {head!r:.50}")
+    if not whole(head.get("steps"), 2, MOST_STEPS):
+        raise ValueError(f"block.json says {head.get('steps')!r:.50} steps")
+    block = Block(
+        types=tuple(members["types.txt"].decode().split("\n")),
+        ids=_ints(members, "ids.npy"),
+        tokens=_ints(members, "tokens.npy"),
+        lengths=_ints(members, "lengths.npy"),
+        documents=_ints(members, "documents.npy"),
+        steps=head["steps"],
+    )
+    _check(block)
+    return block
+
+
+def _check(block: Block) -> None:
+    """Refuse a block whose parts contradict each other."""
+    n_types = len(block.types)
+    if block.types[:2] != (BOS, EOS):
+        raise ValueError(f"types do not begin with {BOS} and {EOS}")
+    if len(set(block.types)) != n_types or "" in block.types:
+        raise ValueError("types are empty or repeated")
+    if block.ids.size != n_types:
+        raise ValueError(f"{block.ids.size} ids for {n_types} types")
+    if tuple(block.ids[:2]) != (BOS_ID, EOS_ID) or int(block.ids[2:].min(initial=UNK_ID)) < UNK_ID:
+        raise ValueError("ids out of range")
+    if block.lengths.size == 0 or int(block.lengths.min()) < 1:
+        raise ValueError("a sentence has no words")
+    if int(block.lengths.sum(dtype=np.int64)) != block.tokens.size:
+        raise ValueError(f"sentences of {block.lengths.sum()} words but {block.tokens.size} tokens")
+    if int(block.tokens.min()) < 2 or int(block.tokens.max()) >= n_types:
+        raise ValueError("tokens point outside the types")
+    if block.documents.size != block.lengths.size:
+        raise ValueError(f"{block.documents.size} document numbers, {block.lengths.size} sentences")
+    if int(block.documents[0]) < 0 or bool((np.diff(block.documents) < 0).any()):
+        raise ValueError("document numbers fall")
+    if block.padding < 0:
+        raise ValueError(f"more text than {block.steps} steps")
+
+
+def _npy(array: NDArray[np.generic]) -> bytes:
+    buffer = io.BytesIO()
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    np.lib.format.write_array(buffer, little, version=(1, 0), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _ints(members: Mapping[str, bytes], name: str) -> Ints:
+    try:
+        row: Ints = read_row(members[name]).astype(np.int32)
+    except ValueError as error:
+        raise ValueError(f"{name} is {error}") from error
+    return row

@@ -1,0 +1,344 @@
+"""The manifest: what a finished corpus consists of, written last, so its presence means complete.
+
+`MANIFEST.json` names every shard with its digest and counts, the vocabulary, what cleaning dropped
+and by which rule, the inputs and the settings. Everything is relative to the corpus folder, inputs
+of the same project too, so a corpus or the whole project can be moved. Its `fingerprint` covers
+exactly what the trainer sees (shards, vocabulary, block length, split names) and nothing of the
+machine or the time: the same text and settings give the same fingerprint everywhere.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.block import MOST_STEPS
+from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.untrusted import is_digest, read_small, whole
+
+FORMAT = 1
+NAME = "MANIFEST.json"
+MANIFEST_BYTES = 1 << 30
+"""The largest manifest: a corpus made from some million files."""
+COUNTS = (
+    "bytes", "blocks", "documents", "sentences", "words", "unknown", "steps", "padding",
+    "first_document",
+)  # fmt: skip
+LARGEST = 1 << 53
+"""No count is larger."""
+SHARDS = "shards"
+"""The folder of the shards inside the corpus folder."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tar of blocks and its index."""
+
+    name: str
+    """Such as `train-00003`: the files are `shards/train-00003.tar` and `….index.json`."""
+    sha256: str
+    """Of the tar."""
+    bytes: int
+    """Size of the tar."""
+    index_sha256: str
+    """Of the index."""
+    blocks: int
+    """Blocks in it."""
+    documents: int
+    """Documents in it (sentences, where sentences were shuffled)."""
+    sentences: int
+    """Sentences in it; pieces of a cut sentence count each."""
+    words: int
+    """Words in it, without `<S>` and `</S>`."""
+    unknown: int
+    """Of those words, how many are `<UNK>` to the vocabulary."""
+    steps: int
+    """Real prediction steps a direction: words + sentences."""
+    padding: int
+    """Steps of weight 0 that fill up blocks."""
+    first_document: int = 0
+    """Documents of the split before this shard: added to a block's document numbers, it gives
+    numbers that are unique in the split."""
+
+    @property
+    def tar(self) -> str:
+        """The tar's path inside the corpus folder."""
+        return f"{SHARDS}/{self.name}.tar"
+
+    @property
+    def index(self) -> str:
+        """The index's path inside the corpus folder."""
+        return f"{SHARDS}/{self.name}.index.json"
+
+
+@dataclass(frozen=True)
+class Split:
+    """A named part of the corpus: `train`, or one of the held-out sets."""
+
+    name: str
+    """The name, which begins the names of its shards."""
+    shards: tuple[Shard, ...]
+    """Its shards, in order: block numbers of the split run through them."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in all shards."""
+        return sum(shard.blocks for shard in self.shards)
+
+    @property
+    def documents(self) -> int:
+        """Documents in all shards."""
+        return sum(shard.documents for shard in self.shards)
+
+    @property
+    def sentences(self) -> int:
+        """Sentences in all shards."""
+        return sum(shard.sentences for shard in self.shards)
+
+    @property
+    def words(self) -> int:
+        """Words in all shards, without the marks."""
+        return sum(shard.words for shard in self.shards)
+
+    @property
+    def steps(self) -> int:
+        """Real prediction steps a direction: words + sentences."""
+        return sum(shard.steps for shard in self.shards)
+
+    @property
+    def padding(self) -> int:
+        """Steps of weight 0."""
+        return sum(shard.padding for shard in self.shards)
+
+    @property
+    def unk_share(self) -> float:
+        """Share of the targets (words and one mark a sentence) that are `<UNK>`."""
+        return sum(shard.unknown for shard in self.shards) / max(1, self.steps)
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """The vocabulary file and its digest."""
+
+    file: str
+    """Path inside the corpus folder."""
+    sha256: str
+    """Of the file."""
+    size: int
+    """Words in it, marks included."""
+    counts: str
+    """Path of the exact train counts by id (int64 .npy)."""
+    counts_sha256: str
+    """Of that file."""
+
+
+@dataclass(frozen=True)
+class FunnelStep:
+    """What one rule did. The first step is what was read, the last what was kept."""
+
+    rule: str
+    """The rule's name."""
+    documents: int = 0
+    """Documents it dropped whole."""
+    sentences: int = 0
+    """Sentences that went with them, or alone."""
+    words: int = 0
+    """Words that went with them."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """One file the corpus was built from."""
+
+    path: str
+    """A URL, an absolute path, or one that is relative to the corpus folder."""
+    bytes: int
+    """Its size."""
+    mtime_ns: int
+    """Its time of change: a quick sign that it is the same file still."""
+    sha256: str
+    """Its digest: the proof. Empty for objects in a store, which are not read twice."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A finished corpus."""
+
+    created_by: str
+    """The program and version that built it."""
+    key: str
+    """Digest of the settings that determine the result (`up_to_date.corpus_key`)."""
+    block_steps: int
+    """K of every block."""
+    splits: Mapping[str, Split]
+    """`train` first, then the held-out sets by name."""
+    vocab: Vocab
+    """The vocabulary."""
+    funnel: tuple[FunnelStep, ...]
+    """From what was read to what was kept of `corpus.sources`, rule by rule; the steps between the
+    first and the last add up to their difference. Held-out sets from files of their own are never
+    filtered and do not appear here."""
+    inputs: tuple[Input, ...]
+    """The files it was built from, in the order they were read."""
+    long_words: float
+    """Share of the train words of more than 48 UTF-8 bytes: a model that spells with
+    max_chars = 50 (two of them marks) sees only their beginning."""
+    unigram_perplexity: Mapping[str, float]
+    """Held-out perplexity of the train unigram model, by held-out set: what a model must beat."""
+    config: Mapping[str, Any]
+    """The `corpus`, `vocab` and `shards` settings, and the seed."""
+    format: int = FORMAT
+    """Version of this layout."""
+    extra_files: Mapping[str, str] = field(default_factory=dict)
+    """Other files that belong to the corpus (a sentencepiece model) and their sha256."""
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over all that defines the data, and nothing of the machine or the time."""
+        return sha256_bytes(
+            canonical(
+                {
+                    "format": self.format,
+                    "block_steps": self.block_steps,
+                    "vocab": self.vocab.sha256,
+                    "splits": {n: [s.sha256 for s in sp.shards] for n, sp in self.splits.items()},
+                }
+            )
+        )
+
+    @property
+    def unk_share(self) -> dict[str, float]:
+        """Share of `<UNK>` among the targets of each split."""
+        return {name: split.unk_share for name, split in self.splits.items()}
+
+    def to_json(self) -> bytes:
+        """The file's content: canonical, so equal manifests are equal bytes."""
+        content = {f.name: getattr(self, f.name) for f in fields(self)}
+        content["splits"] = {
+            name: {"shards": [asdict(shard) for shard in split.shards]}
+            for name, split in self.splits.items()
+        }
+        content["vocab"] = asdict(self.vocab)
+        content["funnel"] = [asdict(step) for step in self.funnel]
+        content["inputs"] = [asdict(item) for item in self.inputs]
+        content["fingerprint"] = self.fingerprint
+        content["unk_share"] = self.unk_share
+        return json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False).encode() + b"\n"
+
+    def save(self, folder: str | Path) -> None:
+        """Write it, atomically: from now on the corpus is complete."""
+        files.write_bytes(files.join(folder, NAME), self.to_json())
+
+    @staticmethod
+    def load(folder: str | Path) -> "Manifest":
+        """Read the manifest of a corpus folder. Does not touch the shards (see `verify`)."""
+        path = files.join(folder, NAME)
+        try:
+            if not files.exists(path):
+                raise FileNotFoundError
+            content = json.loads(read_small(path, MANIFEST_BYTES))
+        except FileNotFoundError:
+            raise UserError(
+                f"{folder} holds no finished corpus ({NAME} is missing); build it with "
+                "`elmwright corpus`"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is damaged ({error}); build the corpus again") from error
+        found = content.get("format") if isinstance(content, dict) else None
+        if found != FORMAT:
+            by = content.get("created_by", "unknown") if isinstance(content, dict) else found
+            raise UserError(
+                f"{path} has format {found!r:.50}, and this version of elmwright reads format "
+                f"{FORMAT}; build the corpus again or use the version that wrote it ({by!s:.50})"
+            )
+        try:
+            manifest = _from_json(content)
+            problem = _problem(manifest)
+            changed = not problem and manifest.fingerprint != content["fingerprint"]
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            problem = f"{error!r:.200}"
+        if problem:
+            raise UserError(f"{path} is damaged ({problem}); build the corpus again")
+        if changed:
+            raise UserError(f"{path} was changed after it was written; build the corpus again")
+        return manifest
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Every file of the corpus (path inside the folder, sha256), the manifest itself apart."""
+        yield self.vocab.file, self.vocab.sha256
+        yield self.vocab.counts, self.vocab.counts_sha256
+        yield from self.extra_files.items()
+        for split in self.splits.values():
+            for shard in split.shards:
+                yield shard.tar, shard.sha256
+                yield shard.index, shard.index_sha256
+
+
+def _from_json(content: dict[str, Any]) -> Manifest:
+    names = sorted(content["splits"], key=lambda name: (name != "train", name))
+    known = {f.name for f in fields(Manifest)}
+    values = {name: value for name, value in content.items() if name in known}
+    values["splits"] = {
+        name: Split(name, tuple(Shard(**shard) for shard in content["splits"][name]["shards"]))
+        for name in names
+    }
+    values["vocab"] = Vocab(**content["vocab"])
+    values["funnel"] = tuple(FunnelStep(**step) for step in content["funnel"])
+    values["inputs"] = tuple(Input(**item) for item in content["inputs"])
+    return Manifest(**values)
+
+
+def _problem(manifest: Manifest) -> str:
+    """What is wrong with the values of a manifest that a file may have said; empty if nothing is.
+
+    Names become paths and counts become loops and arrays, so both are checked here, once.
+    """
+    if not whole(manifest.block_steps, 2, MOST_STEPS):
+        return f"block_steps is {manifest.block_steps!r:.50}"
+    if "train" not in manifest.splits:
+        return "there is no split train"
+    vocab = manifest.vocab
+    if not whole(vocab.size, 0, LARGEST):
+        return f"the vocabulary's size is {vocab.size!r:.50}"
+    for name, digest in (
+        (vocab.file, vocab.sha256),
+        (vocab.counts, vocab.counts_sha256),
+        *manifest.extra_files.items(),
+    ):
+        if not _is_inside(name) or not is_digest(digest):
+            return f"{name!r:.100} with the digest {digest!r:.70}"
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            if not _is_inside(shard.name) or not _is_inside(shard.tar) or "/" in shard.name:
+                return f"a shard is called {shard.name!r:.100}"
+            if not (is_digest(shard.sha256) and is_digest(shard.index_sha256)):
+                return f"digests of shard {shard.name:.100}"
+            counts = {name: getattr(shard, name) for name in COUNTS}
+            if not all(whole(count, 0, LARGEST) for count in counts.values()):
+                return f"counts of shard {shard.name:.100}: {counts!r:.200}"
+    numbers = (manifest.long_words, *manifest.unigram_perplexity.values())
+    if not all(type(number) in (int, float) for number in numbers):
+        return "a measurement is no number"
+    return ""
+
+
+def _is_inside(name: object) -> bool:
+    """Whether this names a file of the corpus folder."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) < 256:
+        return False
+    return not name.startswith(("/", "~")) and not {"", ".", ".."} & set(name.split("/"))
+
+
+def canonical(value: object) -> bytes:
+    """JSON with sorted keys and no spaces: equal values are equal bytes, so they can be hashed."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def finished_corpus(folder: str) -> Manifest | None:
+    try:
+        return Manifest.load(folder)
+    except UserError:
+        return None

@@ -1,0 +1,30 @@
+"""Are the files of a corpus as its manifest says?"""
+
+from pathlib import Path
+
+from elmwright.pipeline.format.manifest import SHARDS, Manifest
+from elmwright.pipeline.format.shards import verify_shard
+from elmwright.pipeline.storage import files
+
+
+def verify_corpus(manifest: Manifest, folder: str | Path, *, deep: bool = True) -> list[str]:
+    """What is wrong with the files of a corpus, one sentence each; nothing if all is well.
+
+    Deep: read and check every block. Otherwise sizes and digests only.
+    """
+    problems = []
+    for file, digest in manifest.files():
+        path = files.join(folder, file)
+        if not files.exists(path):
+            problems.append(f"{path} is missing")
+        elif not file.startswith(f"{SHARDS}/") and files.sha256(path) != digest:
+            problems.append(f"{path} was changed: its sha256 is not the manifest's")
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            path = files.join(folder, shard.tar)
+            if files.exists(path) and files.exists(files.join(folder, shard.index)):
+                try:
+                    verify_shard(path, shard, deep=deep)
+                except ValueError as error:
+                    problems.append(str(error))
+    return problems

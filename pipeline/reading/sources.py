@@ -1,0 +1,306 @@
+"""Where raw text comes from: find the files of a source and cut them into tasks.
+
+A task reads about `chunk_mb` of input. Text and JSON Lines are cut at document boundaries, which
+needs no more than a seek and a short scan an edge; Parquet is cut at row groups; what is
+compressed, and web archives and pages, stay whole, because nobody can begin in the middle of them.
+So a few large .gz files make a few long tasks: cut such files before, or use Parquet.
+
+A document's place is (number of its file, offset in the uncompressed text), which does not depend
+on the cuts: every later order that could matter is decided by it. A task never mixes sources, so
+that adding one leaves the tasks of the others, and what they have already done, as they were.
+"""
+
+import glob
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from elmwright.pipeline.config import CorpusConfig, Source
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.reading.decode import (
+    HEAD,
+    check_encoding,
+    compression,
+    not_text,
+    plain_name,
+    wide,
+)
+from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.disk import explained
+
+MEGABYTE = 1_000_000
+EXPANSION = 4
+"""How many bytes of text a compressed byte is, about."""
+LINE = 1 << 16
+"""Bytes of a line that are looked at in search of an edge."""
+FORMATS = {
+    (".jsonl", ".ndjson"): "jsonl",
+    (".parquet",): "parquet",
+    (".warc", ".wet"): "warc",
+    (".arc",): "arc",
+    (".html", ".htm", ".xhtml"): "html",
+}
+"""What a file is, by the ending of its name; anything else is text."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One input file, as it was when the build began, and how to read it."""
+
+    path: str
+    """Path or URL."""
+    number: int
+    """Its rank among the files of its split: the first part of a document's place."""
+    bytes: int
+    """Its size."""
+    mtime_ns: int
+    """Its time of change."""
+    split: str
+    """`train`, or the name of the held-out set it was given for."""
+    source: int = 0
+    """Which of `corpus.sources` it belongs to; 0 for held-out files."""
+    format: str = "text"
+    """text, jsonl, parquet, warc, arc or html."""
+    documents: str = "blank-line"
+    """What separates documents in plain text."""
+    text_field: str = "text"
+    """Field or column that holds the text."""
+    encoding: str = "auto"
+    """Its encoding."""
+    name: str = ""
+    """How lists and reports call it: relative to the folder of the command, if it is below that."""
+    sha256: str = ""
+    """Digest of its content, once it is known."""
+
+    def identity(self) -> dict[str, Any]:
+        """What determines a task's result: the content, where its digest is known.
+
+        So a project that was moved or copied finds the tasks done that it did elsewhere.
+        """
+        known = asdict(self)
+        if self.sha256:
+            del known["path"], known["mtime_ns"]
+        return known
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of a file that begins and ends at document boundaries."""
+
+    file: SourceFile
+    """The file."""
+    begin: int
+    """First byte; first row group in Parquet."""
+    end: int
+    """One past the last; -1 for the whole file."""
+
+
+Chunk = tuple[Piece, ...]
+"""What one task reads; all of one split and one source."""
+
+
+def expand(source: str, what: str = "corpus.sources") -> list[files.Stat]:
+    """The files that a path, folder, glob or URL names, sorted by path."""
+    if files.is_url(source):
+        return _expand_url(source, what)
+    path = os.path.abspath(os.path.expanduser(source))
+    with explained(Path(path)):
+        if os.path.isdir(path):
+            found = [file for file in files.list_folder(path) if os.path.isfile(file.path)]
+            return _visible(found, path, source, what)
+        if os.path.isfile(path) and (stat := files.stat(path)):
+            return [stat]
+        if os.path.exists(path):
+            raise UserError(f"{source} in {what} is neither a file nor a folder; name a file")
+        return _expand_glob(path, source, what)
+
+
+def _expand_url(source: str, what: str) -> list[files.Stat]:
+    if not source.endswith("/") and (stat := files.stat(source)):
+        return [stat]
+    if glob.has_magic(source):
+        return _expand_glob(source, source, what)
+    if found := files.list_folder(source.rstrip("/")):
+        return _visible(found, source, source, what)
+    raise UserError(f"{source} in {what} does not exist; check the path")
+
+
+def _expand_glob(pattern: str, source: str, what: str) -> list[files.Stat]:
+    if not glob.has_magic(source):
+        raise UserError(f"{source} in {what} does not exist; check the path")
+    found = files.matching(pattern)
+    if not found:
+        raise UserError(f"{source} in {what} matches no file; check the pattern")
+    return found
+
+
+def _visible(found: list[files.Stat], folder: str, source: str, what: str) -> list[files.Stat]:
+    """Without hidden files, and without the empty markers that stores keep for folders."""
+    start = len(folder.rstrip("/"))
+    kept = [file for file in found if "/." not in file.path[start:] and not file.path.endswith("/")]
+    if not kept:
+        raise UserError(f"the folder {source} in {what} holds no files; put text there")
+    return kept
+
+
+def _check_name(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"the name {path.encode('utf-8', 'backslashreplace').decode()} is not UTF-8; rename "
+            "the file or leave it out of corpus.sources"
+        ) from None
+
+
+def source_file(
+    stat: files.Stat,
+    number: int,
+    split: str,
+    config: CorpusConfig,
+    source: Source | None = None,
+    index: int = 0,
+) -> SourceFile:
+    """A file with all that is needed to read it: the source's own settings, or the corpus's."""
+    _check_name(stat.path)
+    source = source or Source()
+    format_ = _format(stat.path, source.format)
+    if format_ == "parquet" and compression(stat.path):
+        raise UserError(
+            f"{stat.path} is Parquet inside another compression, which cannot be read in parts; "
+            "unpack it (Parquet is compressed inside)"
+        )
+    encoding = source.encoding or config.encoding
+    check_encoding(encoding)
+    return SourceFile(
+        path=stat.path,
+        number=number,
+        bytes=stat.bytes,
+        mtime_ns=stat.mtime_ns,
+        split=split,
+        source=index,
+        format=format_,
+        documents=source.documents or config.documents,
+        text_field=source.text_field or config.text_field,
+        encoding=encoding,
+        name=relative_to(os.getcwd(), stat.path),
+    )
+
+
+def relative_to(folder: str, path: str) -> str:
+    """A path as seen from a folder that holds it; other paths, and URLs, as they are."""
+    prefix = f"{folder.rstrip('/')}/"
+    return path[len(prefix) :] if path.startswith(prefix) else path
+
+
+def _format(path: str, given: str) -> str:
+    name = plain_name(path)
+    by_name = next((kind for ends, kind in FORMATS.items() if name.endswith(ends)), "text")
+    if given == "auto" or (given == "warc" and by_name == "arc"):
+        return by_name
+    return given
+
+
+def check_readable(files_: Sequence[SourceFile]) -> None:
+    """Open each local file once, so that a permission is missed now and not in an hour."""
+    for file in files_:
+        if files.is_url(file.path):
+            continue
+        try:
+            with files.reading(file.path):
+                pass
+        except OSError as error:
+            raise UserError(f"cannot read {file.path} ({error.strerror}); check it") from error
+
+
+def cut(files_: Sequence[SourceFile], config: CorpusConfig) -> list[Chunk]:
+    """Divide files into tasks of about `chunk_mb` each, the same way every time."""
+    limit = max(1, config.chunk_mb * MEGABYTE)
+    chunks: list[Chunk] = []
+    pieces: list[Piece] = []
+    filled = 0
+    for file in files_:
+        for piece, size in _pieces(file, limit):
+            first = pieces[0].file if pieces else file
+            mixed = (first.split, first.source) != (file.split, file.source)
+            if pieces and (mixed or filled + size > limit):
+                chunks.append(tuple(pieces))
+                pieces, filled = [], 0
+            pieces.append(piece)
+            filled += size
+    if pieces:
+        chunks.append(tuple(pieces))
+    return chunks
+
+
+def _pieces(file: SourceFile, limit: int) -> list[tuple[Piece, int]]:
+    """The pieces of a file, each with about how much text it is, in bytes."""
+    packed = EXPANSION if compression(file.path) else 1
+    whole = [(Piece(file, 0, -1), file.bytes * packed)]
+    if file.bytes <= 2 * limit or packed > 1:
+        return whole
+    if file.format == "parquet":
+        return _row_groups(file, limit) or whole
+    if file.format == "jsonl" or (file.format == "text" and file.documents != "file"):
+        ranges = pairwise(_edges(file, limit))
+        return [(Piece(file, begin, end), end - begin) for begin, end in ranges] or whole
+    return whole
+
+
+def _edges(file: SourceFile, limit: int) -> list[int]:
+    """Where pieces begin, and the last ends; nothing if lines cannot be found as bytes."""
+    blanks = file.format == "text" and file.documents == "blank-line"
+    with files.reading(file.path) as stream:
+        head = stream.read(HEAD)
+        if wide(head, file.encoding) or not_text(head, file.encoding):
+            return []
+        edges = [0]
+        while edges[-1] + limit < file.bytes:
+            # The line in which we land belongs to the piece before.
+            stream.seek(edges[-1] + limit)
+            _skip_line(stream)
+            while blanks and not _skip_line(stream):
+                pass
+            if stream.tell() >= file.bytes:
+                break
+            edges.append(stream.tell())
+    return [*edges, file.bytes]
+
+
+def _skip_line(stream: BinaryIO) -> bool:
+    """Pass over a line, however long; whether it was blank (and short), or the end of the file."""
+    line = part = stream.readline(LINE)
+    while part and not part.endswith(b"\n"):
+        part = stream.readline(LINE)
+    return not line.strip() and len(line) < LINE
+
+
+def _row_groups(file: SourceFile, limit: int) -> list[tuple[Piece, int]]:
+    """Runs of row groups with about `limit` bytes of text; none if the file is damaged."""
+    from pyarrow import parquet
+
+    with files.reading(file.path) as stream:
+        try:
+            metadata = parquet.ParquetFile(stream).metadata
+        except (ValueError, OSError):
+            return []  # reported by the task that reads it
+        sizes = [_text_bytes(metadata.row_group(n), file) for n in range(metadata.num_row_groups)]
+    pieces: list[tuple[Piece, int]] = []
+    begin = filled = 0
+    for number, size in enumerate(sizes):
+        if number > begin and filled + size > limit:
+            pieces.append((Piece(file, begin, number), filled))
+            begin, filled = number, 0
+        filled += size
+    if sizes:
+        pieces.append((Piece(file, begin, len(sizes)), filled))
+    return pieces
+
+
+def _text_bytes(group: Any, file: SourceFile) -> int:
+    """Uncompressed bytes of the text column in a row group."""
+    columns = [group.column(n) for n in range(group.num_columns)]
+    return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == file.text_field)

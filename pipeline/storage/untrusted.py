@@ -1,0 +1,138 @@
+"""Reading files that may be damaged or hostile: nothing is held that the bytes do not bear out.
+
+A few bytes can claim anything: a JSON number that asks for 10⁹ layers, an npy header of 10¹² rows,
+a sparse file of a terabyte, brackets nested a million deep. So the size of a file is looked at
+before it is read, JSON gives an object or one sentence, and an array is as long as its bytes.
+
+The limits here are far above what this program writes. Sizes that a model or a corpus may choose
+are not limited by a number but compared with the files that hold it, by whoever reads those.
+"""
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from tokenize import TokenError
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.disk import explained
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+JSON_BYTES = files.JSON_BYTES
+"""The largest JSON file that describes a model, a checkpoint or a run; real ones have kilobytes.
+Parsed, the worst of them takes twenty times its size."""
+TEXT_BYTES = 1 << 30
+"""The largest vocabulary: a hundred million words."""
+LINE_BYTES = 1 << 20
+"""Lines of a vocabulary are shorter than this."""
+_NO_HEADER = (
+    ValueError, KeyError, TypeError, RecursionError, MemoryError, OSError, TokenError,
+)  # fmt: skip
+"""What numpy raises about a header that is none: it parses Python."""
+_PLAIN_ROW = re.compile(
+    rb"\x93NUMPY\x01\x00(?P<length>..)\{'descr': '(?P<type>[<|][iu][1248])', "
+    rb"'fortran_order': False, 'shape': \((?P<rows>\d{1,18}),\), \} *\n",
+    re.DOTALL,
+)
+"""A row of integers as numpy has always written it. Read without Python's parser, which numpy uses
+for the rest: in CPython 3.11 it may fail with a SystemError when several threads use it at once,
+and blocks are read by several threads."""
+AGAIN = "copy it again from where it came from"
+
+
+def read_small(path: str | Path, limit: int = JSON_BYTES) -> bytes:
+    """The content of a file of at most `limit` bytes."""
+    found = files.stat(path)
+    if found is not None and found.bytes > limit:
+        raise UserError(f"{path} has {found.bytes:,} bytes, and such a file is small; {AGAIN}")
+    try:
+        with explained(Path(path)):
+            data = files.read_up_to(path, limit)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}; {AGAIN}") from error
+    if len(data) > limit:
+        raise UserError(f"{path} has more than {limit:,} bytes, and such a file is small; {AGAIN}")
+    return data
+
+
+def parse_object(data: bytes, where: str | Path, advice: str = AGAIN) -> dict[str, Any]:
+    """The object in some JSON; UserError where there is none."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({error}); {advice}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{where} is not a JSON object; {advice}")
+    return content
+
+
+def read_object(path: str | Path, limit: int = JSON_BYTES) -> dict[str, Any]:
+    """The object in a JSON file of at most `limit` bytes; UserError where there is none."""
+    return parse_object(read_small(path, limit), path)
+
+
+def read_words(path: str | Path) -> list[str]:
+    """The lines of a UTF-8 file. Only the newline ends a line: words may hold other separators."""
+    found = files.stat(path)
+    if found is not None and found.bytes > TEXT_BYTES:
+        raise UserError(f"{path} has {found.bytes:,} bytes, too many for a list of words; {AGAIN}")
+    data = bytearray()
+    with files.reading(path) as file:
+        while piece := file.read(LINE_BYTES):
+            if len(piece) == LINE_BYTES and b"\n" not in piece:
+                raise UserError(f"{path} has a line of more than a megabyte; {AGAIN}")
+            data += piece
+    try:
+        return data.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it"
+        ) from error
+
+
+def read_row(data: bytes, kinds: str = "iu") -> "NDArray[Any]":
+    """The row of integers in the bytes of an npy file; ValueError where there is none.
+
+    `kinds` are numpy's letters for what the row may hold. numpy would allocate what the header
+    claims before it looks for the bytes.
+    """
+    if plain := _PLAIN_ROW.match(data):
+        dtype, rows, begin = np.dtype(plain["type"].decode()), int(plain["rows"]), plain.end()
+        if plain["length"] == (begin - 10).to_bytes(2, "little") and dtype.kind in kinds:
+            if len(data) - begin != rows * dtype.itemsize:
+                raise ValueError(f"not a numpy array: {len(data) - begin} bytes for {rows} rows")
+            return np.frombuffer(data, dtype, rows, begin)
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        readers: dict[tuple[int, int], Callable[[io.BytesIO], Any]] = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }
+        shape, _, dtype = readers[version](file)
+    except _NO_HEADER as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"not a numpy array: {reason:.100}") from error
+    if len(shape) != 1 or dtype.kind not in kinds or dtype.hasobject:
+        raise ValueError("not a row of integers")
+    left = len(data) - file.tell()
+    if not whole(shape[0]) or left != shape[0] * dtype.itemsize:
+        raise ValueError(f"not a numpy array: {left} bytes for {shape[0]!r:.30} rows")
+    return np.frombuffer(data, dtype, shape[0], file.tell())
+
+
+def whole(value: Any, least: int = 0, most: int = 2**63 - 1) -> bool:
+    """Whether this is a whole number in a range, and not something that Python takes for one."""
+    return type(value) is int and least <= value <= most
+
+
+def is_digest(value: Any) -> bool:
+    """Whether this is a sha256 in hexadecimal. A digest is also a file's name in a cache."""
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")

@@ -1,0 +1,122 @@
+"""The help lists every command in a group with an example, fits 80 columns, and hides `job`."""
+
+import argparse
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elmwright import __version__
+from elmwright.jobs.cli.command import _parser, main
+from elmwright.jobs.cli.help import EXAMPLES, GROUPS, grouped
+from tests.support.tiny import elmwright
+
+pytestmark = pytest.mark.slow(3)
+
+ALIASES = {"neighbors"}
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    (action,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+def test_every_command_is_in_one_group_and_has_an_example_that_parses() -> None:
+    listed = [name for names in GROUPS.values() for name in names]
+    assert len(listed) == len(set(listed))
+    there = set(commands()) - ALIASES
+    assert there <= set(listed)
+    assert there <= set(EXAMPLES)
+    for name in there:
+        line = EXAMPLES[name].rpartition("| ")[2].partition(" >")[0]
+        program, *arguments = shlex.split(line)
+        assert program == "elmwright"
+        assert arguments[0] == name
+        _parser().parse_args(arguments)
+
+
+def test_the_bare_command_prints_the_help() -> None:
+    bare, asked = elmwright(), elmwright("--help")
+    assert bare.returncode == asked.returncode == 0
+    assert bare.stdout == asked.stdout
+    assert bare.stderr == ""
+    for group, names in grouped(set(commands()) - ALIASES):
+        assert f"{group}:" in bare.stdout
+        for name in names:
+            assert f"\n  {name} " in bare.stdout
+    assert "Other:" not in bare.stdout
+
+
+def test_a_command_in_no_group_is_still_listed() -> None:
+    assert grouped(["run", "invented"]) == [("Start here", ["run"]), ("Other", ["invented"])]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_all_help_fits_its_terminal(columns: int) -> None:
+    """80 columns at most, however wide the terminal; the list itself is made for 80."""
+    environment = {**os.environ, "COLUMNS": str(columns)}
+    script = (
+        "import sys\nfrom elmwright.jobs.cli.command import main\n"
+        "for name in sys.argv[1:]:\n"
+        "    try:\n        main([name, '--help'])\n    except SystemExit:\n        pass\n"
+    )
+    names = sorted(set(commands()))
+    done = subprocess.run(
+        [sys.executable, "-c", script, *names],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.count("example:") == len(names)
+    assert max(map(len, elmwright("--help", COLUMNS=str(columns)).stdout.splitlines())) <= 80
+
+
+def test_a_mistyped_command_is_told_with_the_nearest_one() -> None:
+    typo = elmwright("jobb")
+    assert typo.returncode == 2
+    assert typo.stderr == "error: there is no command 'jobb'; did you mean 'jobs'?\n"
+
+
+def test_mistakes_in_arguments_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (
+        (["zzz"], "there is no command 'zzz'; 'elmwright --help' shows how"),
+        (["run"], "the following arguments are required: CONFIG; 'elmwright run --help' shows how"),
+        (["run", "demo", "--until", "trian"], "did you mean 'train'?"),
+        (["runs", "--nix"], "unrecognized arguments: --nix"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ")
+        assert words in line
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"elmwright {__version__}\n"
+
+
+def test_the_help_in_a_terminal_is_the_same(tmp_path: Path) -> None:
+    """No colours, no codes: a terminal shows the bytes that a pipe gets."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "elmwright.jobs.cli"]
+    process = subprocess.Popen(command, stdout=theirs, cwd=tmp_path)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    assert process.wait() == 0
+    assert shown.decode().replace("\r\n", "\n") == elmwright().stdout

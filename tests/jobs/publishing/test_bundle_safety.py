@@ -1,0 +1,165 @@
+"""A bundle that was damaged, forged or not signed is refused, and the file is named."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from elmwright.jobs.bundles.bundle import SIGNATURE, SUMS, digest, verify_bundle, write_sums
+from elmwright.jobs.cli.command import main
+from elmwright.jobs.registry.resolve import resolve
+from elmwright.jobs.using.pretrained import Elmo
+from elmwright.pipeline.errors import UserError
+from tests.support.bundles import contents, copy
+
+
+def test_any_changed_byte_of_any_file_is_found_and_the_file_named(
+    bundle: Path, tmp_path: Path
+) -> None:
+    draw = random.Random(7)
+    damaged = copy(bundle, tmp_path / "bundle")
+    for name, data in contents(bundle).items():
+        for at in {0, len(data) - 1, *(draw.randrange(len(data)) for _ in range(6))}:
+            changed = bytearray(data)
+            changed[at] ^= 1 << draw.randrange(8)
+            (damaged / name).write_bytes(changed)
+            for check in (lambda: verify_bundle(damaged), lambda: resolve(str(damaged))):
+                with pytest.raises(UserError) as refused:
+                    check()
+                # A changed list may speak of a file that is as it was.
+                assert name in str(refused.value)
+        (damaged / name).write_bytes(data)
+    verify_bundle(damaged)
+
+
+@pytest.mark.parametrize("line", ["../../etc/passwd", "/etc/passwd", "evil.pkl", "a/b"])
+def test_a_list_that_names_other_files_is_refused(bundle: Path, tmp_path: Path, line: str) -> None:
+    hostile = copy(bundle, tmp_path / "bundle")
+    with (hostile / SUMS).open("a") as file:
+        file.write(f"{'0' * 64}  {line}\n")
+    with pytest.raises(UserError, match="SHA256SUMS is damaged"):
+        Elmo.from_pretrained(hostile)
+
+
+def test_a_pickle_a_link_or_a_missing_file_is_refused(bundle: Path, tmp_path: Path) -> None:
+    hostile = copy(bundle, tmp_path / "bundle")
+    (hostile / "model.pkl").write_bytes(b"\x80\x04.")
+    with pytest.raises(UserError, match=r"model\.pkl does not belong"):
+        Elmo.from_pretrained(hostile)
+    (hostile / "model.pkl").unlink()
+    (hostile / "vocab.txt").unlink()
+    with pytest.raises(UserError, match=r"vocab\.txt is missing"):
+        Elmo.from_pretrained(hostile)
+    (hostile / "vocab.txt").symlink_to(bundle / "vocab.txt")
+    with pytest.raises(UserError, match=r"vocab\.txt is missing or not a plain file"):
+        Elmo.from_pretrained(hostile)
+    (hostile / "vocab.txt").unlink()
+    shutil.copyfile(bundle / "vocab.txt", hostile / "vocab.txt")
+    (hostile / "model.safetensors").write_bytes(b"\x80\x04\x95" + b"x" * 40)
+    write_sums(hostile)
+    with pytest.raises(UserError, match="cannot be read as safetensors"):
+        Elmo.from_pretrained(hostile)
+
+
+def _external_storage(file: h5py.File) -> None:
+    shape = file["char_embed"].shape
+    del file["char_embed"]
+    file.create_dataset("char_embed", shape, "f4", external=[("/etc/passwd", 0, 1 << 20)])
+
+
+def _external_link(file: h5py.File) -> None:
+    del file["char_embed"]
+    file["char_embed"] = h5py.ExternalLink("/tmp/other.hdf5", "/char_embed")  # noqa: S108
+
+
+def _virtual(file: h5py.File) -> None:
+    shape = file["char_embed"].shape
+    del file["char_embed"]
+    layout = h5py.VirtualLayout(shape, "f4")
+    layout[:] = h5py.VirtualSource("/tmp/other.hdf5", "x", shape)  # noqa: S108
+    file.create_virtual_dataset("char_embed", layout)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.create_dataset("extra", data=np.zeros(3, np.float32)),
+        lambda file: file.create_group("empty"),
+        lambda file: file.__setitem__("soft", h5py.SoftLink("/char_embed")),
+        lambda file: file["CNN"].__setitem__("again", file["CNN"]),
+        _external_link,
+        _external_storage,
+        _virtual,
+    ],
+    ids=["dataset", "group", "soft link", "cycle", "external link", "external data", "virtual"],
+)
+def test_weights_with_anything_else_in_them_are_refused(
+    bundle: Path, tmp_path: Path, change: Callable[[h5py.File], object]
+) -> None:
+    """Although their digest is right: whoever made the file wrote the list, too."""
+    hostile = copy(bundle, tmp_path / "bundle")
+    with h5py.File(hostile / "weights.hdf5", "r+") as file:
+        change(file)
+    write_sums(hostile)
+    with pytest.raises(UserError, match=r"weights\.hdf5"):
+        Elmo.from_pretrained(hostile)
+
+
+def test_a_signed_bundle_loads_where_a_signature_is_required_and_only_if_nothing_was_changed(
+    trained: Path,
+    bundle: Path,
+    tmp_path: Path,
+    keys: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    private, public = keys
+    signed = tmp_path / "signed"
+    assert main(["export", str(trained), "-o", str(signed), "--sign", str(private)]) == 0
+    assert main(["verify", str(signed), "--key", str(public)]) == 0
+    assert main(["verify", str(signed)]) == 0
+    assert digest(signed) == digest(bundle)  # who signed it does not make it another model
+    Elmo.from_pretrained(signed, require_signature=public)
+
+    # Changed by someone who can write the list, but not sign.
+    (signed / "README.md").write_text("Trust me.")
+    write_sums(signed)
+    verify_bundle(signed)
+    assert main(["verify", str(signed), "--key", str(public)]) == 2
+    assert "does not verify" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"model\.sig does not verify.*do not trust"):
+        Elmo.from_pretrained(signed, require_signature=public)
+    with pytest.raises(UserError, match="is not signed"):
+        Elmo.from_pretrained(bundle, require_signature=public)
+    (signed / SIGNATURE).write_text("{}")
+    write_sums(signed)
+    with pytest.raises(UserError, match=r"model\.sig does not verify"):
+        Elmo.from_pretrained(signed, require_signature=public)
+    text = tmp_path / "text.txt"
+    text.write_text("A word")
+    monkeypatch.delenv("ELMWRIGHT_REQUIRE_SIGNATURE", raising=False)
+    arguments = ["embed", str(bundle), str(text), "-o", str(tmp_path / "out.hdf5")]
+    monkeypatch.setenv("ELMWRIGHT_REQUIRE_SIGNATURE", "")
+    assert main([*arguments, "--require-signature", str(public)]) == 2
+    assert "is not signed" in capsys.readouterr().err
+
+
+def test_a_key_that_is_none_is_the_users_to_hear_of(
+    bundle: Path, tmp_path: Path, keys: tuple[Path, Path]
+) -> None:
+    from elmwright.jobs.bundles.signing import sign, verify_signature
+
+    private, public = keys
+    with pytest.raises(UserError, match="cannot be used to sign"):
+        sign(bundle, public)
+    with pytest.raises(UserError, match="there is no key"):
+        sign(bundle, tmp_path / "absent")
+    signed = copy(bundle, tmp_path / "signed")
+    sign(signed, private)
+    write_sums(signed)
+    with pytest.raises(UserError, match="not an elliptic-curve public key"):
+        verify_signature(signed, bundle / "README.md")

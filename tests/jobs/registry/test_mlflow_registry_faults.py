@@ -1,0 +1,202 @@
+"""What goes wrong in MLflow as a registry: things deleted, unanswered or changed there."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from botocore.exceptions import EndpointConnectionError
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from elmwright.jobs.bundles.bundle import SUMS, verify_bundle, write_sums
+from elmwright.jobs.cli.command import main
+from elmwright.jobs.publishing.promotion import promote, publish_bundle
+from elmwright.jobs.registry import mlflow_registry
+from elmwright.jobs.registry.logged_models import LoggedModels
+from elmwright.jobs.serving import Embedder
+from elmwright.pipeline.errors import UserError
+from tests.support.tiny_runs.registries import change, leftovers, sqlite
+
+pytestmark = pytest.mark.slow(3)
+
+
+def test_files_that_a_copy_of_a_deleted_version_uses_stay(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch,
+    bundle: Path, worse_bundle: Path,
+) -> None:  # fmt: skip
+    registry = sqlite(tmp_path, empty_database, monkeypatch)
+    client = registry._client
+    publish_bundle(registry, bundle, "tiny", "candidate")
+    publish_bundle(registry, worse_bundle, "tiny", "candidate")
+    client.copy_model_version("models:/tiny/2", "prod")
+    client.delete_model_version("tiny", "2")
+    assert publish_bundle(registry, bundle, "tiny", "candidate") == 1
+    verify_bundle(registry.fetch("prod", 1))
+    assert publish_bundle(registry, worse_bundle, "prod", "candidate") == 1  # it is there
+
+
+def test_leftovers_are_found_on_every_page(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
+) -> None:
+    registry = sqlite(tmp_path, empty_database, monkeypatch)
+    real = MlflowClient.search_logged_models
+
+    def one_at_a_time(self: MlflowClient, *given: Any, **more: Any) -> Any:
+        return real(self, *given, **{**more, "max_results": 1})
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MlflowClient, "search_logged_models", one_at_a_time)
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "create_model_version", interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                publish_bundle(registry, bundle, "tiny", "candidate")
+    assert leftovers(registry) == 2
+    publish_bundle(registry, bundle, "tiny", "candidate")
+    assert leftovers(registry) == 1
+
+
+def test_a_version_whose_creation_was_not_answered_keeps_its_files(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
+) -> None:
+    registry = sqlite(tmp_path, empty_database, monkeypatch)
+    real = MlflowClient.create_model_version
+
+    def unanswered(self: MlflowClient, *given: Any, **more: Any) -> None:
+        real(self, *given, **more)
+        raise MlflowException("timed out")
+
+    monkeypatch.setattr(MlflowClient, "create_model_version", unanswered)
+    assert publish_bundle(registry, bundle, "tiny", "candidate") == 1
+    verify_bundle(registry.fetch("tiny", 1))
+
+
+def test_who_comes_second_removes_what_it_sent_after_it_was_swept_away(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
+) -> None:
+    """As on a server, where nobody is alone."""
+    registry = sqlite(tmp_path, empty_database, monkeypatch)
+    monkeypatch.setattr(mlflow_registry, "sqlite_file", lambda _uri: None)
+    real = LoggedModels.upload
+    first: list[int] = []
+
+    def slow(self: LoggedModels, *given: Any) -> Any:
+        if not first:
+            first.append(0)
+            first[0] = publish_bundle(registry, bundle, "tiny", "candidate")
+            stored = Path(given[1].artifact_location.removeprefix("file://"))
+            stored.mkdir(parents=True, exist_ok=True)
+            (stored / "sent-late").write_text("")
+        return real(self, *given)
+
+    monkeypatch.setattr(LoggedModels, "upload", slow)
+    assert publish_bundle(registry, bundle, "tiny", "candidate") == 1
+    assert first == [1]
+    assert leftovers(registry) == 1
+    verify_bundle(registry.fetch("tiny", 1))
+
+
+def test_pyfunc_refuses_files_without_a_list_and_files_of_another_model(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch,
+    bundle: Path, worse_bundle: Path,
+) -> None:  # fmt: skip
+    registry = sqlite(tmp_path, empty_database, monkeypatch)
+    publish_bundle(registry, bundle, "tiny", "champion")
+    stored = registry.fetch("tiny", 1)
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(registry.uri)
+    try:
+        (stored / SUMS).unlink()
+        with pytest.raises(UserError, match=f"{SUMS} is missing"):
+            mlflow.pyfunc.load_model("models:/tiny@champion")
+        for path in worse_bundle.iterdir():
+            shutil.copyfile(path, stored / path.name)
+        with pytest.raises(UserError, match="is not the model that was published"):
+            mlflow.pyfunc.load_model("models:/tiny@champion")
+    finally:
+        mlflow.set_tracking_uri(before)
+    Embedder(stored)  # whole as such
+
+
+@pytest.mark.parametrize(
+    "error",
+    [EndpointConnectionError(endpoint_url="http://s3"), NotADirectoryError(20, "a file", "x")],
+)
+def test_a_store_of_artifacts_that_fails_is_said_in_a_sentence(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch,
+    bundle: Path, error: Exception,
+) -> None:  # fmt: skip
+    registry = sqlite(tmp_path, empty_database, monkeypatch)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(MlflowClient, "log_model_artifacts", fail)
+    with pytest.raises(UserError, match=r"did not let us publish; .* is safe"):
+        publish_bundle(registry, bundle, "tiny", "candidate")
+
+
+def test_a_run_or_experiment_that_was_deleted_in_mlflow_does_not_stop_a_publish(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
+) -> None:
+    registry = sqlite(tmp_path, empty_database, monkeypatch)
+    client = registry._client
+    experiment = client.create_experiment("mine", (tmp_path / "artifacts").as_uri())
+    run_id = client.create_run(experiment).info.run_id
+    mine = tmp_path / "mine"
+    shutil.copytree(bundle, mine)
+    change(mine / "provenance.json", lambda saved: saved.update(mlflow_run_id=run_id))
+    write_sums(mine)
+    client.delete_run(run_id)
+    assert publish_bundle(registry, mine, "one", "candidate") == 1
+    client.restore_run(run_id)
+    client.delete_experiment(experiment)
+    assert publish_bundle(registry, mine, "two", "candidate") == 1
+    client.delete_experiment(client.get_experiment_by_name("elmwright").experiment_id)
+    with pytest.raises(UserError, match="was deleted in MLflow; mlflow experiments restore"):
+        publish_bundle(registry, mine, "three", "candidate")
+
+
+def test_an_alias_on_a_version_of_others_moves_only_by_force(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
+) -> None:
+    registry = sqlite(tmp_path, empty_database, monkeypatch)
+    registry._client.create_registered_model("tiny")
+    registry._client.create_model_version("tiny", (tmp_path / "foreign").as_uri())
+    registry._client.set_registered_model_alias("tiny", "champion", "1")
+    assert publish_bundle(registry, bundle, "tiny", "candidate") == 2
+    with pytest.raises(UserError, match=r"points to version 1, which was not published .*--force"):
+        promote(registry, "tiny", 2, "champion")
+    assert "now version 2" in promote(registry, "tiny", 2, "champion", force=True)
+
+
+def test_looking_into_a_database_that_is_not_there_creates_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = ["--to", f"sqlite:///{tmp_path / 'typo' / 'mlflow.db'}"]
+    for command in (
+        ["versions", "tiny"],
+        ["promote", "tiny", "1", "--alias", "champion"],
+        ["rollback", "tiny", "--alias", "champion"],
+    ):
+        assert main([*command, *to]) == 2
+        assert "there is no MLflow database" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_changed_tag_is_named(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
+) -> None:
+    registry = sqlite(tmp_path, empty_database, monkeypatch)
+    publish_bundle(registry, bundle, "tiny", "candidate")
+    registry._client.set_registered_model_tag("tiny", "elmwright.history.candidate", "{")
+    assert registry.history("tiny", "candidate") == [1]
+    registry._client.set_model_version_tag("tiny", "1", "mlflow.elmwright.about", "[]")
+    with pytest.raises(
+        UserError, match=r"the tag mlflow\.elmwright\.about of version 1 of tiny was"
+    ):
+        registry.versions("tiny")

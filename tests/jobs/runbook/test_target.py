@@ -1,0 +1,101 @@
+"""What `--to` understands, and what it says when it does not."""
+
+from pathlib import Path
+
+import pytest
+
+from elmwright.jobs.runbook.target import Target, as_now, find_target, named_targets
+from elmwright.pipeline.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def config_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "elmwright").mkdir()
+    return tmp_path / "elmwright" / "targets.toml"
+
+
+def test_an_address_is_a_ray_cluster() -> None:
+    assert find_target("http://head:8265/") == Target("ray", address="http://head:8265")
+    assert find_target("local").kind == "local"
+
+
+def test_a_name_stands_for_what_the_users_file_says(config_home: Path) -> None:
+    config_home.write_text(
+        '[lab]\nkind = "ray"\naddress = "https://head.lab:8265"\nsecrets = ["TOKEN_OF_LAB"]\n'
+        '[night]\nkind = "slurm"\npartition = "gpu"\nnodes = 2\nlines = ["module load python"]\n'
+    )
+    assert find_target("lab").address == "https://head.lab:8265"
+    assert str(find_target("lab")) == "lab"
+    assert find_target("night").lines == ("module load python",)
+    assert set(named_targets()) == {"lab", "night"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("labb", r"no target 'labb'; did you mean 'lab'\?"),
+        ("ray", r"no target 'ray'; say local, slurm, k8s, http://HEAD:8265"),
+        ("ray://head:10001", "http://head:8265"),
+        ("head:6379", "http://head:8265"),
+        ("http://me:pass@head:8265", "no user or password"),
+        ("http://a..b:8265", "is not an address; write it as http://HEAD:8265"),
+        ("http://.foo:8265", "is not an address"),
+        ("http://[::1:8265", "is not an address"),
+        ("http://head:port", "is not an address"),
+    ],
+)
+def test_what_is_no_target_gets_a_hint(config_home: Path, text: str, words: str) -> None:
+    config_home.write_text('[lab]\nkind = "local"\n')
+    with pytest.raises(UserError, match=words) as caught:
+        find_target(text)
+    assert "pass@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[lab]\n", "needs kind"),
+        ('[lab]\nkind = "ray"\n', "lab.address: write it as"),
+        ('[lab]\nkind = "slurm"\npartitoin = "x"\n', "did you mean partition"),
+        ('[lab]\nkind = "slurm"\nnodes = "2"\n', "lab.nodes: expected a int"),
+        ('[lab]\nkind = "slurm"\nlines = "module"\n', "a list of strings"),
+        ("[lab\n", "cannot be read"),
+        ('[lab]\nkind = "ray"\naddress = "http://a..b:8265"\n', "is not an address"),
+        ('[lab]\nkind = "slurm"\ntime = "abc\\n#SBATCH --exclusive"\n', "lab.time: "),
+        ('[lab]\nkind = "slurm"\nnodes = -3\n', "lab.nodes: '-3' is not"),
+        ('[lab]\nkind = "slurm"\npartition = "a\\n#SBATCH x"\n', "lab.partition: "),
+        ('[lab]\nkind = "slurm"\nlines = ["a\\nb"]\n', "write one string a line"),
+        ('[lab]\nkind = "k8s"\naddress = "http://me:pass@h:1"\n', "lab.address is not an address"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named_with_its_key(
+    config_home: Path, text: str, words: str
+) -> None:
+    config_home.write_text(text)
+    with pytest.raises(UserError, match=words):
+        find_target("lab")
+
+
+@pytest.mark.parametrize("time", ["90", "90:00", "24:00:00", "7-0", "7-12:30:00", "UNLIMITED"])
+def test_every_way_slurm_writes_a_time_is_taken(config_home: Path, time: str) -> None:
+    config_home.write_text(f'[lab]\nkind = "slurm"\ntime = "{time}"\n')
+    assert find_target("lab").time == time
+
+
+def test_a_job_is_reached_as_the_file_says_now_and_no_token_goes_astray(config_home: Path) -> None:
+    sent = Target("ray", name="lab", address="http://old:8265", token_file="/old")  # noqa: S106
+    config_home.write_text(
+        '[lab]\nkind = "ray"\naddress = "http://old:8265"\ntoken_file = "/new"\n'
+    )
+    assert as_now(sent).token_file == "/new"  # noqa: S105
+    config_home.write_text(
+        '[lab]\nkind = "ray"\naddress = "http://new:8265"\ntoken_file = "/new"\n'
+    )
+    assert as_now(sent) == sent, "the name means another cluster now"
+    config_home.write_text("[lab\n")
+    assert as_now(sent) == sent, "it is just being edited"
+    pod = Target("k8s", name="lab", volume="runs")
+    config_home.write_text('[lab]\nkind = "k8s"\naddress = "http://127.0.0.1:8265"\n')
+    assert as_now(pod) == Target("k8s", "lab", "http://127.0.0.1:8265", volume="runs")
+    assert as_now(sent) == sent, "another kind"

@@ -1,0 +1,375 @@
+"""What kubectl is asked to do with a RayJob, and what is made of its answers.
+
+No Kubernetes is needed: kubectl is played by a script.
+"""
+
+import http.server
+import json
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elmwright.jobs.cli.command import main
+from elmwright.jobs.runbook.runbook import attempts_of, lay_down_outcome
+from elmwright.jobs.runbook.submission import Job
+from elmwright.jobs.runbook.target import Target
+from elmwright.jobs.submit.doctor import examine
+from elmwright.jobs.submit.send import state_of, submit
+from elmwright.jobs.submit.targets.kubernetes import Kubernetes
+from elmwright.jobs.submit.targets.kubernetes_objects import object_name, render
+from elmwright.jobs.submit.targets.ray_jobs import Unreachable, parcel
+from elmwright.pipeline.errors import Failed, UserError
+from tests.support.cluster.rayjobs import GPU, submission
+
+pytestmark = pytest.mark.slow(6)
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+PLAYED = """#!/bin/sh
+cd {folder}
+echo "$*" >>calls
+if [ -e "fail-$3" ]; then cat "fail-$3" >&2; exit 1; fi
+case "$*" in
+*" auth can-i "*) cat answer; grep -q yes answer ;;
+*" create "*) cat >>created; echo '{{"metadata": {{"uid": "u-1"}}}}' ;;
+*" get nodes "*) cat nodes ;;
+*" get "*) cat answer ;;
+esac
+"""
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which kubectl is played: it answers `answer`, and notes what it was asked."""
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "kubectl").write_text(PLAYED.format(folder=tmp_path))
+    (bin_ / "kubectl").chmod(0o755)
+    (tmp_path / "answer").write_text('{"items": []}')
+    nodes(tmp_path, 1, {"cpu": "64", "nvidia.com/gpu": "8"})
+    monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def nodes(folder: Path, number: int, allocatable: dict[str, str]) -> None:
+    items = [{"status": {"allocatable": allocatable}}] * number
+    (folder / "nodes").write_text(json.dumps({"items": items}))
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().splitlines()
+
+
+def test_kubectl_creates_what_is_rendered_and_ties_it_together(kubectl: Path) -> None:
+    """`kubectl apply` would copy each object into an annotation of at most 262,144 bytes."""
+    job = submit(submission(kubectl, GPU))
+    text = (kubectl / "created").read_text()
+    config_map, end = json.JSONDecoder().raw_decode(text)
+    assert end > 262_144
+    assert [config_map, json.loads(text[end:])] == render(job.submission)["items"]
+    asked = [call for call in calls(kubectl) if " get " not in call]
+    name = object_name(job.submission.id)
+    assert asked[:2] == ["-n ml create -f -", "-n ml create -o json -f -"]
+    (patch,) = asked[2:]
+    assert patch.startswith(f"-n ml patch configmap {name} --type merge -p ")
+    assert json.loads(patch.partition(" -p ")[2]) == {
+        "metadata": {
+            "ownerReferences": [
+                {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": name, "uid": "u-1"}
+            ]
+        }
+    }
+
+
+def test_the_state_is_kuberays_where_there_is_no_address(kubectl: Path) -> None:
+    job = Job(submission(kubectl, GPU))
+    status = {"jobStatus": "RUNNING", "rayClusterName": "tiny-x7"}
+    (kubectl / "answer").write_text(json.dumps({"status": status}))
+    assert state_of(job).word == "running"
+    with pytest.raises(UserError, match=r"no Ray address; .* -n ml service/tiny-x7-head-svc 8265"):
+        Kubernetes(GPU).stop(job)
+    (kubectl / "answer").write_text("")
+    assert state_of(job).word == "interrupted"
+
+
+def test_a_job_that_waits_for_its_cluster_is_cancelled_by_deleting_it(kubectl: Path) -> None:
+    job = Job(submission(kubectl, GPU))
+    (kubectl / "answer").write_text('{"status": {"jobDeploymentStatus": "Initializing"}}')
+    Kubernetes(GPU).stop(job)
+    assert (
+        calls(kubectl)[-1] == f"-n ml delete rayjob {object_name(job.submission.id)} --wait=false"
+    )
+
+
+def test_a_rayjob_that_is_refused_leaves_no_config_map_behind(kubectl: Path) -> None:
+    (kubectl / "answer").write_text("")
+    place = Kubernetes(GPU)
+    ask = place.kubectl
+
+    def refuse(*arguments: str, text: str = "") -> str:
+        if arguments[0] == "create" and '"RayJob"' in text:
+            raise UserError("denied by a policy")
+        return ask(*arguments, text=text)
+
+    place.kubectl = refuse  # type: ignore[method-assign]
+    sent = submission(kubectl, GPU)
+    with pytest.raises(UserError, match="denied by a policy"):
+        place.submit(sent)
+    name = object_name(sent.id)
+    assert calls(kubectl)[-1] == f"-n ml delete configmap {name} --ignore-not-found"
+    # The answer was lost, the job was not.
+    (kubectl / "answer").write_text('{"metadata": {"uid": "u-2"}}')
+    assert place.submit(sent) == {"rayjob": name}
+    assert '"uid": "u-2"' in calls(kubectl)[-1]
+    # Neither may we look: what was refused is refused, and not perhaps there.
+    (kubectl / "fail-get").write_text("Forbidden: cannot get resource rayjobs")
+    with pytest.raises(UserError, match="denied by a policy"):
+        place.submit(sent)
+
+
+def going_on(run: str) -> str:
+    item = {
+        "metadata": {"name": "tiny-1"},
+        "spec": {"metadata": {"elmwright.run": run}},
+        "status": {"jobDeploymentStatus": "Initializing"},
+    }
+    return json.dumps({"items": [item]})
+
+
+def test_a_run_that_is_going_on_there_is_refused(kubectl: Path) -> None:
+    (kubectl / "answer").write_text(going_on("tiny"))
+    with pytest.raises(UserError, match=r"'tiny' is going on already .* \(job tiny-1\)"):
+        submit(submission(kubectl, GPU))
+    assert not (kubectl / "created").exists()
+
+
+def test_a_run_is_looked_for_by_the_label_it_was_given(kubectl: Path) -> None:
+    long = "x" * 62 + ".y"
+    (kubectl / "answer").write_text(going_on(long))
+    assert Kubernetes(GPU).running(long) == "tiny-1"
+    assert f"-l elmwright.run={'x' * 62} " in calls(kubectl)[-1]
+    assert Kubernetes(GPU).running("x" * 62 + ".z") == "", "another run with the same label"
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "words"),
+    [
+        ({"nodes": 4}, {"device": "cuda", "processes": 4}, r"needs a GPU .* 4 worker pods with 0"),
+        ({"nodes": 1, "cpus": 3}, {"processes": 2, "threads": 2}, "raise nodes or cpus"),
+        ({"nodes": 4, "cpus": 1}, {"processes": 1, "threads": 4}, "4 worker pods with 1 CPUs each"),
+        ({"gpus": 4, "nodes": 1, "cpus": 1}, {"device": "cuda", "processes": 2}, "do not fit"),
+    ],
+)
+def test_a_target_too_small_for_the_run_is_refused(
+    target: dict[str, int], settings: dict[str, Any], words: str, kubectl: Path
+) -> None:
+    sent = submission(kubectl, Target("k8s", volume="runs", **target))  # type: ignore[arg-type]
+    sent.config["train"].update(settings)
+    with pytest.raises(UserError, match=words):
+        submit(sent)
+    assert not (kubectl / "created").exists()
+
+
+def test_machines_that_are_not_there_are_told_of_at_once(
+    kubectl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes(kubectl, 2, {"cpu": "3920m"})
+    sent = submission(kubectl, Target("k8s", gpus=1, volume="runs"))
+    Kubernetes(sent.target).check(sent)
+    said = capsys.readouterr().err
+    assert "wants 2 pods with 4 CPUs and 1 GPUs each" in said
+    assert "3.92 CPUs and 0 GPUs" in said
+    nodes(kubectl, 1, {"cpu": "7920m", "nvidia.com/gpu": "2"})
+    Kubernetes(sent.target).check(sent)
+    assert "2 pods with 4 CPUs" in capsys.readouterr().err
+    nodes(kubectl, 1, {"cpu": "8", "nvidia.com/gpu": "2"})
+    Kubernetes(sent.target).check(sent)
+    (kubectl / "fail-get").write_text("Forbidden: cannot list resource nodes")
+    Kubernetes(sent.target).check(sent)
+    assert capsys.readouterr().err == ""
+
+
+def test_without_kubectl_there_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"kubectl is not on this machine's PATH; .*--dry-run"):
+        submit(submission(tmp_path, GPU))
+
+
+class Dashboard(http.server.BaseHTTPRequestHandler):
+    """A Ray dashboard that knows of no job, or is another cluster's and refuses our token."""
+
+    code = 404
+
+    def do_GET(self) -> None:
+        self.send_error(self.code)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def dashboard() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dashboard)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("code", [404, 401, 403, 0])
+def test_what_ray_cannot_tell_is_asked_of_kubernetes(
+    code: int, kubectl: Path, dashboard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-another-cluster")
+    monkeypatch.setattr(Dashboard, "code", code)
+    target = Target("k8s", address=dashboard if code else "http://127.0.0.1:9")
+    job = Job(submission(kubectl, target))
+    (kubectl / "answer").write_text('{"status": {"jobDeploymentStatus": "Initializing"}}')
+    assert (state_of(job).word, state_of(job).why) == ("pending", "Initializing")
+    assert Kubernetes(target).log(job, 7) == ("", 7)
+    (kubectl / "answer").write_text('{"status": {"jobStatus": "SUCCEEDED"}}')
+    assert state_of(job).word == "finished"
+
+
+def test_a_job_that_was_sent_again_to_a_new_head_is_going_on(kubectl: Path, tmp_path: Path) -> None:
+    """The driver on the lost head has left its note; KubeRay has submitted the job once more."""
+    sent = submission(kubectl, Target("k8s"), run_dir=str(tmp_path / "run"))
+    lay_down_outcome(sent, 75)
+    (kubectl / "answer").write_text('{"status": {"jobStatus": "RUNNING"}}')
+    assert state_of(Job(sent)).word == "running"
+    (kubectl / "answer").write_text("")
+    assert state_of(Job(sent)).exit_code == 75
+    (kubectl / "fail-get").write_text("Unable to connect to the server: dial tcp: i/o timeout")
+    assert state_of(Job(sent)).exit_code == 75
+
+
+def test_a_job_nobody_can_be_asked_about_is_not_called_interrupted(kubectl: Path) -> None:
+    (kubectl / "fail-get").write_text("Unable to connect to the server: dial tcp: i/o timeout")
+    for target in (Target("k8s"), Target("k8s", address="http://127.0.0.1:9")):
+        with pytest.raises(Unreachable, match="Unable to connect to the server"):
+            state_of(Job(submission(kubectl, target)))
+
+
+def test_a_rayjob_that_is_lost_on_its_way_can_be_found_again(
+    kubectl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """kubectl fails after the ConfigMap, and nobody can be asked what has arrived."""
+    sent = submission(kubectl, GPU)
+    create = 'case "$(cat)" in *\'"RayJob"\'*) touch fail-get; echo timeout >&2; exit 1 ;; esac'
+    script = kubectl / "bin" / "kubectl"
+    played = script.read_text().replace("cat >>created", create)
+    script.write_text(played)
+    (kubectl / "answer").write_text('{"items": []}')
+    with pytest.raises(Failed, match=r"went away while the job was being sent .*'elmwright jobs'"):
+        submit(sent)
+    (kubectl / "fail-get").unlink()
+    (kubectl / "answer").write_text('{"status": {"jobStatus": "RUNNING"}}')
+    assert main(["status", "tiny"]) == 0
+    assert "running" in capsys.readouterr().out
+
+
+def test_an_address_that_is_set_later_reaches_the_job(
+    kubectl: Path, dashboard: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dashboard can only be forwarded when the job has its cluster."""
+    targets = kubectl / "config" / "elmwright" / "targets.toml"
+    targets.parent.mkdir(parents=True)
+    targets.write_text('[cloud]\nkind = "k8s"\nvolume = "runs"\n')
+    submission(kubectl, GPU)  # writes the config
+    send = ["submit", str(kubectl / "tiny.toml"), "--to", "cloud"]
+    assert main([*send, "--follow"]) == 2
+    assert "set address of the target" in capsys.readouterr().err
+    assert not (kubectl / "created").exists()
+    assert main(send) == 0
+    (kubectl / "answer").write_text('{"status": {"jobStatus": "RUNNING"}}')
+    assert main(["logs", "tiny"]) == 2
+    assert "no Ray address" in capsys.readouterr().err
+    targets.write_text(targets.read_text() + f'address = "{dashboard}"\n')
+    assert main(["logs", "tiny"]) == 0
+    assert "it has said nothing yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "words"),
+    [
+        (GPU, {"run_dir": "runs/tiny"}, "'runs/tiny' is relative to a folder of this machine"),
+        (GPU, {"run_dir": "/home/me/tiny"}, "is on no volume of the pods; put it below /runs"),
+        (Target("k8s"), {}, "would be lost with its pods: name a claim as volume"),
+    ],
+)
+def test_a_folder_that_no_pod_has_is_refused(
+    target: Target, changes: dict[str, str], words: str, kubectl: Path
+) -> None:
+    with pytest.raises(UserError, match=words):
+        submit(submission(kubectl, target, **changes))
+    assert not (kubectl / "created").exists()
+
+
+def test_a_run_in_a_store_needs_no_volume(kubectl: Path) -> None:
+    submit(submission(kubectl, Target("k8s"), run_dir="s3://bucket/tiny"))
+    assert (kubectl / "created").exists()
+
+
+def test_what_does_not_fit_into_a_config_map_is_refused_before_anything_is_sent(
+    kubectl: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = submission(kubectl, GPU)
+    package = {"noise.bin": random.Random(1).randbytes(1_048_576)}  # which cannot be compressed
+    monkeypatch.setattr(
+        "elmwright.jobs.submit.targets.ray_jobs.wheel_members", lambda: ("1", package)
+    )
+    sentence = r"are 1,0\d\d,\d\d\d bytes, and a ConfigMap takes 1,048,576; make the config smaller"
+    with pytest.raises(UserError, match=sentence):
+        submit(sent)
+    with pytest.raises(UserError, match=sentence):
+        Kubernetes(GPU).describe(sent)
+    assert not (kubectl / "created").exists()
+    assert attempts_of(sent.run) == []
+    package["noise.bin"] = package["noise.bin"][:1_040_000]
+    submit(sent)
+    assert "bytes of the 1,048,576 that a ConfigMap takes" in capsys.readouterr().err
+
+
+def test_how_much_of_a_config_map_is_filled_is_told_on_request(
+    kubectl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = submission(kubectl, GPU)
+    told = f"code and config are {len(parcel(sent)[1]):,} bytes of the 1,048,576 that a ConfigMap"
+    json.loads(Kubernetes(GPU).describe(sent))
+    assert told in capsys.readouterr().err
+    (kubectl / "answer").write_text("yes\n")
+    assert any("of the 1,048,576 that a ConfigMap takes" in text for _, text in examine(GPU))
+    (kubectl / "answer").write_text('{"items": []}')
+    submit(sent)
+    assert "ConfigMap" not in capsys.readouterr().err
+
+
+def test_the_doctor_looks_for_what_a_target_names(kubectl: Path) -> None:
+    (kubectl / "answer").write_text("yes\n")
+    good = examine(GPU)
+    assert all(found for found, _ in good), good
+    (kubectl / "answer").write_text("")
+    wrong = [text for found, text in examine(GPU) if not found]
+    assert "persistentvolumeclaim claim is not there; create it in namespace ml" in wrong
+    assert "secret s3 is not there; create it in namespace ml" in wrong
+    assert any(text.startswith("may not create RayJobs in namespace ml") for text in wrong)
+    # To look at secrets is a right that nobody needs who submits.
+    script = kubectl / "bin" / "kubectl"
+    forbid = '*" get secret "*) echo "Error: Forbidden" >&2; exit 1 ;;\n*" get "*)'
+    script.write_text(script.read_text().replace('*" get "*)', forbid))
+    (kubectl / "answer").write_text("yes")
+    findings = examine(GPU)
+    assert all(found for found, _ in findings), findings
+    assert "secret s3 may not be looked for from here" in [text for _, text in findings]

@@ -1,0 +1,265 @@
+"""Every way a Ray cluster can refuse or fail us, played by a small HTTP server."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elmwright.jobs.cli.command import main
+from elmwright.jobs.runbook.submission import Job, Submission
+from elmwright.jobs.runbook.target import Target
+from elmwright.jobs.submit import send as submit_module
+from elmwright.jobs.submit.send import submit
+from elmwright.jobs.submit.targets import ray_jobs
+from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable, parcel, state_of_job
+from elmwright.pipeline.errors import Failed, UserError
+from tests.support.cluster.dashboard import Answer, Dashboard, nodes, play_job, submission_to
+
+pytestmark = [pytest.mark.usefixtures("own_home"), pytest.mark.slow(3)]
+
+GOOD = "the-right-one"
+
+
+def test_a_submission_sends_the_package_and_then_the_job(
+    dashboard: Dashboard, submission: Submission
+) -> None:
+    submit(submission)
+    sent = {key.split("?")[0]: body for key, _, body in dashboard.asked}
+    name, package = parcel(submission)
+    assert sent[f"PUT /api/packages/gcs/{name}"] == package
+    request = json.loads(sent["POST /api/jobs/"])
+    assert request["submission_id"] == submission.id
+    assert request["runtime_env"]["working_dir"] == f"gcs://{name}"
+    assert int(request["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
+    assert request["metadata"]["elmwright.config_sha256"] == submission.config_sha256
+    assert "pip" not in request["runtime_env"]
+
+
+def test_a_package_that_is_there_is_not_sent_again(
+    dashboard: Dashboard, submission: Submission
+) -> None:
+    dashboard.answers["GET /api/packages"] = (200, "")
+    submit(submission)
+    assert not [key for key, _, _ in dashboard.asked if key.startswith("PUT")]
+
+
+def test_a_run_that_is_going_on_is_refused_before_anything_is_sent(
+    dashboard: Dashboard, submission: Submission
+) -> None:
+    dashboard.answers["GET /api/jobs/"] = (200, [
+        {"submission_id": "old", "status": "STOPPED", "metadata": {"elmwright.run": "tiny"}},
+        {"submission_id": "now", "status": "RUNNING", "metadata": {"elmwright.run": "tiny"}},
+        {"submission_id": None, "status": "RUNNING", "metadata": None},
+    ])  # fmt: skip
+    with pytest.raises(UserError, match=r"'tiny' is going on already .*\(job now\)"):
+        submit(submission)
+    assert not [key for key, _, _ in dashboard.asked if key.startswith(("PUT", "POST"))]
+
+
+def test_two_submissions_of_a_run_never_have_the_same_id(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    ids = {submission_to(dashboard, tmp_path).id for _ in range(20)}
+    assert len(ids) == 20
+
+
+def test_a_cluster_that_is_not_there_is_told_of_in_seconds(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.raises(UserError, match="does not answer"):
+        RayCluster(Target("ray", address=f"http://127.0.0.1:{port}")).check_version()
+
+
+def test_a_cluster_that_accepts_and_says_nothing_is_told_of_in_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ray_jobs.TIMEOUT < 10
+    monkeypatch.setattr(ray_jobs, "TIMEOUT", 0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(Unreachable, match="timed out"):
+            RayCluster(Target("ray", address=address)).check_version()
+
+
+def test_another_version_of_ray_is_refused(dashboard: Dashboard, submission: Submission) -> None:
+    dashboard.answers["GET /api/version"] = (200, {"ray_version": "2.9.3"})
+    with pytest.raises(UserError, match=r"runs Ray 2\.9\.3, elmwright needs <3,>=2\.60"):
+        submit(submission)
+
+
+@pytest.mark.parametrize("answer", [(404, "not found"), (200, "<html>"), (302, ""), (200, [])])
+def test_what_is_no_dashboard_is_called_that(dashboard: Dashboard, answer: Answer) -> None:
+    dashboard.answers["GET /api/version"] = answer
+    with pytest.raises(UserError, match="is not the dashboard of a Ray cluster"):
+        RayCluster(Target("ray", address=dashboard.address)).check_version()
+
+
+def test_more_than_the_cluster_has_is_refused_with_what_there_is(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    dashboard.answers["GET /api/v0/nodes"] = (200, nodes({"CPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}))
+    with pytest.raises(UserError, match=r"needs 4 CPUs, but .* 2 machines with 3 CPUs and 1 GPUs"):
+        submit(submission_to(dashboard, tmp_path, train_threads=2))
+    with pytest.raises(UserError, match=r"needs 2 GPUs, but .* 1 GPUs in all"):
+        submit(submission_to(dashboard, tmp_path, train_device="cuda"))
+    submit(submission_to(dashboard, tmp_path, train_threads=2, cluster_wait_minutes=5))
+
+
+def test_no_token_is_sent_unless_asked(dashboard: Dashboard, own_home: Path) -> None:
+    write_token(own_home, GOOD)
+    RayCluster(Target("ray", address=dashboard.address)).check_version()
+    assert [given for _, given, _ in dashboard.asked] == [""]
+
+
+def test_a_cluster_that_asks_for_a_token_gets_it(dashboard: Dashboard, own_home: Path) -> None:
+    dashboard.token = GOOD
+    write_token(own_home, GOOD + "\n")
+    RayCluster(Target("ray", address=dashboard.address)).check_version()
+
+
+def test_a_missing_token_is_told_with_every_place_for_it(dashboard: Dashboard) -> None:
+    dashboard.token = GOOD
+    with pytest.raises(UserError) as caught:
+        RayCluster(Target("ray", address=dashboard.address)).check_version()
+    for place in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token", "token_file"):
+        assert place in str(caught.value)
+
+
+def test_an_expired_token_is_told_with_where_it_came_from_but_never_shown(
+    dashboard: Dashboard, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dashboard.token = GOOD
+    write_token(own_home, "expired-1")
+    with pytest.raises(UserError, match=r"refuses the token in ~/\.ray/auth_token") as caught:
+        RayCluster(Target("ray", address=dashboard.address)).check_version()
+    assert "expired-1" not in str(caught.value)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "expired-2")
+    with pytest.raises(UserError, match="refuses the token in RAY_AUTH_TOKEN:"):
+        RayCluster(Target("ray", address=dashboard.address)).check_version()
+    target = Target("ray", address=dashboard.address, token_file=str(own_home / "lab"))
+    (own_home / "lab").write_text(GOOD)
+    RayCluster(target).check_version()
+
+
+def test_a_cluster_that_goes_away_while_the_job_is_sent(
+    dashboard: Dashboard, submission: Submission
+) -> None:
+    dashboard.answers["POST /api/jobs/"] = (0, "")
+    with pytest.raises(Failed, match=r"went away while the job was being sent .* 'elmwright jobs'"):
+        submit(submission)
+
+
+def test_a_traceback_from_the_cluster_becomes_its_last_line(
+    dashboard: Dashboard, submission: Submission
+) -> None:
+    dashboard.answers["POST /api/jobs/"] = (500, "Traceback:\n  File x\nValueError: no room\n")
+    with pytest.raises(Failed, match="answers 500: ValueError: no room") as caught:
+        submit(submission)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("info", "word"),
+    [
+        ({"status": "PENDING"}, "pending"),
+        ({"status": "RUNNING"}, "running"),
+        ({"status": "SUCCEEDED"}, "finished"),
+        ({"status": "STOPPED"}, "interrupted"),
+        ({"status": "FAILED", "driver_exit_code": 75}, "interrupted"),
+        ({"status": "FAILED", "driver_exit_code": -9}, "interrupted"),
+        ({"status": "FAILED", "driver_exit_code": 137}, "interrupted"),
+        ({"status": "FAILED", "driver_exit_code": 2}, "failed"),
+        ({"status": "FAILED", "driver_exit_code": 1}, "failed"),
+        ({"status": "FAILED", "message": "node died"}, "interrupted"),
+        ({"status": "FAILED", "error_type": "RUNTIME_ENV_SETUP_FAILURE"}, "failed"),
+    ],
+)
+def test_rays_words_become_ours(info: dict[str, Any], word: str) -> None:
+    assert state_of_job(info).word == word
+
+
+def test_a_job_the_cluster_has_forgotten_is_interrupted(
+    dashboard: Dashboard, submission: Submission
+) -> None:
+    cluster = RayCluster(submission.target)
+    dashboard.answers["GET /api/jobs/"] = (404, "does not exist")
+    state = cluster.state(Job(submission))
+    assert (state.word, state.exit_code) == ("interrupted", None)
+
+
+def write_token(home: Path, token: str) -> None:
+    (home / ".ray").mkdir(exist_ok=True)
+    (home / ".ray" / "auth_token").write_text(token)
+
+
+def test_a_connection_that_is_dropped_once_is_tried_again(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elmwright.jobs.submit.targets.ray_jobs.time.sleep", lambda _: None)
+    answers = [(0, ""), (0, ""), (200, {"ray_version": "2.60.0"})]
+    dashboard.answers["GET /api/version"] = lambda: answers.pop(0)
+    assert RayCluster(Target("ray", address=dashboard.address)).check_version() == "2.60.0"
+
+
+def test_a_process_must_fit_on_one_machine(dashboard: Dashboard, tmp_path: Path) -> None:
+    dashboard.answers["GET /api/v0/nodes"] = (200, nodes(*[{"CPU": 1.0}] * 4))
+    with pytest.raises(UserError, match=r"1 processes with 4 CPUs each do not fit.*room for 0"):
+        submit(submission_to(dashboard, tmp_path, train_processes=1, train_threads=4))
+    one, two = {"CPU": 8.0}, {"CPU": 1.0, "GPU": 2.0}
+    dashboard.answers["GET /api/v0/nodes"] = (200, nodes(one, two))
+    with pytest.raises(UserError, match=r"2 CPUs and a GPU each do not fit.*room for 0"):
+        submit(submission_to(dashboard, tmp_path, train_device="cuda", train_threads=2))
+    with pytest.raises(UserError, match=r"1 CPUs and a GPU each do not fit.*room for 1"):
+        submit(submission_to(dashboard, tmp_path, train_device="cuda"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"first-line-5d\nsecond-line-5d", b"\xff\xfe5d\x00", "tökén-5d".encode(), b"two words-5d"],
+)
+def test_what_is_no_token_is_told_without_showing_it(
+    dashboard: Dashboard, own_home: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dashboard.token = GOOD
+    (own_home / ".ray").mkdir()
+    (own_home / ".ray" / "auth_token").write_bytes(content)
+    with pytest.raises(UserError, match=r"auth_token does not hold a token") as caught:
+        RayCluster(Target("ray", address=dashboard.address)).check_version()
+    assert "5d" not in str(caught.value)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "two\nlines-5d")
+    with pytest.raises(UserError, match=r"^RAY_AUTH_TOKEN does not hold a token"):
+        RayCluster(Target("ray", address=dashboard.address)).check_version()
+
+
+def test_a_blip_while_the_log_is_fetched_does_not_end_the_following(
+    dashboard: Dashboard,
+    submission: Submission,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr("elmwright.jobs.submit.targets.ray_jobs.time.sleep", lambda _: None)
+    job = submit(submission)
+    play_job(dashboard, submission, "SUCCEEDED")
+    answers: list[Answer] = [(0, "")] * 5 + [(200, {"logs": "all of it\n"})]
+    dashboard.answers[f"GET /api/jobs/{submission.id}/logs"] = lambda: answers.pop(0)
+    assert submit_module.follow("tiny", job, through=False).word == "finished"
+    assert capsys.readouterr().out == "all of it\n"
+
+
+def test_a_log_that_is_not_there_is_told(
+    dashboard: Dashboard, submission: Submission, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit(submission)
+    play_job(dashboard, submission, "PENDING")
+    dashboard.answers[f"GET /api/jobs/{submission.id}/logs"] = (200, {"logs": ""})
+    assert main(["logs", "tiny"]) == 0
+    assert "it has said nothing yet" in capsys.readouterr().err
+    dashboard.answers[f"GET /api/jobs/{submission.id}"] = (404, "")
+    assert main(["logs", "tiny"]) == 1
+    assert "its log is not there (any more)" in capsys.readouterr().err

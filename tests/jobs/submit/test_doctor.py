@@ -1,0 +1,130 @@
+"""What the doctor says of this machine and of a Slurm cluster; of Ray in test_ray_cluster.py."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from elmwright.jobs.runbook.target import Target
+from elmwright.jobs.submit.doctor import examine
+from elmwright.pipeline.errors import UserError
+from tests.support.tiny import write_config
+
+pytestmark = pytest.mark.slow(2)
+
+PLANTED = "planted-secret-d0c7"
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sinfo that tells of two machines."""
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "sinfo").write_text(
+        '#!/bin/sh\ncase "$*" in\n*--version*) echo slurm-wlm 22.05 ;;\n'
+        '*--Node*) printf "n1|2|(null)|main*\\nn2|2|(null)|main*\\n" ;;\n'
+        '*) echo "main*: 2 machines with 2 CPUs, idle" ;;\nesac\n'
+    )
+    (bin_ / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.fixture
+def mlflow() -> Iterator[str]:
+    """Something that answers as an MLflow server would."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200 if self.path == "/api/2.0/mlflow/experiments/search" else 404)
+            self.end_headers()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def wrong(target: Target, config: Path | None = None) -> list[str]:
+    return [text for good, text in examine(target, config and str(config)) if not good]
+
+
+def test_this_machine_is_held_against_a_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    good = write_config(tmp_path, tmp_path / "text.txt", train_processes=1)
+    assert wrong(Target("local"), good) == []
+    assert not (tmp_path / "run").exists()
+    large = write_config(tmp_path, tmp_path / "text.txt", train_threads=64)
+    assert "needs 128 CPUs, but the Ray of this" in wrong(Target("local"), large)[0]
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    config = write_config(tmp_path, tmp_path / "x", train_processes=1, run_dir=f"{blocked}/run")
+    assert "is not visible" in wrong(Target("local"), config)[0]
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    config = write_config(tmp_path, tmp_path / "text.txt", train_processes=1)
+    assert "MLFLOW_TRACKING_PASSWORD is not set" in wrong(Target("local"), config)[0]
+
+
+def test_the_mlflow_of_a_config_must_answer(tmp_path: Path, mlflow: str) -> None:
+    one = {"train_processes": 1}
+    for uri, problem in (
+        (mlflow, ""),
+        (f"{mlflow}/elsewhere", "is no MLflow server; check tracking.uri"),
+        ("http://127.0.0.1:9", "Connection refused"),
+        ("http://host:abc", "tracking.uri is not an address"),
+        ("http://a..b:5000", "tracking.uri is not an address"),
+    ):
+        config = write_config(tmp_path, tmp_path / "text.txt", tracking_uri=uri, **one)
+        said = "; ".join(wrong(Target("local"), config))
+        assert problem in said
+        assert bool(problem) == bool(said)
+
+
+def test_a_config_with_a_password_in_it_is_not_sent_to_look_around(slurm: Path) -> None:
+    config = write_config(slurm, slurm / "t", tracking_uri=f"http://me:{PLANTED}@mlflow:5000")
+    with pytest.raises(UserError, match=r"tracking.uri holds a password") as caught:
+        wrong(Target("slurm"), config)
+    assert PLANTED not in str(caught.value)
+
+
+def test_a_slurm_cluster_is_held_against_a_config(slurm: Path, mlflow: str) -> None:
+    server = {"tracking_uri": mlflow}
+    (slurm / "secrets.env").write_text(f"LAB_TOKEN={PLANTED}\n")
+    target = Target("slurm", env_file=str(slurm / "secrets.env"), secrets=("LAB_TOKEN",))
+    good = write_config(slurm, slurm / "text.txt", **server)
+    findings = examine(target, str(good))
+    assert all(found for found, _ in findings), findings
+    said = "\n".join(text for _, text in findings)
+    for part in ("slurm-wlm 22.05", "partition main", "all dependencies", "enough for train.",
+                 "is visible", "every secret is set", "Python 3.", "answers"):  # fmt: skip
+        assert part in said
+    assert PLANTED not in said
+    large = write_config(slurm, slurm / "text.txt", train_threads=64, **server)
+    without = Target("slurm", secrets=("LAB_TOKEN",))
+    problems = "\n".join(wrong(without, large))
+    assert "needs 1 machines with 128 CPUs each, but the cluster has 2 with 2" in problems
+    assert "LAB_TOKEN is not set" in problems
+
+
+def test_a_python_that_is_not_there_or_has_no_dependencies_is_told(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "there is no /no/such/python" in wrong(Target("slurm", python="/no/such/python"))[0]
+    bare = slurm / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    assert f"{bare} cannot run elmwright" in wrong(Target("slurm", python=str(bare)))[0]

@@ -1,0 +1,327 @@
+"""Training's last act: all held-out text up to a limit, and the first sentences apart."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.multiprocessing as mp
+
+from elmwright.jobs.bundles.bundle import digest
+from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
+from elmwright.jobs.publishing import export as export_module
+from elmwright.jobs.publishing.choose_checkpoint import choose, list_scored
+from elmwright.jobs.publishing.export import export_run
+from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.stop_request import ask_to_stop
+from elmwright.jobs.training.loop import evaluate_training, training_step
+from elmwright.jobs.training.loop import train as loop
+from elmwright.jobs.training.loop.evaluate import evaluate, evaluate_probe, final_limit
+from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.train import train
+from elmwright.jobs.upkeep.verify import verify_path
+from elmwright.jobs.using.score import Scorer
+from elmwright.model.formats.folder import load_folder
+from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.progress import Advance
+from elmwright.pipeline.storage.files import read_json, write_json
+from tests.support.servers import free_port
+from tests.support.tiny_runs.training import prepare
+
+pytestmark = pytest.mark.slow(13)
+
+
+class Bars:
+    """A progress display that remembers."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[int]] = {}
+
+    @contextmanager
+    def __call__(self, name: str, total: int, unit: str) -> Iterator[Advance]:
+        done = self.seen.setdefault(f"{name} {unit}", [0, total])
+
+        def advance(n: int, _detail: str = "", /) -> None:
+            done[0] += n
+
+        yield advance
+
+
+def test_the_limit_depends_on_the_vocabulary_unless_it_is_set() -> None:
+    assert final_limit(0, 99_999) is None
+    assert final_limit(0, 100_000) == 1_000_000
+    assert final_limit(5_000, 50) == final_limit(5_000, 800_000) == 5_000
+
+
+def model_of(run: Path) -> Any:
+    loaded = load_folder(
+        list_checkpoints(run / "train" / "checkpoints")[-1].path, with_softmax=True
+    )
+    assert loaded.softmax is not None
+    return loaded.bilm, loaded.softmax, run / "corpus", Manifest.load(run / "corpus"), "heldout"
+
+
+@pytest.mark.parametrize("sentences", [1, 7, 40, 10_000])
+def test_the_probe_is_exactly_the_first_sentences(trained: Path, sentences: int) -> None:
+    """However they are found: in a pass over everything, or alone; with any window."""
+    model = model_of(trained)
+    whole = evaluate(*model, Ranks(), lanes=4, window=10, probe=sentences)
+    alone = evaluate_probe(*model, sentences, Ranks(), lanes=4, window=50)
+    assert whole.probe is not None
+    there = model[3].splits["heldout"].sentences
+    assert whole.probe.sentences == alone.sentences == min(sentences, there)
+    assert whole.probe.tokens == alone.tokens
+    assert alone.perplexity == pytest.approx(whole.probe.perplexity, rel=1e-6)
+    if sentences > there:
+        assert whole.probe.tokens == whole.tokens
+        assert whole.probe.perplexity == pytest.approx(whole.perplexity, rel=1e-12)
+    else:
+        assert whole.probe.tokens < whole.tokens
+    assert "probe" not in whole.as_dict()
+
+
+def test_the_first_sentence_of_the_probe_scores_as_score_says(trained: Path) -> None:
+    """States begin at zero there: nothing was read before it."""
+    from elmwright.jobs.publishing.compare_bundle import heldout_sentences
+
+    model = model_of(trained)
+    (first, *_) = heldout_sentences(str(model[2]), model[3])
+    newest = list_checkpoints(trained / "train" / "checkpoints")[-1].path
+    (score,) = Scorer(newest).score([first])
+    probe = evaluate_probe(*model, 1, Ranks(), lanes=4, window=50)
+    assert probe.tokens == len(first) + 1
+    assert probe.perplexity == pytest.approx(float(np.exp(-score.mean.mean())), rel=1e-5)
+
+
+def _on_two(rank: int, world: int, run: str, port: int) -> None:
+    import torch.distributed as dist
+
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+    score = evaluate(*model_of(Path(run)), Ranks(rank, world), lanes=4, window=10, probe=30)
+    assert score.probe is not None
+    write_json(f"{run}/probe-{rank}.json", vars(score.probe))
+    dist.destroy_process_group()
+
+
+def test_several_processes_agree_on_the_probe(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, symlinks=True)
+    mp.spawn(_on_two, (2, str(run), free_port()), nprocs=2)
+    one = evaluate(*model_of(run), Ranks(), lanes=4, window=10, probe=30).probe
+    assert one is not None
+    for rank in range(2):
+        found = read_json(run / f"probe-{rank}.json") or {}
+        assert (found["sentences"], found["tokens"]) == (30, one.tokens)
+        assert found["perplexity"] == pytest.approx(one.perplexity, rel=1e-6)
+
+
+def test_export_scores_the_probe_only_and_tells_the_trainers_number(
+    trained: Path, tmp_path: Path
+) -> None:
+    bars = Bars()
+    target, _ = export_run(str(trained), "latest", str(tmp_path / "b"), overrides=[], progress=bars)
+    result = read_json(trained / "train" / "result.json") or {}
+    probe = result["probe"]["heldout"]
+    assert (
+        probe["sentences"] == 2000 or probe["tokens"] == result["evaluation"]["heldout"]["tokens"]
+    )
+    assert bars.seen.pop("comparing tokens") == [probe["tokens"]] * 2
+    for done, total in bars.seen.values():
+        assert done == total > 0
+    assert set(bars.seen) == {"writing bundle bytes", "checking bundle bytes"}
+    config = json.loads((target / "config.json").read_text())
+    assert config["evaluation"] == result["evaluation"]
+
+
+def test_a_run_of_an_older_version_is_scored_by_export_with_the_same_bytes(
+    trained: Path, bundle: Path, tmp_path: Path
+) -> None:
+    """Its checkpoints and result.json know of no probe."""
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, symlinks=True)
+    result = read_json(run / "train" / "result.json") or {}
+    del result["probe"]
+    write_json(run / "train" / "result.json", result)
+    bars = Bars()
+    target, said = export_run(str(run), "latest", str(tmp_path / "b"), overrides=[], progress=bars)
+    assert "the trainer's" in said
+    tokens = Manifest.load(run / "corpus").splits["heldout"].steps
+    assert bars.seen["evaluating tokens"] == [tokens, tokens]
+    assert digest(target) == digest(bundle)
+
+
+def test_a_limit_holds_for_training_for_export_and_for_what_is_compared(
+    corpus: Path, trained: Path, bundle: Path, tmp_path: Path
+) -> None:
+    config, run = prepare(tmp_path, corpus, eval_final_tokens=450, train_max_steps=6)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    result = read_json(run.result) or {}
+    tokens = result["evaluation"]["heldout"]["tokens"]
+    assert 200 < tokens <= 450, "whole blocks"
+    write_json(run.config, export_module.to_dict(config))
+    target, _ = export_run(run.root, "result", str(tmp_path / "one"), overrides=[])
+    mine = json.loads((target / "config.json").read_text())
+    assert mine["evaluation"]["heldout"]["tokens"] == tokens
+    whole = json.loads((bundle / "config.json").read_text())
+    assert mine["heldout_sha256"] != whole["heldout_sha256"], "not to be compared by perplexity"
+    target, said = export_run(run.root, "3", str(tmp_path / "two"), overrides=[])
+    assert "computed from the bundle" in said
+    other = json.loads((target / "config.json").read_text())
+    assert other["evaluation"]["heldout"]["tokens"] == tokens
+    assert other["heldout_sha256"] == mine["heldout_sha256"]
+
+
+def test_a_checkpoint_says_nothing_new_where_the_limit_has_its_default(trained: Path) -> None:
+    newest = list_checkpoints(trained / "train" / "checkpoints")[-1]
+    saved = read_json(Path(newest.path) / "config.json") or {}
+    assert "final_tokens" not in saved["run_config"]["eval"], "earlier versions would refuse it"
+
+
+def test_asked_to_stop_in_the_last_evaluation_it_saves_and_evaluates_when_resumed(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "whole").mkdir()
+    config, whole = prepare(tmp_path / "whole", corpus, train_max_steps=6)
+    train(config, whole, begin_attempt(whole.attempt), Ranks())
+    (tmp_path / "run").mkdir()
+    config, run = prepare(tmp_path / "run", corpus, train_max_steps=6)
+    real: Callable[..., Any] = evaluate_training.evaluate_sets
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        if "stopped" in named:
+            ask_to_stop(run.stop_request)
+        return real(*arguments, **named)
+
+    with monkeypatch.context() as now:
+        now.setattr(evaluate_training, "evaluate_sets", interrupted)
+        train(config, run, begin_attempt(run.attempt), Ranks())
+    assert read_json(run.result) is None
+    assert list_checkpoints(run.checkpoints)[-1].step == 6
+    Path(run.stop_request).unlink()
+    monkeypatch.setattr(training_step, "sampled_loss", pytest.fail)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    for key in ("checkpoint_sha256", "evaluation", "probe"):
+        assert (read_json(run.result) or {})[key] == (read_json(whole.result) or {})[key]
+
+
+def test_the_last_checkpoint_is_on_disk_before_the_last_evaluation_begins(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill in the evaluation, which may take an hour, costs no step."""
+    config, run = prepare(tmp_path, corpus, train_max_steps=6, checkpoint_every_steps=4)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_arguments: Any, **_named: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as now:
+        now.setattr(loop, "evaluate_finally", kill)
+        with pytest.raises(Killed):
+            train(config, run, begin_attempt(run.attempt), Ranks())
+    assert list_checkpoints(run.checkpoints)[-1].step == 6
+    assert read_json(run.result) is None
+    monkeypatch.setattr(training_step, "sampled_loss", pytest.fail)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    assert (read_json(run.result) or {})["step"] == 6
+
+
+def test_a_machine_that_is_taken_away_ends_the_last_evaluation(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """Its checkpoint is there, and the next attempt evaluates on other machines."""
+    config, run = prepare(tmp_path, corpus, train_max_steps=6)
+    done: list[int] = []
+
+    def drained(step: int) -> bool:
+        """Asked at every step of training first."""
+        done.append(step)
+        return len(done) > 6
+
+    train(config, run, begin_attempt(run.attempt), Ranks(), drained)
+    assert len(done) == 7
+    assert read_json(run.result) is None
+    assert list_checkpoints(run.checkpoints)[-1].step == 6
+
+
+def test_the_last_checkpoint_is_listed_with_the_perplexity_of_the_last_evaluation(
+    corpus: Path, tmp_path: Path
+) -> None:
+    config, run = prepare(tmp_path, corpus, train_max_steps=6, eval_every_steps=3)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    score = (read_json(run.result) or {})["evaluation"]["heldout"]
+    passing, last = list_scored(run)
+    assert last.perplexity == {"heldout": score["perplexity"]}
+    assert last.tokens == score["tokens"] > passing.tokens > 0
+    assert choose(list_scored(run), "best", run, max_tokens=None) in (passing, last)
+    Path(run.result).unlink()  # what `train.max_steps` raised later does first
+    assert list_scored(run)[-1].perplexity == {}
+
+
+def test_the_journal_says_now_and_then_how_far_the_last_evaluation_is(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate_training, "SCORING_SECONDS", 0.0)
+    config, run = prepare(tmp_path, corpus, train_max_steps=2)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    records = [record for record, _ in read_journal(run.journal, 0) if record["kind"] == "scoring"]
+    tokens = (read_json(run.result) or {})["evaluation"]["heldout"]["tokens"]
+    done = [record["done"] for record in records]
+    assert {(record["step"], record["tokens"]) for record in records} == {(2, tokens)}
+    assert done == sorted(set(done))
+    assert (done[0], done[-1]) == (0, tokens)
+    assert len(done) > 3
+
+
+def test_where_nothing_is_held_out_nothing_is_said_to_be_scored(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate_training, "planned_tokens", lambda *_: 0)
+    config, run = prepare(tmp_path, corpus, train_max_steps=2)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    kinds = {record["kind"] for record, _ in read_journal(run.journal, 0)}
+    assert "scoring" not in kinds
+    assert "begin" in kinds
+
+
+def test_verify_counts_every_byte(trained: Path, bundle: Path) -> None:
+    checkpoint = Path(list_checkpoints(trained / "train" / "checkpoints")[-1].path)
+    manifest = Manifest.load(trained / "corpus")
+    shard = next(iter(manifest.splits.values())).shards[0]
+    for path in (bundle, checkpoint, trained / "corpus" / shard.tar, trained / "corpus", trained):
+        bars = Bars()
+        verify_path(str(path), progress=bars)
+        ((done, total),) = bars.seen.values()
+        assert list(bars.seen) == ["verifying bytes"]
+        assert done == total > 1000, path
+
+
+def test_only_the_beginning_of_a_long_sentence_is_compared(
+    trained: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding may grow along a sentence, and is no fault of the bundle."""
+    from elmwright.jobs.publishing import compare_bundle
+    from elmwright.model.inference.elmo import Elmo
+    from elmwright.model.reference import ReferenceBiLM
+
+    seen: list[int] = []
+    embed = ReferenceBiLM.embed
+
+    def watched(self: ReferenceBiLM, words: list[str]) -> object:
+        seen.append(len(words))
+        return embed(self, words)
+
+    monkeypatch.setattr(ReferenceBiLM, "embed", watched)
+    long = [["the", "cat"] * 40, ["the"]]
+    monkeypatch.setattr(compare_bundle, "heldout_sentences", lambda *_: long)
+    model = load_folder(bundle)
+    compare_bundle.compare_vectors(
+        bundle, Elmo(model.bilm), str(trained / "corpus"), Manifest.load(trained / "corpus")
+    )
+    assert seen == [compare_bundle.PROBE_WORDS, 1]

@@ -1,0 +1,219 @@
+"""The loop without Ray: a notebook or torchrun may call it, on one process or several."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
+from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.stop_request import ask_to_stop, take_back
+from elmwright.jobs.training.loop.exchange import Ranks, touched_rows
+from elmwright.jobs.training.loop.stream import (
+    Blocks,
+    Prefetch,
+    evaluation_rounds,
+    round_batches,
+    training_batch,
+)
+from elmwright.jobs.training.loop.train import train
+from elmwright.jobs.training.loop.training_step import learning_rate
+from elmwright.model.config import OptimConfig
+from elmwright.model.softmax import draw_negatives
+from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.storage.files import exists, join, read_json, remove
+from tests.support.servers import free_port
+from tests.support.tiny_runs.training import STEPS, losses, prepare, process, weights
+
+pytestmark = pytest.mark.slow(13)
+
+
+def test_two_processes_give_the_curve_and_the_evaluation_of_one(
+    corpus: Path, tmp_path: Path
+) -> None:
+    curves, scores = [], []
+    for world in (1, 2):
+        folder = tmp_path / str(world)
+        folder.mkdir()
+        config, run = prepare(folder, corpus, train_processes=world)
+        begin_attempt(run.attempt)
+        if world == 1:
+            train(config, run, 1, Ranks())
+        else:
+            port = free_port()
+            mp.spawn(process, (world, str(folder / "tiny.toml"), port), nprocs=world)
+        curves.append(losses(run))
+        scores.append(read_json(run.result)["evaluation"]["heldout"])
+    assert list(curves[0]) == list(range(1, STEPS + 1))
+    for step, loss in curves[0].items():
+        assert curves[1][step] == pytest.approx(loss, rel=1e-5)
+    assert scores[1]["perplexity"] == pytest.approx(scores[0]["perplexity"], rel=1e-4)
+    assert scores[1]["tokens"] == scores[0]["tokens"]
+
+
+def test_stopped_and_resumed_it_ends_in_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    config, whole = prepare(tmp_path / "whole", corpus)
+    begin_attempt(whole.attempt)
+    train(config, whole, 1, Ranks())
+
+    (tmp_path / "parts").mkdir()
+    config, parts = prepare(tmp_path / "parts", corpus)
+    stops = 0
+    while not exists(parts.result):
+        attempt = begin_attempt(parts.attempt)
+        if stops < 3:
+            ask_to_stop(parts.stop_request)  # stop at the next step boundary
+        train(config, parts, attempt, Ranks())
+        take_back(parts.stop_request)
+        stops += 1
+    assert stops == 4
+    assert weights(parts) == weights(whole)
+    assert losses(parts) == losses(whole)
+
+
+def test_killed_between_the_last_checkpoint_and_the_result_it_is_evaluated_all_the_same(
+    corpus: Path, tmp_path: Path
+) -> None:
+    config, run = prepare(tmp_path, corpus)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    result = read_json(run.result)
+    assert result["evaluation"]["heldout"]["tokens"] > 0
+    remove(run.result)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    assert read_json(run.result) == result
+
+
+def test_the_journal_is_whole_before_the_result_is_there(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill right after the result: nobody would ever write the rest of the journal."""
+    seen: list[tuple[str, int]] = []
+
+    def look(path: str, content: dict[str, object]) -> None:
+        seen.extend((record["kind"], record["step"]) for record, _ in read_journal(run.journal, 0))
+
+    monkeypatch.setattr("elmwright.jobs.rundir.journal.FILE_SECONDS", 60.0)  # a thread that sleeps
+    monkeypatch.setattr("elmwright.jobs.training.loop.train.write_json", look)
+    config, run = prepare(tmp_path, corpus)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    assert {("metrics", STEPS), ("final", STEPS), ("checkpoint", STEPS)} <= set(seen)
+
+
+def test_the_full_softmax_is_trained_when_negatives_reach_the_vocabulary(
+    corpus: Path, tmp_path: Path
+) -> None:
+    config, run = prepare(tmp_path, corpus, train_negatives=10_000, train_dropout=0.0)
+    begin_attempt(run.attempt)
+    train(config, run, 1, Ranks())
+    curve = losses(run)
+    assert curve[1] == pytest.approx(np.log(200), rel=0.05)  # 200 words, nothing known yet
+    assert curve[STEPS] < curve[1]
+
+
+def test_a_loss_that_is_not_finite_skips_the_update_and_is_recorded(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from elmwright.jobs.training.loop import training_step
+
+    config, run = prepare(tmp_path, corpus)
+    begin_attempt(run.attempt)
+    real, calls = training_step.sampled_loss, []
+
+    def sometimes_nan(*arguments: object) -> torch.Tensor:
+        calls.append(1)
+        loss = real(*arguments)  # type: ignore[arg-type]
+        return loss * float("nan") if len(calls) in (9, 10) else loss
+
+    monkeypatch.setattr(training_step, "sampled_loss", sometimes_nan)
+    train(config, run, 1, Ranks())
+    state = read_json(join(list_checkpoints(run.checkpoints)[-1].path, "state.json"))
+    assert (state["step"], state["skipped"]) == (STEPS, [4])
+
+
+def test_batches_hold_the_same_words_whoever_asks(corpus: Path) -> None:
+    """The lanes of two processes, put together, are the lanes of one."""
+    manifest = Manifest.load(corpus)
+    blocks = Blocks(corpus, manifest, "train", 12)
+
+    def targets(lanes: range, step: int) -> np.ndarray:
+        return training_batch(blocks, 5, step, lanes, 4, 10).forward_targets
+
+    for step in (0, 7, 333):
+        together = np.concatenate([targets(range(2), step), targets(range(2, 4), step)])
+        np.testing.assert_array_equal(together, targets(range(4), step))
+
+
+def test_an_epoch_sees_every_training_token_exactly_once(corpus: Path) -> None:
+    manifest = Manifest.load(corpus)
+    blocks = Blocks(corpus, manifest, "train", 12)
+    lanes, window = 1, 10
+    steps = len(blocks) * blocks.steps // window
+    seen = sum(
+        training_batch(blocks, 5, step, range(lanes), lanes, window).weights.sum()
+        for step in range(steps)
+    )
+    assert int(seen) == manifest.splits["train"].steps
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
+def test_evaluation_scores_every_token_once_whatever_the_lanes(corpus: Path, lanes: int) -> None:
+    manifest = Manifest.load(corpus)
+    blocks = Blocks(corpus, manifest, "heldout", 12)
+    total = 0.0
+    for owner in range(lanes):
+        mine = range(owner, owner + 1)
+        total += sum(
+            batch.weights.sum()
+            for rows in evaluation_rounds(blocks, len(blocks), mine, lanes)
+            for batch in round_batches(blocks, rows, 20)
+        )
+    assert int(total) == manifest.splits["heldout"].steps
+
+
+def test_a_batch_refers_to_each_distinct_word_once(corpus: Path) -> None:
+    blocks = Blocks(corpus, Manifest.load(corpus), "train", 12)
+    batch = training_batch(blocks, 5, 3, range(4), 4, 10)
+    assert len(np.unique(batch.chars, axis=0)) == len(batch.chars)
+    used = np.union1d(batch.forward_index, batch.backward_index)
+    np.testing.assert_array_equal(used, np.arange(len(batch.chars)))
+
+
+def test_what_goes_wrong_while_reading_ahead_is_raised_in_the_loop(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = Blocks(corpus, Manifest.load(corpus), "train", 12)
+
+    def broken(_number: int) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(blocks, "row", broken)
+    prefetch = Prefetch(blocks, 5, 0, range(4), 4, 10)
+    with pytest.raises(OSError, match="the disk is gone"):
+        prefetch.next()
+    prefetch.close()
+
+
+def test_of_a_large_softmax_only_the_touched_rows_are_exchanged() -> None:
+    """Two processes of 2,560 positions, every target another word: under 3 % of the dense one."""
+    vocabulary, width = 793_471, 513
+    negatives = draw_negatives(1, 7, 8192, vocabulary)
+    targets = torch.randperm(vocabulary)[: 2 * 2 * 2560].view(2, 2, 2560)
+    rows = touched_rows(Ranks(), targets, negatives.ids)
+    exchanged = len(rows) * width * 4 + targets.numel() * 8
+    assert exchanged < 0.03 * vocabulary * width * 4
+    assert len(rows) == len(torch.cat([targets.flatten(), negatives.ids]).unique())
+
+
+def test_learning_rate_schedules() -> None:
+    constant = OptimConfig(lr=0.2, warmup_steps=4)
+    assert [learning_rate(constant, s, 100) for s in (0, 3, 4, 99)] == [0.05, 0.2, 0.2, 0.2]
+    cosine = OptimConfig(lr=1.0, schedule="cosine")
+    assert learning_rate(cosine, 0, 100) == 1.0
+    assert learning_rate(cosine, 50, 100) == pytest.approx(0.5)
+    assert learning_rate(cosine, 100, 100) == pytest.approx(0.0)
+    inverse = OptimConfig(lr=1.0, schedule="inverse-sqrt", warmup_steps=100)
+    assert learning_rate(inverse, 100, 0) == pytest.approx(1.0, rel=0.01)
+    assert learning_rate(inverse, 399, 0) == pytest.approx(0.5)

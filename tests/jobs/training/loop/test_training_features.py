@@ -1,0 +1,272 @@
+"""What the loop does besides going on: several windows a step, early stopping, going back,
+starting from another model."""
+
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.training.loop import training_step
+from elmwright.jobs.training.loop.evaluate import Score
+from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.train import train
+from elmwright.model.formats.bilm_format import write_options, write_weights
+from elmwright.model.formats.folder import load_folder, model_tensors
+from elmwright.model.optim import Optimizer
+from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.storage.files import join, read_json
+from tests.support.tiny_runs.training import STEPS, losses, prepare, weights
+
+pytestmark = pytest.mark.slow(13)
+
+EVALUATE = "elmwright.jobs.training.loop.evaluate.evaluate"
+NEXT_TO_NOTHING = {"optim_lr": 1e-12}
+"""A learning rate that leaves the weights as they are."""
+
+
+def trained(folder: Path, corpus: Path, **changes: object) -> RunFolder:
+    folder.mkdir()
+    config, run = prepare(folder, corpus, **changes)
+    go_on(config, run)
+    return run
+
+
+def go_on(config: RunConfig, run: RunFolder) -> None:
+    train(config, run, begin_attempt(run.attempt), Ranks())
+
+
+def state(run: RunFolder) -> dict[str, object]:
+    return read_json(join(list_checkpoints(run.checkpoints)[-1].path, "state.json")) or {}
+
+
+def test_a_step_of_two_windows_has_the_mean_loss_of_both(corpus: Path, tmp_path: Path) -> None:
+    same = {"train_dropout": 0.0, "train_negatives": 10_000, **NEXT_TO_NOTHING}
+    single = losses(trained(tmp_path / "one", corpus, **same))
+    double = losses(trained(tmp_path / "two", corpus, train_accumulate=2, **same))
+    for step in (1, 2, 7):
+        mean = (single[2 * step - 1] + single[2 * step]) / 2
+        assert double[step] == pytest.approx(mean, rel=1e-3)  # windows differ a little in padding
+    assert len(double) == STEPS
+
+
+def test_gradients_of_several_windows_are_those_of_one_larger_step(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """Two windows in a step move the weights; one window a step moves them differently."""
+    two = trained(tmp_path / "two", corpus, train_accumulate=2)
+    again = trained(tmp_path / "again", corpus, train_accumulate=2)
+    one = trained(tmp_path / "one", corpus)
+    assert weights(two) == weights(again)
+    assert weights(two) != weights(one)
+
+
+def test_states_can_begin_at_zero_with_every_block(corpus: Path, tmp_path: Path) -> None:
+    """A block of this corpus is 20 windows: the first differs from never resetting at step 21."""
+    same = {"train_max_steps": 22, "train_dropout": 0.0}
+    carried = losses(trained(tmp_path / "carried", corpus, **same))
+    reset = losses(trained(tmp_path / "reset", corpus, train_reset_states="block", **same))
+    assert [step for step in carried if carried[step] != reset[step]][:1] == [21]
+    assert carried[20] == reset[20]
+
+
+def scores(nll: dict[int, float]) -> object:
+    """An evaluation that gives what is wanted at each step."""
+
+    def evaluate(*_: object, max_tokens: int | None = None, **__: object) -> Score:
+        evaluate.calls += 1  # type: ignore[attr-defined]
+        value = nll[evaluate.calls] if max_tokens is not None else 1.0  # type: ignore[attr-defined]
+        return Score(100 if max_tokens is not None else 1000, value, value, 0.0, 4, 500)
+
+    evaluate.calls = 0  # type: ignore[attr-defined]
+    return evaluate
+
+
+def test_it_stops_when_evaluations_bring_nothing_and_the_best_is_the_result(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EVALUATE, scores({1: 3.0, 2: 2.0, 3: 2.5, 4: 2.4}))
+    changes = {"eval_every_steps": 4, "eval_patience": 2, "checkpoint_keep_last": 1}
+    run = trained(tmp_path / "run", corpus, train_max_steps=1000, **changes)
+    result = read_json(run.result) or {}
+    infos = {info.step: info for info in list_checkpoints(run.checkpoints)}
+    assert (result["step"], result["stopped_early"]) == (8, 2)
+    assert result["checkpoint_sha256"] == infos[8].sha256
+    assert sorted(infos) == [8, 16], "the best, and the newest to go on from"
+    assert result["evaluation"]["heldout"]["forward_nll"] == 1.0
+
+
+def test_a_checkpoint_that_is_the_best_so_far_is_always_written(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EVALUATE, scores({1: 3.0, 2: 2.0, 3: 2.5, 4: 2.6, 5: 2.7}))
+    changes = {"eval_every_steps": 4, "checkpoint_every_steps": 15, "checkpoint_keep_last": 1}
+    run = trained(tmp_path / "run", corpus, **changes)
+    assert [info.step for info in list_checkpoints(run.checkpoints)] == [8, 20]
+
+
+def broken_by(update: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Losses are NaN from that update on, as long as it has been made; the updates made."""
+    now: list[int] = [0]
+    made: list[int] = []
+    draw, loss, step = training_step.draw_negatives, training_step.sampled_loss, Optimizer.step
+
+    def note_step(seed: int, number: int, *rest: int) -> object:
+        now[0] = number
+        made[:] = [n for n in made if n < number]  # what comes after was taken back
+        return draw(seed, number, *rest)
+
+    def note_update(self: Optimizer, *arguments: object) -> None:
+        made.append(now[0])
+        step(self, *arguments)  # type: ignore[arg-type]
+
+    def maybe_nan(*arguments: object) -> torch.Tensor:
+        value = loss(*arguments)  # type: ignore[arg-type]
+        return value * float("nan") if update in made and now[0] > update else value
+
+    monkeypatch.setattr(training_step, "draw_negatives", note_step)
+    monkeypatch.setattr(training_step, "sampled_loss", maybe_nan)
+    monkeypatch.setattr(Optimizer, "step", note_update)
+    return made
+
+
+def test_after_bad_steps_it_goes_back_and_leaves_out_what_led_there(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = broken_by(10, monkeypatch)
+    run = trained(tmp_path / "run", corpus, train_max_bad_steps=3)
+    offending = [9, 10, 11, 12, 13]  # step 9 is where the newest checkpoint stood
+    assert state(run)["skipped"] == offending
+    assert made == [step for step in range(STEPS) if step not in offending]
+    assert list(losses(run)) == list(range(1, STEPS + 1)), "each step is in the journal once"
+
+
+def test_going_back_before_the_first_checkpoint_begins_anew(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_by(2, monkeypatch)
+    changes = {"train_max_bad_steps": 2, "checkpoint_every_steps": 100, "eval_every_steps": 0}
+    run = trained(tmp_path / "run", corpus, **changes)
+    assert state(run)["skipped"] == [1, 2, 3, 4]
+
+
+def test_going_back_that_does_not_help_is_reported_and_not_tried_for_ever(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw, loss, calls = training_step.draw_negatives, training_step.sampled_loss, []
+
+    def note(seed: int, step: int, *rest: int) -> object:
+        calls.append(step)
+        return draw(seed, step, *rest)
+
+    def bad(*arguments: object) -> torch.Tensor:
+        return loss(*arguments) * (float("nan") if calls[-1] > 6 else 1)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(training_step, "draw_negatives", note)
+    monkeypatch.setattr(training_step, "sampled_loss", bad)
+    with pytest.raises(Failed, match=r"from step 10 on, 3 .* has not helped; lower optim.lr"):
+        trained(tmp_path / "run", corpus, train_max_bad_steps=3)
+    assert max(calls) == 12
+
+
+def test_it_starts_from_another_model_and_takes_over_the_rows_of_shared_words(
+    corpus: Path, tmp_path: Path
+) -> None:
+    first = trained(tmp_path / "first", corpus)
+    model = list_checkpoints(first.checkpoints)[-1].path
+    same = {"train_init_from": model, "train_dropout": 0.0, "train_negatives": 10_000}
+    second = trained(tmp_path / "second", corpus, train_max_steps=1, **same)
+    fresh = trained(tmp_path / "fresh", corpus, train_max_steps=1, train_negatives=10_000)
+    assert losses(second)[1] < losses(fresh)[1] - 0.1
+
+    folder = tmp_path / "other"
+    folder.mkdir()
+    words = Path(corpus, "vocab.txt").read_text().split("\n")[:-1]
+    loaded = load_folder(model, with_softmax=True)
+    assert loaded.softmax is not None
+    config, run = prepare(folder, corpus, train_init_from=model)
+    swapped = [*words[:3], words[4], words[3], "unheard-of", *words[6:]]
+    mine = tmp_path / "corpus"
+    mine.mkdir()
+    (mine / "vocab.txt").write_text("\n".join(swapped) + "\n")
+    from elmwright.jobs.training.loop.state import adopt, begin
+    from elmwright.pipeline.format.manifest import Manifest
+
+    blank, _ = prepare_blank(tmp_path / "blank", corpus)
+    trainer = begin(blank, run, Manifest.load(corpus), Ranks())
+    untouched = trainer.softmax.weight[5].clone()
+    adopt(trainer, config, RunFolder(run.root, run.scratch, str(mine)), Path)
+    theirs = loaded.softmax.weight
+    assert torch.equal(trainer.softmax.weight[3], theirs[4])
+    assert torch.equal(trainer.softmax.weight[4], theirs[3])
+    assert torch.equal(trainer.softmax.weight[5], untouched)
+    assert torch.equal(trainer.softmax.bias[7], loaded.softmax.bias[7])
+
+
+def prepare_blank(folder: Path, corpus: Path) -> tuple[RunConfig, RunFolder]:
+    folder.mkdir()
+    return prepare(folder, corpus)
+
+
+def test_from_a_bilm_folder_the_softmax_is_fresh_and_the_rest_can_be_held_still(
+    corpus: Path, tmp_path: Path
+) -> None:
+    first = trained(tmp_path / "first", corpus)
+    loaded = load_folder(list_checkpoints(first.checkpoints)[-1].path)
+    bilm = tmp_path / "bilm"
+    bilm.mkdir()
+    write_options(bilm / "options.json", loaded.config, {})
+    write_weights(bilm / "weights.hdf5", loaded.config, model_tensors(loaded.bilm))
+    held = trained(
+        tmp_path / "held", corpus, train_init_from=str(bilm), train_hold_steps=6, train_max_steps=7
+    )
+    at = {info.step: load_file(join(info.path, "model.safetensors"))
+          for info in list_checkpoints(held.checkpoints)}  # fmt: skip
+    original = model_tensors(loaded.bilm)
+    assert all(torch.equal(at[6][name], tensor) for name, tensor in original.items())
+    assert not all(torch.equal(at[7][name], tensor) for name, tensor in original.items())
+    rows = load_file(join(list_checkpoints(held.checkpoints)[-1].path, "softmax.safetensors"))
+    assert rows["bias"].any(), "the softmax has been trained meanwhile"
+
+
+def test_a_model_of_another_shape_cannot_be_gone_on_from(corpus: Path, tmp_path: Path) -> None:
+    first = trained(tmp_path / "first", corpus, train_max_steps=1)
+    model = list_checkpoints(first.checkpoints)[-1].path
+    with pytest.raises(
+        UserError, match=r"model\.dim is 24, but the model in train\.init_from has 16"
+    ):
+        trained(tmp_path / "second", corpus, train_init_from=model, model_dim=24)
+
+
+def test_what_is_logged_of_a_step(corpus: Path, tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", corpus)
+    records = [r for r, _ in read_journal(run.journal, 0) if r["kind"] == "metrics"]
+    values = records[-1]["values"]
+    shares = {name: value for name, value in values.items() if name.startswith("time/")}
+    assert {"time/load_share", "time/compute_share", "time/exchange_share"} <= shares.keys()
+    assert min(shares.values()) > 0  # test_step_clock.py has what they add up to
+    assert 0 < values["train/flop_utilisation"] < 1
+    assert records[0]["values"]["system/process_memory_mb"] > 50
+    assert values["train/tokens_per_s"] > 0
+
+
+def test_a_clock_that_jumps_changes_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = trained(tmp_path / "calm", corpus)
+    real, calls = time.time, count()
+    # An hour back, and a day ahead, at every other look.
+    monkeypatch.setattr(time, "time", lambda: real() + (-3600, 86_400)[next(calls) % 2])
+    wild = trained(tmp_path / "wild", corpus)
+    records = [r for r, _ in read_journal(wild.journal, 0) if r["kind"] == "metrics"]
+    times = [record["time"] for record in records]
+    assert sorted(times) != times, "the clock did not jump"
+    assert all(record["values"].get("train/tokens_per_s", 1) > 0 for record in records)
+    assert losses(wild) == losses(calm)
+    assert weights(wild) == weights(calm)

@@ -1,0 +1,38 @@
+"""A text that is not tokenised as the model expects gets one sentence of warning."""
+
+from pathlib import Path
+
+import pytest
+
+from elmwright.jobs.cli.command import main
+from elmwright.jobs.using.unknown_words import about_unknown
+from tests.support.random_model import VOCAB
+
+RAW = "The dog. The cat. The bird. The house. The dog's cat's bird's house.\n" * 3
+
+
+def test_more_than_a_third_is_too_many() -> None:
+    known, odd = ["the"], ["dog."]
+    assert about_unknown(known, ["the"] * 8 + odd * 4) == ""
+    said = about_unknown(known, ["the"] * 7 + odd * 4)
+    assert said.startswith("36% of the words are unknown to the model ('dog.', …)")
+    assert about_unknown(known, odd * 9) == ""  # too few to tell
+
+
+@pytest.mark.parametrize("command", ["score", "embed", "neighbours"])
+def test_raw_text_is_warned_of_and_tokenised_text_is_not(
+    model: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for content, warned in ((RAW, True), (" ".join(VOCAB[3:]) + " " + VOCAB[3] + "\n", False)):
+        text = tmp_path / "text.txt"
+        text.write_text(content)
+        arguments = {
+            "score": ["score", str(model), str(text)],
+            "embed": ["embed", str(model), str(text), "-o", str(tmp_path / f"{warned}.npz")],
+            "neighbours": ["neighbours", str(model), "--word", "x", "--in", "x", "--any-word",
+                           "--corpus", str(text)],
+        }[command]  # fmt: skip
+        assert main(arguments) == 0
+        lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+        assert len(lines) == warned
+        assert not warned or "unknown to the model" in lines[0]

@@ -1,0 +1,262 @@
+"""What a build must never do: lose somebody's files, use what is stale or damaged, or leave out
+what it was asked for without a word."""
+
+import json
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elmwright.pipeline.build import corpus_folder, driver, ray_tasks
+from elmwright.pipeline.build.ray_tasks import Runner, task
+from elmwright.pipeline.build.sample import try_rules
+from elmwright.pipeline.build.up_to_date import vocab_file
+from elmwright.pipeline.config import CorpusConfig, Pieces, Source, VocabConfig
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.format.verify_corpus import verify_corpus
+from elmwright.pipeline.storage import files
+from tests.support.corpus.corpora import (
+    digests,
+    dropped,
+    make,
+    random_document,
+    sentences,
+    some_text,
+)
+
+pytestmark = pytest.mark.usefixtures("ray_here")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> CorpusConfig:
+    (tmp_path / "in.txt").write_text(some_text(150))
+    return CorpusConfig(sources=(str(tmp_path / "in.txt"),))
+
+
+def test_a_folder_with_somebodys_files_is_refused_and_left_alone(tmp_path, config):
+    mine = tmp_path / "data/documents/my_only_copy.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("precious")
+    with pytest.raises(UserError, match="not empty and no corpus"):
+        make(tmp_path / "data", config)
+    assert mine.read_text() == "precious"
+
+
+def test_files_of_the_run_are_no_sources(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.lock").touch()
+    (tmp_path / "run/elmwright.log").write_text("a log that grows")
+    (tmp_path / "run/text.txt").write_text("One fine day.")
+    (tmp_path / "text.txt").write_text("Another fine day.")
+    config = CorpusConfig(sources=(str(tmp_path),), heldout={})
+    manifest = make(tmp_path / "run/corpus", config)
+    assert [item.path for item in manifest.inputs] == [str(tmp_path / "text.txt")]
+    only = CorpusConfig(sources=(str(tmp_path / "run/text.txt"),), heldout={})
+    with pytest.raises(UserError, match="run's own folder"):
+        make(tmp_path / "run/corpus", only)
+
+
+EVALUATION = {
+    "another field": ("eval.jsonl", b'{"question": "What is it then?"}\n', "no text"),
+    "not text": ("eval.txt", b"%PDF-1.4\n" + bytes(range(256)) * 40, "not text"),
+    "too short": ("eval.txt", b"Only a few words.", "hold no text of 13 words"),
+}
+
+
+@pytest.mark.parametrize("case", EVALUATION)
+def test_evaluation_files_that_cannot_be_used_stop_the_build(tmp_path, config, case):
+    name, data, sentence = EVALUATION[case]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=sentence):
+        make(tmp_path / "out", replace(config, decontaminate=(str(tmp_path / name),)))
+
+
+@pytest.mark.parametrize("data", [b"", b"%PDF-1.4\n" + bytes(range(256)) * 40])
+def test_held_out_files_that_cannot_be_used_stop_the_build(tmp_path, config, data):
+    (tmp_path / "valid.txt").write_bytes(data)
+    heldout = {"valid": (str(tmp_path / "valid.txt"),)}
+    with pytest.raises(UserError, match=r"valid"):
+        make(tmp_path / "out", replace(config, heldout=heldout))
+
+
+def test_a_changed_evaluation_file_or_vocabulary_is_noticed(tmp_path):
+    draw = random.Random(1)
+    documents = [random_document(draw, 40) for _ in range(10)]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": " ".join(d)}) + "\n" for d in documents))
+    other, vocab = tmp_path / "eval.txt", tmp_path / "vocab.txt"
+    other.write_text(" ".join(random_document(draw, 40)))
+    vocab.write_text("<S>\n</S>\n<UNK>\n" + documents[0][0] + "\n")
+    config = CorpusConfig(sources=(str(source),), heldout={}, decontaminate=(str(other),))
+    given = VocabConfig(file=str(vocab))
+    first = make(tmp_path / "out", config, vocab=given)
+    assert dropped(first)["decontaminate"] == 0
+    other.write_text(" ".join(documents[3]))
+    second = make(tmp_path / "out", config, vocab=given)
+    assert dropped(second)["decontaminate"] == 1
+    vocab.write_text(vocab.read_text() + documents[1][1] + "\n")
+    third = make(tmp_path / "out", config, vocab=given)
+    assert third.vocab.size == second.vocab.size + 1
+    vocab.unlink()
+    with pytest.raises(UserError, match=r"vocab\.file = .* does not exist"):
+        vocab_file(str(vocab))
+
+
+@pytest.mark.parametrize("odd", ["\ufffd", "\u2581", "\ufffd\ufffd \ufffd"])
+def test_a_sentence_that_sentencepiece_leaves_nothing_of_is_still_a_sentence(tmp_path, odd):
+    (tmp_path / "in.txt").write_text(f"{some_text(100)}\n\n{odd}\n")
+    pieces = Pieces(size=60)
+    config = CorpusConfig(
+        sources=(str(tmp_path / "in.txt"),), tokenizer="sentencepiece", sentencepiece=pieces
+    )
+    assert make(tmp_path / "out", config).splits["train"].words > 0
+
+
+def test_a_sentencepiece_model_that_cannot_be_trained_is_told_in_one_sentence(tmp_path, config):
+    tiny = replace(config, tokenizer="sentencepiece", sentencepiece=Pieces(size=2))
+    with pytest.raises(UserError, match=r"sentencepiece cannot be trained .*size") as error:
+        make(tmp_path / "out", tiny)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("allowed", [0, 3, 9, 17, 23, 30])
+def test_sweeping_that_is_interrupted_leaves_nothing_that_lies(
+    tmp_path, config, allowed, monkeypatch
+):
+    make(tmp_path / "out", config)
+    before = digests(tmp_path / "out")
+    removed = []
+
+    def remove(path):
+        if "work" in Path(path).parts:
+            removed.append(path)
+            if len(removed) > allowed:
+                raise KeyboardInterrupt
+        Path(path).unlink(missing_ok=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "remove", remove)
+        with pytest.raises(KeyboardInterrupt):
+            make(tmp_path / "out", replace(config, min_words=8))
+    make(tmp_path / "out", config)
+    assert digests(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "mark"])
+def test_outputs_that_are_not_whole_are_made_again(tmp_path, config, damage):
+    make(tmp_path / "out", config)
+    before = digests(tmp_path / "out")
+    work = tmp_path / "out/work"
+    for path in [*work.glob("clean/*.arrow"), *work.glob("shards/*/*.tar")]:
+        if damage == "gone":
+            path.unlink()
+        elif damage == "short":
+            os.truncate(path, 100)
+    for mark in work.glob("*/*.done.json") if damage == "mark" else ():
+        mark.write_bytes(b"")
+    (tmp_path / "out/MANIFEST.json").unlink()
+    make(tmp_path / "out", config)
+    assert digests(tmp_path / "out") == before
+
+
+def test_a_damaged_shard_is_not_taken_for_whole(tmp_path, config):
+    manifest = make(tmp_path / "out", config)
+    before = digests(tmp_path / "out")
+    tar = tmp_path / "out" / manifest.splits["train"].shards[0].tar
+    with open(tar, "r+b") as file:
+        file.seek(600)
+        file.write(b"damage")
+    (tmp_path / "out/MANIFEST.json").unlink()
+    with pytest.raises(UserError, match="was damaged"):
+        make(tmp_path / "out", config)
+    make(tmp_path / "out", config)
+    assert digests(tmp_path / "out") == before
+    os.truncate(tar, 512)
+    make(tmp_path / "out", config)
+    assert digests(tmp_path / "out") == before
+
+
+def test_a_build_that_goes_on_asks_for_less_disk(tmp_path, config, monkeypatch):
+    size = (tmp_path / "in.txt").stat().st_size
+    make(tmp_path / "out", config)
+    (tmp_path / "out/MANIFEST.json").unlink()
+    monkeypatch.setattr(corpus_folder, "free_bytes", lambda _folder: 2 * size)
+    make(tmp_path / "out", config)
+    with pytest.raises(UserError, match="needs about"):
+        make(tmp_path / "other", config)
+
+
+def test_of_two_copies_the_one_that_is_taken_wins(tmp_path):
+    draw = random.Random(3)
+    lines = [json.dumps({"text": " ".join(random_document(draw, 30))}) for _ in range(50)]
+    for name in ("rare", "all"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    sources = (
+        Source(str(tmp_path / "rare.jsonl"), weight=0.1), Source(str(tmp_path / "all.jsonl"))
+    )  # fmt: skip
+    manifest = make(tmp_path / "out", CorpusConfig(sources=sources, heldout={}))
+    assert manifest.splits["train"].documents == 50
+    assert len(set(sentences(tmp_path / "out", "train"))) == 50
+
+
+def test_a_name_that_is_not_utf8_is_told_in_one_sentence(tmp_path, config):
+    with open(os.fsencode(tmp_path / "in") + b"\xff.txt", "wb") as file:
+        file.write(b"text")
+    with pytest.raises(UserError, match=r"not UTF-8; rename") as error:
+        make(tmp_path / "out", replace(config, sources=(Source(str(tmp_path / "*.txt")),)))
+    str(error.value).encode()
+
+
+def test_a_sample_goes_on_where_files_are_documents(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(120):
+        (folder / f"{number}.txt").write_text(f"Document number {number} is here.")
+    config = CorpusConfig(sources=(str(folder),), documents="file")
+    assert try_rules(config, str(tmp_path / "out"), 100, 1).funnel["read"][0] == 100
+
+
+def test_many_broken_records_are_counted_but_not_all_listed(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": "A good one."}\n' + "broken\n" * 12_000)
+    manifest = make(
+        tmp_path / "out", CorpusConfig(sources=(str(tmp_path / "in.jsonl"),), heldout={})
+    )
+    assert dropped(manifest)["broken"] == 12_000
+    assert (tmp_path / "out/quarantine.jsonl").read_bytes().count(b"\n") == 10_000
+
+
+def test_a_worker_that_always_dies_is_told_in_one_sentence(tmp_path):
+    def die(_work: str, _out: str) -> dict[str, int]:
+        os._exit(1)
+
+    runner = Runner(str(tmp_path / "work"), driver.silent, None, lambda: False)
+    with pytest.raises(UserError, match=r"died again and again in the stage 'test'"):
+        runner.run("test", [task("one", die)])
+
+
+def test_other_versions_of_the_tools_are_other_tasks(monkeypatch):
+    first = task("clean", make, 1)
+    monkeypatch.setattr(ray_tasks, "_tools", lambda: ["sentencex 99"])
+    assert task("clean", make, 1).digest != first.digest
+
+
+def test_a_hostile_record_path_is_never_a_path(tmp_path):
+    body = b"<html><body><p>" + b"A paragraph about nothing in particular, but long. " * 8 + b"</p>"
+    http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + body
+    record = (
+        b"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: file:///../../../../escaped.html\r\n"
+        b"WARC-Date: 2020-01-01T00:00:00Z\r\nWARC-Record-ID: <urn:uuid:../../x>\r\n"
+        b"Content-Type: application/http; msgtype=response\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(http)
+    ) + http + b"\r\n\r\n"  # fmt: skip
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "in.warc").write_bytes(record)
+    manifest = make(home / "out", CorpusConfig(sources=(str(home / "in.warc"),), heldout={}))
+    assert dropped(manifest)["kept"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
+    assert sorted(path.name for path in home.iterdir()) == ["in.warc", "out"]
+    assert verify_corpus(Manifest.load(home / "out"), home / "out") == []

@@ -1,0 +1,132 @@
+"""Sentences and words: nothing lost, nothing forged."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elmwright.pipeline.cleaning import repair, words
+from elmwright.pipeline.config import Pieces
+from elmwright.pipeline.reading import harvest
+
+TEXT = st.text(max_size=200)
+
+
+@settings(deadline=None)
+@given(TEXT)
+def test_ptb_words_hold_no_white_space_and_keep_every_character(text):
+    tokens = words.ptb(text)
+    assert "".join(tokens.split()) == "".join(text.split())
+    assert all(word and word.split() == [word] for word in tokens.split(" ") if tokens)
+    assert not {"<S>", "</S>"} & set(tokens.split())
+
+
+@settings(deadline=None)
+@given(TEXT)
+def test_normal_text_can_be_written_and_stays_normal(text):
+    normal = repair.normalise(text)
+    normal.encode()
+    assert repair.normalise(normal) == normal
+
+
+@settings(deadline=None)
+@given(TEXT)
+def test_splitting_keeps_every_character(text):
+    normal = repair.normalise(text)
+    sentences = words.split(normal, "split", "en").sentences
+    assert "".join("".join(sentences).split()) == "".join(normal.split())
+    assert not any("\n" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("I don't think it's 1,000.5.", "I do n't think it 's 1,000.5 ."),
+        ('He said "no" (twice).', 'He said " no " ( twice ) .'),
+        ("Mr. Smith, e.g., of the U.S. army", "Mr. Smith , e.g. , of the U.S. army"),
+        ("well-known os.path o'clock", "well-known os.path o'clock"),
+        ("See https://a.org/b?c=1.", "See https://a.org/b?c=1 ."),
+        ("Wait... what--now?", "Wait ... what -- now ?"),
+        ("a <S> and </S>", "a < S > and < / S >"),
+        ("हिन्दी में लिखा", "हिन्दी में लिखा"),
+    ],
+)
+def test_ptb_examples(sentence, expected):
+    assert words.ptb(sentence) == expected
+
+
+def test_tokenised_text_stays_as_it_is_but_for_the_marks():
+    assert words.whitespace("the <unk> , <UNK>\tsat .") == "the <unk> , <UNK> sat ."
+    assert words.whitespace("<S> a </S>") == "< S > a < / S >"
+
+
+def test_sentences_are_found_in_wrapped_text_and_lists():
+    text = "Mr. Smith came\nhome. It was late.\n\n1. first thing\n2. torch.nn.Linear is a thing"
+    assert words.split(text, "split", "en").sentences == [
+        "Mr. Smith came home.",
+        "It was late.",
+        "1. first thing",
+        "2. torch.nn.Linear is a thing",
+    ]
+    assert words.split("one\n\n two ", "line", "en").sentences == ["one", "two"]
+
+
+def test_paragraphs_know_their_lines_and_sentences():
+    text = "One. Two.\nThree.\n\n- an item\n- another. And more."
+    found = words.split(text, "split", "en")
+    assert found.counts == [3, 1, 2]
+    assert found.spans == [(0, 2), (3, 4), (4, 5)]
+    assert words.split("a b\n\nc", "line", "en").spans == [(0, 1), (2, 3)]
+
+
+@pytest.mark.parametrize("unit", ["“", "a. “b ", "word ", "x", "。", "Mr. ", "1. "])
+def test_long_paragraphs_keep_every_character_and_cost_linear_time(unit):
+    text = (unit * 100_000)[:100_000].strip()
+    begin = time.process_time()
+    sentences = words.split(text, "split", "en").sentences
+    assert time.process_time() - begin < 10  # at most 1 s on a quiet machine
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+
+
+def test_long_paragraphs_are_split_as_short_ones_are():
+    sentences = [f"This is sentence number {n} of Mr. Smith (e.g. this one)." for n in range(1000)]
+    assert words.split(" ".join(sentences), "split", "en").sentences == sentences
+
+
+def test_a_piece_model_of_each_kind_can_be_trained_and_used(tmp_path):
+    sentences = [f"the cat number {n} sat on the mat ." for n in range(300)]
+    for kind, fallback in (("unigram", True), ("bpe", False)):
+        pieces = Pieces(size=400, model=kind, byte_fallback=fallback)
+        model = words.train_sentencepiece(iter(sentences), pieces, "en")
+        assert model == words.train_sentencepiece(iter(sentences), pieces, "en")
+        path = tmp_path / kind
+        path.write_bytes(model)
+        tokenised = words.sentencepiece(path)("the cat sat")
+        assert tokenised.replace(" ", "").replace("▁", " ").strip() == "the cat sat"
+        assert ("<0x" in words.sentencepiece(path)("ж")) == fallback
+
+
+def test_docstrings_give_prose_without_code():
+    docstring = """Return the sum of *values*.
+
+    The ``start`` value is added, see :func:`math.fsum`.
+
+    >>> total([1])
+    1
+
+    Parameters
+    ----------
+    values : iterable
+        The numbers to add.
+
+    Use it like this::
+
+        x = total([1, 2])
+    """
+    assert harvest.prose(docstring.replace("\n    ", "\n")).split("\n\n") == [
+        "Return the sum of values.",
+        "The start value is added, see math.fsum.",
+        "The numbers to add.",
+        "Use it like this:",
+    ]

@@ -1,0 +1,219 @@
+"""Input from and output to a real S3 server, and a server that fails."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+import ray
+
+from elmwright.pipeline.build.ray_tasks import run_once
+from elmwright.pipeline.config import CorpusConfig, Source
+from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.format.verify_corpus import verify_corpus
+from elmwright.pipeline.storage import files, object_store
+from tests.support.corpus.corpora import digests, make, sentences, some_text
+
+pytestmark = pytest.mark.slow(11)
+
+
+@pytest.fixture(scope="module")
+def store(s3):
+    """The server, and a Ray whose workers know of it."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield s3
+    ray.shutdown()
+
+
+def test_files_in_a_store_are_written_read_listed_and_removed(s3):
+    files.write_bytes("s3://bucket/a/one.txt", b"one\ntwo\n")
+    with files.writing("s3://bucket/a/b/two.txt") as file:
+        file.write(b"x" * 3_000_000)
+    with pytest.raises(ZeroDivisionError):
+        write_half("s3://bucket/a/never.txt")
+    listed = files.list_folder("s3://bucket/a")
+    assert [(f.path, f.bytes) for f in listed] == [
+        ("s3://bucket/a/b/two.txt", 3_000_000),
+        ("s3://bucket/a/one.txt", 8),
+    ]
+    with files.reading("s3://bucket/a/one.txt") as file:
+        assert file.readline() == b"one\n"
+        assert file.seek(0) == 0
+        assert file.read() == b"one\ntwo\n"
+    assert files.read_range("s3://bucket/a/one.txt", 4, 7) == b"two"
+    assert [f.path for f in files.matching("s3://bucket/a/**/*.txt")] == [f.path for f in listed]
+    assert [f.path for f in files.matching("s3://bucket/a/[o]*.txt")] == ["s3://bucket/a/one.txt"]
+    assert files.sha256("s3://bucket/a/one.txt") == files.sha256(s3 / "bucket/a/one.txt")
+    files.place("s3://bucket/a/one.txt", "s3://bucket/a/three.txt")
+    assert files.read_bytes("s3://bucket/a/three.txt") == b"one\ntwo\n"
+    files.remove_folder("s3://bucket/a")
+    assert files.list_folder("s3://bucket/a") == []
+    assert not files.exists("s3://bucket/a/one.txt")
+
+
+def test_a_forked_process_opens_connections_of_its_own(s3):
+    here, _ = object_store.file_system("s3://bucket/x")
+    assert object_store.file_system("s3://bucket/y")[0] is here
+    fork = multiprocessing.get_context("fork")
+    same = fork.Value("b", 2)
+
+    def look():
+        same.value = object_store.file_system("s3://bucket/x")[0] is here
+
+    child = fork.Process(target=look)
+    child.start()
+    child.join(60)
+    assert same.value == 0
+
+
+def write_half(path):
+    with files.writing(path) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/none.txt", "s3://no-such-bucket/x.txt"])
+def test_what_is_not_in_the_store_is_told_in_one_sentence(s3, path):
+    with pytest.raises(UserError, match="does not exist"):
+        files.read_bytes(path)
+
+
+def test_a_corpus_is_built_from_and_into_a_store_with_the_bytes_of_a_local_one(store, tmp_path):
+    files.write_bytes("s3://bucket/text/a.txt", some_text(300, 1).encode())
+    records = [json.dumps({"text": doc}) for doc in some_text(100, 2).split("\n\n")]
+    files.write_bytes("s3://bucket/text/deep/b.jsonl", "\n".join(records).encode())
+    remote = CorpusConfig(sources=(Source("s3://bucket/text"),), dedup_lines="sentence")
+    local = replace(remote, sources=(Source(str(store / "bucket/text")),))
+    manifest = make("s3://bucket/corpus", remote)
+    expected = make(tmp_path / "corpus", local)
+    assert manifest.fingerprint == expected.fingerprint
+    here, there = digests(tmp_path / "corpus"), digests(store / "bucket/corpus")
+    assert {k: v for k, v in here.items() if k != "MANIFEST.json"} == {
+        k: v for k, v in there.items() if k != "MANIFEST.json"
+    }
+    assert verify_corpus(Manifest.load("s3://bucket/corpus"), "s3://bucket/corpus") == []
+    assert sentences("s3://bucket/corpus", "train") == sentences(tmp_path / "corpus", "train")
+    assert make("s3://bucket/corpus", remote) == manifest, "a finished corpus is recognised"
+
+
+def test_a_source_that_is_not_in_the_store_is_told_in_one_sentence(store):
+    with pytest.raises(UserError, match=r"s3://bucket/nothing-here"):
+        make("s3://bucket/other", CorpusConfig(sources=(Source("s3://bucket/nothing-here"),)))
+
+
+def test_a_task_is_tried_again_when_the_store_drops_the_connection(tmp_path, monkeypatch):
+    monkeypatch.setattr(object_store, "PAUSE", 0.01)
+    tries = []
+
+    def shaky(_work, _out):
+        tries.append(1)
+        if len(tries) < 3:
+            raise OSError("When reading: AWS Error NETWORK_CONNECTION during GetObject")
+        return {"answer": 1}
+
+    mark, recall = str(tmp_path / "x.done.json"), str(tmp_path / "recall")
+    assert run_once(mark, recall, shaky, str(tmp_path), "x", (), {})["report"] == {"answer": 1}
+    assert len(tries) == 3
+    assert os.path.exists(mark)
+
+
+def test_a_store_that_never_answers_is_told_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(object_store, "PAUSE", 0.01)
+
+    def dead(_work, _out):
+        raise OSError("AWS Error NETWORK_CONNECTION\nduring GetObject")
+
+    mark, recall = str(tmp_path / "x.done.json"), str(tmp_path / "recall")
+    with pytest.raises(UserError, match=r"failed 4 times .* nothing is lost") as error:
+        run_once(mark, recall, dead, str(tmp_path), "x", (), {})
+    assert "\n" not in str(error.value)
+    assert not os.path.exists(mark)
+
+
+class Dropping:
+    """A proxy to the store that closes its first two connections in the middle of an answer."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port = self.server.getsockname()[1]
+        self.connections = self.dropped = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self.server.accept()
+            except OSError:
+                return
+            self.connections += 1
+            drop = self.connections <= 2
+            self.dropped += drop
+            store = socket.create_connection(("127.0.0.1", self.target))
+            for one, other in ((client, store), (store, client)):
+                limit = 100_000 if drop and one is store else None
+                threading.Thread(target=self._pump, args=(one, other, limit), daemon=True).start()
+
+    @staticmethod
+    def _pump(one: socket.socket, other: socket.socket, limit: int | None) -> None:
+        sent = 0
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                if limit is not None and sent + len(data) > limit:
+                    break
+                other.sendall(data)
+                sent += len(data)
+        for end in (one, other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def test_connections_that_drop_in_the_middle_lose_nothing(s3, monkeypatch):
+    data = os.urandom(300_000)
+    for number in range(6):
+        files.write_bytes(f"s3://bucket/drop/{number}.bin", data)
+    proxy = Dropping(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+    object_store._connect.cache_clear()
+    try:
+
+        def read_all(_work, _out):
+            assert [files.read_bytes(f"s3://bucket/drop/{n}.bin") for n in range(6)] == [data] * 6
+            return {}
+
+        monkeypatch.setattr(object_store, "PAUSE", 0.01)
+        mark, recall = "s3://bucket/drop/x.done.json", "s3://bucket/drop/recall"
+        run_once(mark, recall, read_all, "s3://bucket/drop", "x", (), {})
+        assert proxy.dropped == 2
+    finally:
+        proxy.server.close()
+        object_store._connect.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches", "other"),
+    [
+        ("s3://b/[!a]*.txt", "s3://b/b1.txt", "s3://b/a1.txt"),
+        ("s3://b/[ab].txt", "s3://b/a.txt", "s3://b/c.txt"),
+        ("s3://b/**/x?.txt", "s3://b/deep/er/x1.txt", "s3://b/x.txt"),
+        ("s3://b/*.txt", "s3://b/a+b.txt", "s3://b/c/a.txt"),
+    ],
+)
+def test_globs_in_a_store_mean_what_they_mean_on_a_disk(pattern, matches, other):
+    expression = re.compile(files._translate(pattern))
+    assert expression.fullmatch(matches)
+    assert not expression.fullmatch(other)
+
+
+def test_a_digest_with_403_in_it_is_no_refusal():
+    dropped = "AWS Error NETWORK_CONNECTION for key clean/a403f401.arrow"
+    with pytest.raises(OSError, match="NETWORK_CONNECTION"), object_store.explaining("s3://b/x"):
+        raise OSError(dropped)
+    with pytest.raises(UserError, match="refuses"), object_store.explaining("s3://b/x"):
+        raise OSError("AWS Error ACCESS_DENIED during GetObject")

@@ -1,0 +1,36 @@
+"""The outcome of a run that nobody ran, for the last screen."""
+
+from pathlib import Path
+
+from elmwright.jobs.stages.closing import Outcome
+
+SCORE = {
+    "perplexity": 146.65,
+    "forward_perplexity": 150.2,
+    "backward_perplexity": 143.2,
+    "tokens": 24310,
+    "unk_share": 0.0231,
+}
+
+
+def outcome(folder: Path, **changes: object) -> Outcome:
+    root = folder / "runs" / "demo"
+    known = {
+        "run": "demo",
+        "dir": str(root),
+        "config_sha256": "0" * 64,
+        "corpus": str(root / "corpus"),
+        "report": str(root / "corpus" / "report.html"),
+        "fingerprint": "f" * 64,
+        "vocabulary": 20000,
+        "train_words": 1_212_345,
+        "train_tokens": 1_300_000,
+        "unigram_perplexity": {"heldout": 539.1},
+        "example": ("file", "open the file and read it"),
+        "train": {"evaluation": {"heldout": SCORE}},
+        "checkpoint": str(root / "train" / "checkpoints" / "step-00001000"),
+        "tracking_uri": f"sqlite:///{root}/mlflow/mlflow.db",
+        "bundle": str(root / "bundle"),
+        "published": {"name": "demo", "version": 1, "alias": "candidate"},
+    }
+    return Outcome(**{**known, **changes})  # type: ignore[arg-type]
