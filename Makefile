@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast check bench chaos publish-test ui-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
+.PHONY: help setup run test test-fast check bench chaos publish-test docs-test ui-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,10 +50,13 @@ bench: $(READY)  ## measurements, printed as ratios
 	@for b in tests/bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 chaos: $(READY)  ## kill runs at random moments and compare what comes out
-	$(BIN)/python -m pytest -m heavy tests/jobs/training/driver/test_chaos.py tests/jobs/training/driver/test_faults.py tests/jobs/tracking/test_tracking_faults.py --timeout=3600
+	$(BIN)/python -m pytest -m heavy tests/jobs/training/driver/test_chaos.py tests/jobs/training/driver/test_faults.py tests/jobs/tracking/test_tracking_faults.py tests/jobs/stages/test_run.py tests/jobs/stages/test_preflight.py tests/jobs/cli/test_ctrl_c.py tests/jobs/rundir/test_journal_lines.py --timeout=3600
 
 publish-test: $(READY)  ## publish to PostgreSQL and S3, and be killed while doing it
 	ELMWRIGHT_SERVERS=required $(BIN)/python -m pytest -m heavy tests/jobs/publishing/test_publish_servers.py tests/jobs/registry/test_registries.py tests/jobs/secrets/test_secrets_run.py
+
+docs-test: $(READY)  ## type the commands of every page of docs/ as they are written
+	$(BIN)/python -m pytest -m heavy tests/docs/test_pages.py
 
 ui-test: $(READY)  ## look at MLflow's pages in a real browser, where chromium is installed
 	$(BIN)/python -m pytest -m heavy tests/jobs/upkeep/test_ui.py

@@ -34,8 +34,14 @@ def user(demo: Shell) -> Iterator[Shell]:
     demo.close()
 
 
+TYPED = [page for page in PAGES if any(block.kind in HERE for block in blocks_of(page))]
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", [p for p in PAGES if any(b.kind in HERE for b in blocks_of(p))])
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=[] if p == "README.md" else [pytest.mark.heavy]) for p in TYPED],
+)
 def test_a_page_can_be_followed_line_by_line(page: str, user: Shell) -> None:
     printed = ""
     for block in blocks_of(page):

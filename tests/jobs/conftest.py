@@ -17,15 +17,13 @@ from elmwright.pipeline.build.driver import build_corpus
 from elmwright.pipeline.progress import silent
 from elmwright.pipeline.storage.files import write_json
 from tests.support.cluster.dashboard import Dashboard, submission_to
+from tests.support.made_once import made_once
 from tests.support.tiny import write_config, write_text
 from tests.support.tiny_runs.started_run import start
 from tests.support.tiny_runs.training import prepare
 
 
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished tiny corpus, built once."""
-    home = tmp_path_factory.mktemp("corpus")
+def build_tiny_corpus(home: Path) -> None:
     config = load_config(str(write_config(home, write_text(home / "text.txt"))))
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
@@ -39,15 +37,22 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     finally:
         ray.shutdown()
-    return home / "corpus"
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished tiny corpus."""
+    return made_once(tmp_path_factory, "corpus", build_tiny_corpus) / "corpus"
+
+
+def create_database(folder: Path) -> None:
+    MlflowClient(f"sqlite:///{folder / 'mlflow.db'}").search_experiments()
 
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database with its tables and nothing in them: creating one takes seconds."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
+    return made_once(tmp_path_factory, "mlflow", create_database) / "mlflow.db"
 
 
 @pytest.fixture(scope="session")

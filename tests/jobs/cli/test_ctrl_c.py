@@ -85,7 +85,10 @@ def check_stopped(slow: Slow, how: str) -> str:
     return stopped[0]
 
 
-@pytest.mark.parametrize("how", SIGNALS)
+@pytest.mark.parametrize(
+    "how",
+    ["once", *(pytest.param(how, marks=pytest.mark.heavy) for how in SIGNALS if how != "once")],
+)
 def test_an_export_stops_at_once_and_the_same_command_gives_the_same_bytes(
     trained: Path, bundle: Path, tmp_path: Path, how: str
 ) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,22 @@ pytestmark = pytest.mark.slow(33)
 
 HEAVY = ("torch", "ray", "mlflow", "pyarrow", "h5py", "sentencepiece", "pandas")
 PROBE = f"""
-import sys
+import json, os, sys
 from elmwright.jobs.cli.command import main
-try:
-    code = main(sys.argv[1:])
-except SystemExit as stop:
-    code = stop.code
-print(code, *(name for name in {HEAVY!r} if name in sys.modules))
+for line in sys.stdin:
+    arguments, out, err = json.loads(line)
+    child = os.fork()  # a process of its own for each command, without starting Python again
+    if child == 0:
+        os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT), 1)
+        os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT), 2)
+        try:
+            code = main(arguments)
+        except SystemExit as stop:
+            code = stop.code
+        print(code, *(name for name in {HEAVY!r} if name in sys.modules), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(flush=True)
 """
 
 
@@ -102,20 +112,34 @@ MISTAKES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def prober(home: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has the command imported, and runs each line of arguments in a fork."""
+    environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROBE],
+        cwd=home, env={**environment, "XDG_STATE_HOME": str(home / "state")},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
 @pytest.mark.parametrize(("arguments", "words"), MISTAKES)
 def test_a_mistake_is_said_before_anything_is_loaded(
-    home: Path, arguments: list[str], words: str
+    prober: subprocess.Popen[str], tmp_path: Path, arguments: list[str], words: str
 ) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *arguments],
-        cwd=home, env={**environment, "XDG_STATE_HOME": str(home / "state")},
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert words in done.stderr
-    (line,) = done.stderr.splitlines()
+    assert prober.stdin is not None
+    assert prober.stdout is not None
+    out, err = tmp_path / "out", tmp_path / "err"
+    prober.stdin.write(json.dumps([arguments, str(out), str(err)]) + "\n")
+    prober.stdin.flush()
+    prober.stdout.readline()
+    assert words in err.read_text()
+    (line,) = err.read_text().splitlines()
     assert line.startswith("error: ")
-    code, *loaded = done.stdout.splitlines()[-1].split()
+    code, *loaded = out.read_text().splitlines()[-1].split()
     # Finding the files of a run's sources is the readers' business, and they need it.
     allowed = {"pyarrow"} if arguments[0] == "run" else set()
     assert (code, set(loaded) - allowed) == ("2", set())

@@ -179,8 +179,10 @@ def line_of(run: RunFolder, kind: str, step: int) -> int:
     return next(n for n, r in enumerate(lines) if (r["kind"], r["step"]) == (kind, step))
 
 
-@pytest.mark.parametrize("sent", [True, False])
-@pytest.mark.parametrize("kind", ["zeros", "cut, and joined with the next"])
+@pytest.mark.parametrize("sent", [True, pytest.param(False, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize(
+    "kind", ["zeros", pytest.param("cut, and joined with the next", marks=pytest.mark.heavy)]
+)
 def test_a_run_with_a_damaged_journal_resumes_and_ends_in_the_same_bytes(
     kind: str, sent: bool, stopped: tuple[object, RunFolder], corpus: Path, tmp_path: Path
 ) -> None:

@@ -255,6 +255,7 @@ def test_a_model_to_start_from_is_looked_at(
     assert "model.projection_dim is 4, but the model in train.init_from has 8" in problem
 
 
+@pytest.mark.heavy
 def test_a_relative_model_means_the_folder_the_command_was_typed_in_in_workers_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

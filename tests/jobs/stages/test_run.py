@@ -231,6 +231,7 @@ def test_changing_what_cannot_change_is_refused_and_what_can_goes_on(finished: R
     assert elmwright("run", finished.config).returncode == 0
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_killed_in_the_corpus_and_in_training_it_ends_in_the_same_bundle(
     finished: Run, tmp_path: Path
@@ -273,6 +274,7 @@ def test_killed_in_the_corpus_and_in_training_it_ends_in_the_same_bundle(
     assert sorted(m.step for m in history) == list(range(2, STEPS + 1, 2))
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_ctrl_c_once_and_twice_in_the_corpus_and_in_training_ends_in_the_same_bundle(
     finished: Run, tmp_path: Path
