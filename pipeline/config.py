@@ -7,6 +7,8 @@ published rule sets (`gopher_quality` and so on) act only where `corpus.rules` n
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+MOST_STEPS = 1 << 22
+"""The largest block_steps: a block is held in memory as five rows of so many numbers, 84 MB."""
 EMBEDDED = "embedded:docstrings"
 """The source that needs no download: docstrings of the Python code on this machine."""
 

@@ -11,6 +11,7 @@ import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,14 @@ def files_named_in(source: str) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT or token.string.startswith('"""'):
             yield from re.findall(r"(?<![\w./*-])(?:\w+/)*\w+\.py\b", token.string)
+
+
+def test_pytest_passes_over_no_folder_of_tests(pytestconfig: pytest.Config) -> None:
+    """Its default leaves out folders called build."""
+    patterns = pytestconfig.getini("norecursedirs")
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
+    names = {name for folder in folders for name in folder.parts}
+    assert [n for n in names if any(fnmatch(n, pattern) for pattern in patterns)] == []
 
 
 def test_every_slow_test_has_a_make_target() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.model.config import MOST_CHARS
-from elmwright.pipeline.format.block import MOST_STEPS
+from elmwright.pipeline.config import MOST_STEPS
 from elmwright.pipeline.storage.files import is_url
 
 

@@ -19,6 +19,7 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.secrets.hiding import hide, hide_all, without_secret
 from elmwright.jobs.stages.corpus_inputs import find_given, find_train
+from elmwright.jobs.stages.places import check_places
 from elmwright.jobs.stages.preflight import preflight
 from elmwright.jobs.stages.problems import Problems
 from elmwright.jobs.stages.stage import Run
@@ -47,6 +48,8 @@ def describe(config: RunConfig, *, measure: bool = False) -> dict[str, Any]:
     left = _pending(run)
     manifest = None if "corpus" in left else finished_corpus(folder.corpus)
     problems = preflight(run, ALL_STAGES, left)
+    if not left:
+        check_places(problems, config, folder)
     train = [] if manifest else find_train(Problems(), config.corpus, folder.corpus)
     look = _look(problems, config, train)
     plan = {

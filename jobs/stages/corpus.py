@@ -62,19 +62,25 @@ class Corpus:
                 progress=console.progress,
                 stop=stop.is_set,
             )
-        console.say("\n" + "\n".join(corpus_lines(manifest, console.width)) + "\n")
-        for name in config.corpus.heldout.keys() - manifest.splits.keys():
-            console.warn(
-                f"the held-out set {name!r} came out empty: there are too few documents that are "
-                "not copies of others; ask for a larger share in corpus.heldout"
-            )
-        broken = {step.rule: step.documents for step in manifest.funnel}.get("broken", 0)
-        if broken:
-            console.warn(
-                f"{plural(broken, 'record or file', 'records or files')} could not be read and "
-                f"{'was' if broken == 1 else 'were'} left out; "
-                f"{join(folder.corpus, 'quarantine.jsonl')} says which and why"
-            )
+            _report(manifest, run, console)
+
+
+def _report(manifest: Manifest, run: Run, console: Console) -> None:
+    """Say what came out, and what may not be as intended."""
+    config, folder = run.config, run.folder
+    console.say("\n" + "\n".join(corpus_lines(manifest, console.width)) + "\n")
+    for name in config.corpus.heldout.keys() - manifest.splits.keys():
+        console.warn(
+            f"the held-out set {name!r} came out empty: there are too few documents that are "
+            "not copies of others; ask for a larger share in corpus.heldout"
+        )
+    broken = {step.rule: step.documents for step in manifest.funnel}.get("broken", 0)
+    if broken:
+        console.warn(
+            f"{plural(broken, 'record or file', 'records or files')} could not be read and "
+            f"{'was' if broken == 1 else 'were'} left out; "
+            f"{join(folder.corpus, 'quarantine.jsonl')} says which and why"
+        )
 
 
 def check_not_trained_on(folder: RunFolder) -> None:

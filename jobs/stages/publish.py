@@ -31,7 +31,7 @@ class Publish:
         return ""
 
     def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
-        if self.name in pending:
+        if self.name in pending and "train" not in pending:  # which has asked already
             problems.of(check_tracking, run.config, run.folder)
 
     def run(self, run: Run, console: Console, _stop: Stop) -> None:

@@ -25,7 +25,6 @@ from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.environment.wheel import requirements
 from elmwright.jobs.runbook.runbook import lay_down, lay_down_outcome
 from elmwright.jobs.runbook.submission import Job, Submission, relative_paths
-from elmwright.jobs.stages.workflow import run
 from elmwright.jobs.submit import retries
 from elmwright.jobs.submit.attempts import Attempts, command_for, stop_with_parent
 from elmwright.jobs.submit.targets.background import process_mark
@@ -94,6 +93,9 @@ def run_submission(path: str) -> None:
     enter_folder(submission, config)
     check_dependencies()
     check_names(submission, config)
+    # Only now: it imports what the cluster may lack, which was just checked.
+    from elmwright.jobs.stages.workflow import run
+
     attempts = retries.begin(submission)
     if attempts.used_up:
         raise Interrupted(retries.given_up(attempts, submission.run))

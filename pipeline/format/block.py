@@ -23,10 +23,9 @@ from itertools import pairwise, repeat
 import numpy as np
 from numpy.typing import NDArray
 
+from elmwright.pipeline.config import MOST_STEPS
 from elmwright.pipeline.storage.untrusted import read_row, whole
 
-MOST_STEPS = 1 << 22
-"""The largest block_steps: a block is held in memory as five rows of so many numbers, 84 MB."""
 BOS, EOS, UNK = "<S>", "</S>", "<UNK>"
 BOS_ID, EOS_ID, UNK_ID = 0, 1, 2
 FORMAT = 1

@@ -13,8 +13,6 @@ a million blocks, once an epoch.
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -40,6 +38,8 @@ def keyed_hash(seed: int, *values: int) -> int:
 
 def hash64(values: "NDArray[np.integer]", seed: int = 0, *prefix: int) -> "NDArray[np.uint64]":
     """`keyed_hash(seed, *prefix, value)` for every value of an integer array, vectorised."""
+    import numpy as np
+
     mixed = values.astype(np.uint64) ^ np.uint64(keyed_hash(seed, *prefix))
     mixed += np.uint64(_GAMMA)
     mixed ^= mixed >> np.uint64(30)
@@ -60,6 +60,8 @@ def _mix(value: int) -> int:
 @lru_cache(maxsize=4)
 def block_order(seed: int, epoch: int, blocks: int) -> "NDArray[np.int64]":
     """The order in which an epoch visits the blocks of a split: a permutation, read-only."""
+    import numpy as np
+
     if blocks < 1:
         raise ValueError("a split without blocks has no order")
     # The hash is a bijection of the block number, so there are no ties to break.

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from elmwright.pipeline.config import MOST_STEPS
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.format.block import MOST_STEPS
 from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.untrusted import is_digest, read_small, whole

@@ -192,11 +192,10 @@ def unchanged(path: str, size: int, mtime_ns: int) -> bool:
 
 def list_folder(folder: str | Path) -> list[Stat]:
     """All files below a folder, sorted by path; none if there is no such folder."""
-    from pyarrow import fs
-
     if not is_url(folder):
         paths = (os.path.join(top, name) for top, _, names in os.walk(folder) for name in names)
         return [found for path in sorted(paths) if (found := stat(path))]
+    from pyarrow import fs
 
     system, inner = file_system(str(folder))
     scheme = str(folder).partition("://")[0]

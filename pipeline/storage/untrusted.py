@@ -16,8 +16,6 @@ from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import explained
@@ -103,6 +101,8 @@ def read_row(data: bytes, kinds: str = "iu") -> "NDArray[Any]":
     `kinds` are numpy's letters for what the row may hold. numpy would allocate what the header
     claims before it looks for the bytes.
     """
+    import numpy as np  # here: the help of the command must not wait for it
+
     if plain := _PLAIN_ROW.match(data):
         dtype, rows, begin = np.dtype(plain["type"].decode()), int(plain["rows"]), plain.end()
         if plain["length"] == (begin - 10).to_bytes(2, "little") and dtype.kind in kinds:

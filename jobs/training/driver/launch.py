@@ -243,10 +243,9 @@ def fit_with_ray(config: RunConfig, folder: RunFolder, attempt: int, again: bool
 
 def _storage(folder: RunFolder) -> dict[str, Any]:
     """Where Ray Train keeps its own few files: all its processes must see it."""
-    from pyarrow.fs import PyFileSystem
-
     if not folder.remote:
         return {"storage_path": join(folder.train, "ray")}
+    from pyarrow.fs import PyFileSystem
 
     system, inner = file_system(join(folder.train, "ray"))
     return {"storage_path": inner, "storage_filesystem": PyFileSystem(WithoutFolders(system))}

@@ -68,7 +68,8 @@ def train(
     """Train to the end from the newest valid checkpoint, or until asked to stop.
 
     `drained` is asked by every process at every step whether its machine is being taken away;
-    `find_model` finds the model that `train.init_from` names.
+    `find_model` finds the model that `train.init_from` names: the driver passes `registry.resolve`,
+    which verifies it; the default takes a folder as it is.
     """
     torch.set_num_threads(config.train.threads)
     manifest = Manifest.load(folder.corpus)

@@ -234,6 +234,31 @@ def test_a_damaged_outcome_or_handle_counts_as_none(content: str, tmp_path: Path
     assert runbook.handle_left(sent) == {}
 
 
+def test_a_job_names_a_package_that_the_cluster_lacks(tmp_path: Path) -> None:
+    """As on a cluster without it: neither the package nor its metadata can be found."""
+    lacking = tmp_path / "lacking"
+    lacking.mkdir()
+    (lacking / "sitecustomize.py").write_text(
+        "import sys\nfrom importlib import metadata\n"
+        "sys.modules['ftfy'] = None\nversion = metadata.version\n"
+        "def lacks(name):\n"
+        "    if name == 'ftfy':\n"
+        "        raise metadata.PackageNotFoundError(name)\n"
+        "    return version(name)\n"
+        "metadata.version = lacks\n"
+    )
+    note = tmp_path / "submission.json"
+    note.write_text(submission(tmp_path).to_json())
+    done = subprocess.run(
+        [sys.executable, "-m", "elmwright.jobs.submit.job", str(note), str(os.getpid())],
+        env={**os.environ, "PYTHONPATH": str(lacking)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "ftfy" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_defect_of_the_driver_is_a_failure_and_not_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
