@@ -1,9 +1,8 @@
-"""The one error a user sees.
+"""The three ways a command ends early, each with one sentence for the user.
 
-Anything that is the user's to put right (a config key, a missing file, a full disk) is raised as
-`UserError` with one sentence that says what happened and what to do. The command prints it after
-`error:` and exits with code 2, without a traceback. Everything else is a defect of ours and keeps
-its traceback.
+`UserError`: the user can put it right (exit 2). `Interrupted`: the same command resumes (75).
+`Failed`: the run could not continue (1). An `OSError` whose cause is known (a full disk) is told in
+a sentence too. Any other exception is a defect; the command writes its traceback to a file.
 """
 
 

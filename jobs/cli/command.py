@@ -1,8 +1,8 @@
-"""The `elmwright` command: one function a subcommand, each two lines from the work.
+"""The `elmwright` command: the parser, and one function per subcommand.
 
-Only argparse is imported here; Ray, torch and MLflow are imported by the command that needs them,
-so that `elmwright --help` answers at once. Exit codes: 0 done, 1 failed, 2 the user's mistake,
-75 interrupted but resumable by the same command.
+The subcommands of other groups are in the modules beside. Ray, torch and MLflow are imported inside
+the functions that need them, so that `elmwright --help` answers at once. Exit codes: 0 done,
+1 failed, 2 the user's mistake, 75 interrupted but resumable by the same command.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything is loaded.
+"""Checks of arguments that need no model and no library.
 
 torch takes seconds to import, and more on a busy machine: a user who mistyped the name of a file
 should not wait for it. So each command that takes files or models looks here first. These checks

@@ -1,4 +1,4 @@
-"""Has a cluster room for the training processes, will it have, and has it still?"""
+"""Checks whether a cluster has capacity for the training processes, and waits for it."""
 
 import logging
 import time

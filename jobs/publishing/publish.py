@@ -1,4 +1,4 @@
-"""The last stage of a run: its bundle becomes a version in the run's MLflow registry.
+"""Registers a run's bundle as a version in the run's MLflow registry.
 
 What a version is, and how one bundle stays one version, is in contract.py and mlflow_registry.py;
 `published.json` remembers the result, so that a finished run is recognised without asking MLflow.

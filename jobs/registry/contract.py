@@ -4,9 +4,7 @@ There are two kinds: MLflow (mlflow_registry.py) and a plain folder or S3 prefix
 (plain_folder.py). Both keep versions that never change, each with what its bundle says about
 itself, and for every alias the versions it has pointed to, so that a promotion can be taken back.
 
-Promotion has a gate (gate.py): a version that is worse than the one it would replace is refused.
-An alias moves on from where it points at that moment, so of two promotions at once neither is
-lost, and none is decided by a comparison with a version that no longer holds the alias.
+Promotion and its gate are in `publishing/promotion.py`.
 """
 
 import re

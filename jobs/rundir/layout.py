@@ -1,4 +1,4 @@
-"""Where everything of a run lies below `run.dir`, and the lock that lets one command at it.
+"""Where each file of a run is stored below `run.dir`.
 
     runs/demo/
       config.json               the resolved config of the newest command
@@ -13,10 +13,6 @@
 `run.dir` may be a URL (`s3://bucket/runs/demo`): then everything that others must see lies there,
 and the log and the bundle lie in `run.scratch` of the machine that runs the command (a copy of the
 bundle goes to `run.dir`).
-
-The lock on a disk is `flock` on `run.lock`: the kernel drops it when its holder dies, however it
-dies, so a killed run never has to be unlocked by hand. The file's text only tells who holds it. In
-a store, which has no locks, it is a lease (lease.py).
 """
 
 import os

@@ -1,4 +1,9 @@
-"""One command at a time in a run: its lock, on a disk or in a store."""
+"""One command at a time in a run: its lock, on a disk or in a store.
+
+The lock on a disk is `flock` on `run.lock` (file_lock.py): the kernel drops it when its holder
+dies, however it dies, so a killed run never has to be unlocked by hand. The file's text only tells
+who holds it. In a store, which has no locks, it is a lease (lease.py).
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Folders that a run writes to, and the MLflow that it reports to: are they there for us?"""
+"""Checks that a run's folders can be written and that its MLflow answers."""
 
 import os
 from pathlib import Path

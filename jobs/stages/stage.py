@@ -1,9 +1,9 @@
-"""What a stage is: four questions and one piece of work.
+"""What a stage is: three questions and one piece of work.
 
 Whether a stage is done is read from what it left on disk, never from a state file of its own: the
-corpus manifest, `train/result.json`, the bundle's digests and provenance, `published.json`. So a
-run that was killed anywhere is resumed by the same command, and a finished one is recognised
-without importing Ray, torch or MLflow.
+corpus manifest, `train/result.json`, the bundle's digests and provenance, `published.json` and
+`tracking.json`. So a run that was killed anywhere is resumed by the same command, and a finished
+one is recognised without importing Ray, torch or MLflow.
 """
 
 from collections.abc import Collection

@@ -1,8 +1,8 @@
 """Submit, watch, cancel, resume: the same for every target.
 
-A target does five things: it checks and takes a submission, tells the state of a job, reads its
-log and stops it. Everything else is here: what is sent, that a run is not sent twice, what the run
-book remembers, and how long a job that is asked to stop may take.
+A target checks, describes and takes a submission, finds a running job, reports its state, reads its
+log, and stops or kills it. Everything else is here: what is sent, that a run is not sent twice,
+what the run book remembers, and how long a job that is asked to stop may take.
 """
 
 import dataclasses

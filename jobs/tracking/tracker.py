@@ -1,4 +1,4 @@
-"""MLflow as a witness, never a judge.
+"""Sends the journal of a run to MLflow from a background thread.
 
 The driver reads the journal (journal.py) in a background thread and sends what is new to MLflow; a
 slow or dead server delays only that thread. How far it has come is remembered in `tracking.json`,

@@ -1,5 +1,6 @@
 """Commands that look at runs and tidy them: runs, status, verify, prune, ui.
 
-Hands on facts read from files. Starts no work, and never needs Ray or torch. May import publishing
+Reads facts from files. `prune` removes what can be rebuilt, `ui` may start an MLflow server. Never
+needs Ray. Only `verify` loads torch, to look into the weights of a bundle. May import publishing
 and what is below it.
 """

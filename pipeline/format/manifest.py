@@ -234,7 +234,7 @@ class Manifest:
 
     @staticmethod
     def load(folder: str | Path) -> "Manifest":
-        """Read the manifest of a corpus folder. Does not touch the shards (see `verify`)."""
+        """Read the manifest of a corpus folder, not the shards (see `verify_corpus.py`)."""
         path = files.join(folder, NAME)
         try:
             if not files.exists(path):

@@ -85,12 +85,12 @@ def test_every_folder_on_the_page_exists() -> None:
     assert [name for name in folders if not (ROOT / name).is_dir()] == []
 
 
-def test_the_sentence_passes_every_stop_and_each_says_what_it_hands_on() -> None:
+def test_the_sentence_passes_every_stop_and_each_says_what_comes_out() -> None:
     walk = text_of(PAGE).split("\n## One sentence")[1].split("\n## ")[0]
     paragraphs = re.findall(r"^\*\*(.+?)\.\*\* (.+)$", walk, re.MULTILINE)
     assert [name for name, _ in paragraphs] == STOPS
     for name, paragraph in paragraphs:
-        assert "Handed on: " in paragraph, name
+        assert "Output: " in paragraph, name
         assert PLACE.search(paragraph), name
 
 

@@ -4,8 +4,8 @@ lanes → batches → biLM → loss → exchange → clip → update → log →
 
 `train` knows its rank, the number of processes and a device, and nothing of Ray: a notebook or
 torchrun can call it as well as `launch.py`. A step is a pure function of the checkpoint before it:
-the data position, the negatives and the dropout all come from (seed, step, lane), so a run that was
-killed and resumed gives bit for bit the weights of one that was not.
+the data position and the dropout come from (seed, step, lane), the negatives from (seed, step). So
+a run that was killed and resumed gives bit for bit the weights of one that was not.
 
 Two things keep it so. DDP rearranges its buckets after the first backward, which changes the order
 of sums from 3 processes up, unless `find_unused_parameters` is set; and every lookup whose backward

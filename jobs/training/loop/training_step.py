@@ -1,9 +1,9 @@
 """One update of all parameters: windows of every lane → losses → exchange → clip → update.
 
-What `make_step` does to the trainer depends only on the trainer and the batches: the negatives and
-the dropout come from (seed, step, lane), so a step that is repeated gives the same bits. It knows
-nothing of files. The loop around it (`train.py`) reads, logs, evaluates and saves, and
-`elmwright check --measure` times it without one.
+What `make_step` does to the trainer depends only on the trainer and the batches: the dropout
+comes from (seed, step, lane), the negatives from (seed, step), so a step that is repeated gives the
+same bits. It knows nothing of files. The loop around it (`train.py`) reads, logs, evaluates and
+saves, and `elmwright check --measure` times it without one.
 
 A step whose loss or gradient is not finite makes no update, and is noted in `trainer.skipped`.
 """
