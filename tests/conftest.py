@@ -23,6 +23,9 @@ for name in LEFT_BEHIND:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the slowest files, so that no worker is left alone with one at the end."""
+    for item in items:
+        if STARTS_RAY & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow(1))
     items.sort(key=lambda item: -_seconds(item))
 
 
@@ -30,6 +33,10 @@ def _seconds(item: pytest.Item) -> int:
     """How long the file of a test takes, as its mark `slow` says."""
     mark = item.get_closest_marker("slow")
     return int(mark.args[0]) if mark else 0
+
+
+STARTS_RAY = {"corpus", "ray_here"}
+"""Fixtures that start Ray; a test that needs one through another has it in its list, too."""
 
 
 @pytest.fixture(autouse=True)
