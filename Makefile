@@ -87,6 +87,7 @@ slurm-test: $(READY)  ## the same on a real Slurm, where its daemons are install
 	$(BIN)/python -m pytest -m heavy tests/jobs/submit/targets/test_slurm_cluster.py --timeout=3600
 
 wikitext2: $(READY)  ## train the recipe wikitext2 and hold it to its perplexity (half an hour)
+	$(BIN)/python -m pytest -m heavy tests/jobs/training/loop/test_wikitext2.py tests/model/test_training.py
 	@$(BIN)/python tests/bench/bench_wikitext2.py
 
 wheel: $(READY)  ## build wheel and sdist into dist/

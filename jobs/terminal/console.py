@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from rich.console import Console as RichConsole
 from rich.live import Live
@@ -25,11 +25,6 @@ from elmwright.jobs.terminal.bars import Bar, finished_line, live_lines, plain_l
 from elmwright.jobs.terminal.unexpected import noting
 from elmwright.jobs.terminal.wording import WIDTH, from_here, terminal_width, wrap
 from elmwright.pipeline.progress import Advance
-
-if TYPE_CHECKING:
-    from rich.console import Console as RichConsole
-    from rich.live import Live
-    from rich.text import Text
 
 log = logging.getLogger("elmwright")
 
@@ -97,10 +92,14 @@ class Console:
 
     @contextmanager
     def bar(
-        self, name: str, total: int, unit: str, plain_seconds: float = PLAIN_SECONDS
+        self, name: str, total: int, unit: str, plain_seconds: float = PLAIN_SECONDS, done: int = 0
     ) -> Iterator[Bar]:
-        """A bar that can be set; `plain_seconds` between lines where there is no terminal."""
+        """A bar that can be set; `plain_seconds` between lines where there is no terminal.
+
+        `done` is the amount that an earlier command has done.
+        """
         bar = Bar(name, total, unit, self._clock)
+        bar.done = done
         if self.quiet:
             yield bar
             return
@@ -139,7 +138,7 @@ class Console:
             if not self._open:
                 self._display = None
 
-    def _live_display(self) -> "Live":
+    def _live_display(self) -> Live:
         console = RichConsole(file=self.stream, force_terminal=True, width=WIDTH, height=25)
         return Live(
             console=console,
@@ -150,7 +149,7 @@ class Console:
             redirect_stderr=False,
         )
 
-    def _render(self, console: "RichConsole") -> "Text":
+    def _render(self, console: RichConsole) -> Text:
         # By our own stream: rich looks at descriptors 1 and 2, which are the log.
         console.width = width = self.width or WIDTH
         lines = [line for bar in list(self._open) for line in live_lines(bar, width)]

@@ -104,6 +104,7 @@ def test_bfloat16_autocast_stays_within_two_per_cent_over_200_steps():
     assert got == pytest.approx(wanted, rel=0.02)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not WIKITEXT.is_file(), reason=f"{WIKITEXT} is not there")
 def test_bfloat16_autocast_stays_within_two_per_cent_on_real_text():
     """200 steps of 16 lanes over WikiText-2, a vocabulary of 4,000 words, the rest `<UNK>`."""

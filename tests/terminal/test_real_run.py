@@ -50,6 +50,7 @@ def test_a_run_is_stopped_and_resumed_and_every_frame_can_be_read(tmp_path: Path
     assert "Already done: corpus." in second.last
     begin = second.frame("starting 2 processes, resuming at step")
     assert f"{reached}/{reached + 40} steps" in begin
+    assert " 0/" not in second.everything, "the bar begins where the run is"
     for part in ("✓ train", "Held-out perplexity", "registered  models:/tiny@candidate",
                  "open runs/tiny/corpus/report.html in a browser",
                  "ui runs/tiny"):  # fmt: skip

@@ -103,7 +103,8 @@ def launch(
     take_back(folder.stop_request)
     clear(folder.result)  # of a shorter training, or of a damaged checkpoint
     restarts, ever_ran, reached, attempt = 0, False, _newest(folder), 0
-    with console.bar("training", config.train.max_steps, "steps", PLAIN_SECONDS) as bar:
+    steps = config.train.max_steps
+    with console.bar("training", steps, "steps", PLAIN_SECONDS, done=reached) as bar:
         watcher = Watcher(config, folder, console, bar, begun=begun)
         while True:
             attempt = begin_attempt(folder.attempt, above=attempt)

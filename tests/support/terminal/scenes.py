@@ -16,16 +16,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.live import Live
+
 from elmwright.jobs.cli import command as cli
 from elmwright.jobs.config.toml_file import load_config, to_dict
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.stages.train import stopping_sentence
+from elmwright.jobs.terminal import console as console_module
 from elmwright.jobs.terminal.console import Console, console_for_run
 from elmwright.jobs.terminal.signals import stop_signals
 from elmwright.jobs.training.driver.display import Watcher
 from elmwright.pipeline.errors import Interrupted
 from elmwright.pipeline.progress import plural, stage
 from elmwright.pipeline.storage.files import write_json
+from tests.support.terminal.screen import LOOKED
 from tests.support.tiny import manifest, write_config
 
 START = 1_000_000.0
@@ -43,9 +47,34 @@ class Clock:
         return self.now
 
 
+class CountedLive(Live):
+    """Counts how often it was drawn."""
+
+    running = drawn = 0
+
+    def start(self, refresh: bool = False) -> None:
+        CountedLive.running += 1
+        super().start(refresh)
+
+    def stop(self) -> None:
+        super().stop()
+        CountedLive.running -= 1
+
+    def refresh(self) -> None:
+        super().refresh()
+        CountedLive.drawn += 1
+
+
 def hold() -> None:
-    """Long enough for the display to be drawn and looked at."""
-    time.sleep(0.45)
+    """Wait until the display was drawn and looked at."""
+    # One drawing may have begun before what is to be seen was set: the second one has it.
+    enough = CountedLive.drawn + 2
+    while CountedLive.running and CountedLive.drawn < enough:
+        time.sleep(0.01)
+    if LOOKED in os.environ:
+        ask, hear = map(int, os.environ[LOOKED].split())
+        os.write(ask, b"?")
+        os.read(hear, 1)
 
 
 def corpus(_folder: Path) -> None:
@@ -182,7 +211,7 @@ def resume(folder: Path) -> None:
     run.steps(0, 240)
     run.clock.now += 3600
     console = Console(sys.stdout, clock=run.clock)
-    with console.bar("training", 1000, "steps", 60.0) as bar:
+    with console.bar("training", 1000, "steps", 60.0, done=200) as bar:
         watcher = Watcher(run.config, run.folder, console, bar, run.clock)
         watcher.look()
         hold()
@@ -341,4 +370,5 @@ def export(folder: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    console_module.Live = CountedLive  # type: ignore[misc]
     globals()[sys.argv[1]](Path(sys.argv[2]))

@@ -25,6 +25,8 @@ PAUSE = 0.03
 """Seconds without output after which the screen counts as drawn."""
 HEIGHT = 200
 """Lines: enough for everything to stay in sight."""
+LOOKED = "ELMWRIGHT_TEST_LOOKED"
+"""Two file descriptors, question and answer: a scene asks whether its screen was looked at."""
 
 
 class _Screen(pyte.Screen):
@@ -90,6 +92,8 @@ class Terminal:
     folder: Path | None = None
     timeout: float = 120
     _main: int = -1
+    _questions: int = -1
+    _answers: int = -1
 
     def press(self, keys: bytes) -> None:
         """Type something; `b"\\x03"` is Ctrl-C."""
@@ -100,6 +104,8 @@ class Terminal:
     ) -> Seen:
         """Run a command to its end; `act` is called with every new frame and may press keys."""
         self._main, end = pty.openpty()
+        self._questions, ask = os.pipe()
+        hear, self._answers = os.pipe()
         fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, self.columns, 0, 0))
         process = subprocess.Popen(
             [str(word) for word in command],
@@ -107,18 +113,21 @@ class Terminal:
             stdout=end,
             stderr=end,
             cwd=self.folder,
-            env=self._environment(),
+            env={**self._environment(), LOOKED: f"{ask} {hear}"},
+            pass_fds=(ask, hear),
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
         )
-        os.close(end)
+        for descriptor in (end, ask, hear):
+            os.close(descriptor)
         try:
             return self._watch(process, act)
         finally:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-            os.close(self._main)
+            for descriptor in (self._main, self._questions, self._answers):
+                os.close(descriptor)
 
     def _environment(self) -> dict[str, str]:
         dropped = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "ELMWRIGHT_DEBUG")
@@ -134,10 +143,12 @@ class Terminal:
         output = b""
         began = time.monotonic()
         open_, drawn = True, True
+        questions = [self._questions]
         while open_:
             assert time.monotonic() - began < self.timeout, "\n".join(screen.display)
-            ready, _, _ = select.select([self._main], [], [], 1.0 if drawn else PAUSE)
-            if ready:
+            watched = [self._main, *questions] if drawn else [self._main]
+            ready, _, _ = select.select(watched, [], [], 1.0 if drawn else PAUSE)
+            if self._main in ready:
                 try:
                     data = os.read(self._main, 1 << 16)
                 except OSError:  # the last one who had it open has gone
@@ -148,6 +159,12 @@ class Terminal:
                 drawn = False
                 if open_:
                     continue
+            elif ready:  # everything written before the question was drawn
+                asked = os.read(self._questions, 1)
+                if asked:
+                    os.write(self._answers, asked)
+                else:  # nobody is left to ask
+                    questions = []
             if not drawn:
                 drawn = True
                 frame = _text(screen)

@@ -17,7 +17,7 @@ from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.format.vocab import load_counts, load_vocab
 from tests.support.places import SHARED
 
-pytestmark = pytest.mark.slow(9)
+pytestmark = pytest.mark.slow(5)
 
 TEXT = SHARED / "data" / "wikitext2"
 
@@ -82,6 +82,7 @@ def test_every_line_comes_out_in_order_with_its_words_as_they_stand(ray_here, tm
     assert unknown == ["never", "seen"]
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not TEXT.is_dir(), reason=f"{TEXT} is not there (ELMWRIGHT_SHARED)")
 def test_the_whole_text_comes_out_word_for_word(ray_here, tmp_path):
     texts = {
