@@ -38,6 +38,11 @@ class Source:
     licence: str = ""
     """Under which licence the text is, for the report and the model card."""
 
+    @classmethod
+    def from_text(cls, path: str) -> "Source":
+        """A source of which only the path is given."""
+        return cls(path=path)
+
 
 @dataclass(frozen=True)
 class Pieces:

@@ -10,16 +10,8 @@ from typing import Any
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.model.config import MOST_CHARS
 from elmwright.pipeline.config import MOST_STEPS
+from elmwright.pipeline.records import BadField
 from elmwright.pipeline.storage.files import is_url
-
-
-class BadKey(Exception):  # noqa: N818 - never leaves jobs/config
-    """A key and what is wrong with its value, before the file it stands in is named."""
-
-    def __init__(self, key: str, reason: str) -> None:
-        super().__init__(f"{key}: {reason}")
-        self.key, self.reason = key, reason
-
 
 _AT_LEAST_ONE = (
     "corpus.max_document_mb corpus.sentencepiece.size corpus.sentencepiece.sample "
@@ -55,80 +47,84 @@ def check_settings(config: RunConfig) -> None:
     ):
         for key in keys:
             if value(key) < low:
-                raise BadKey(key, f"must be {words}, got {value(key)}")
+                raise BadField(key, f"must be {words}, got {value(key)}")
     for key in _ABOVE_ZERO:
         if not value(key) > 0:
-            raise BadKey(key, f"must be above 0, got {value(key)}")
+            raise BadField(key, f"must be above 0, got {value(key)}")
 
     corpus, model, train = config.corpus, config.model, config.train
     _check_corpus(config)
     if corpus.max_words < corpus.min_words:
-        raise BadKey("corpus.max_words", "is smaller than corpus.min_words")
+        raise BadField("corpus.max_words", "is smaller than corpus.min_words")
     if not 0 <= corpus.min_letter_share <= 1:
-        raise BadKey("corpus.min_letter_share", "must be from 0 to 1")
+        raise BadField("corpus.min_letter_share", "must be from 0 to 1")
     if config.vocab.max_size < 4:
-        raise BadKey("vocab.max_size", "must be at least 4: <S>, </S>, <UNK> and a word")
+        raise BadField("vocab.max_size", "must be at least 4: <S>, </S>, <UNK> and a word")
     if model.max_chars < 3:
-        raise BadKey("model.max_chars", "must be at least 3: two marks and a character")
+        raise BadField("model.max_chars", "must be at least 3: two marks and a character")
     if model.max_chars > MOST_CHARS:
-        raise BadKey("model.max_chars", f"must be at most {MOST_CHARS}: no word is longer")
+        raise BadField("model.max_chars", f"must be at most {MOST_CHARS}: no word is longer")
     if not model.filters:
-        raise BadKey("model.filters", "is empty; give [width, number] pairs")
+        raise BadField("model.filters", "is empty; give [width, number] pairs")
     for width, number in model.filters:
         if width < 1 or number < 1 or width > model.max_chars:
-            raise BadKey(
+            raise BadField(
                 "model.filters",
                 f"[{width}, {number}]: a width is from 1 to model.max_chars, a number at least 1",
             )
     if not all(0 <= beta < 1 for beta in config.optim.betas):
-        raise BadKey("optim.betas", "must both be from 0 up to, but not including, 1")
+        raise BadField("optim.betas", "must both be from 0 up to, but not including, 1")
     if not 0 <= train.dropout < 1:
-        raise BadKey("train.dropout", "must be from 0 up to, but not including, 1")
+        raise BadField("train.dropout", "must be from 0 up to, but not including, 1")
     if train.processes > train.lanes:
-        raise BadKey(
+        raise BadField(
             "train.processes", f"is {train.processes}, more than train.lanes = {train.lanes}"
         )
     if train.lanes % train.processes:
-        raise BadKey(
+        raise BadField(
             "train.lanes",
             f"{train.lanes} lanes cannot be shared evenly by {train.processes} processes; "
             f"take {train.lanes // train.processes * train.processes or train.processes}",
         )
     if config.shards.block_steps > MOST_STEPS:
-        raise BadKey("shards.block_steps", f"must be at most {MOST_STEPS:,}: blocks are in memory")
+        raise BadField(
+            "shards.block_steps", f"must be at most {MOST_STEPS:,}: blocks are in memory"
+        )
     if config.shards.block_steps % train.window:
-        raise BadKey(
+        raise BadField(
             "shards.block_steps",
             f"{config.shards.block_steps} is not a multiple of train.window = {train.window}",
         )
     if config.eval.lanes % train.processes:
-        raise BadKey(
+        raise BadField(
             "eval.lanes",
             f"{config.eval.lanes} lanes cannot be shared evenly by {train.processes} processes",
         )
     if re.match(r"[a-z][a-z0-9+]*://", config.run.dir) and not is_url(config.run.dir):
-        raise BadKey("run.dir", f"{config.run.dir!r} is neither a folder nor an s3:// or gs:// URL")
+        raise BadField(
+            "run.dir", f"{config.run.dir!r} is neither a folder nor an s3:// or gs:// URL"
+        )
     if is_url(config.run.scratch):
-        raise BadKey("run.scratch", "is a URL; name a folder on the machine's own disk")
+        raise BadField("run.scratch", "is a URL; name a folder on the machine's own disk")
     uri = config.tracking.uri
     if uri and not re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri):
-        raise BadKey(
+        raise BadField(
             "tracking.uri",
             f"{uri!r} is not an MLflow server (http://…) or database (sqlite:///…)",
         )
     remote = config.cluster.address not in ("", "local")
     if remote and (not uri or uri.startswith("sqlite")):
-        raise BadKey(
+        raise BadField(
             "tracking.uri",
             f"a SQLite file cannot serve a remote cluster ({config.cluster.address}); "
             "set it to your MLflow server, for example http://mlflow:5000",
         )
     if not re.fullmatch(r"\w[\w .-]{0,199}", config.export.name):
-        raise BadKey("export.name", "a registered model's name has no '/', ':' or other signs")
+        raise BadField("export.name", "a registered model's name has no '/', ':' or other signs")
     if re.fullmatch(r"v?\d+|latest", config.export.alias, re.IGNORECASE):
-        raise BadKey("export.alias", "names like v9 and latest are reserved by MLflow")
+        raise BadField("export.alias", "names like v9 and latest are reserved by MLflow")
     if not re.fullmatch(r"\w[\w-]{0,99}", config.export.alias):
-        raise BadKey("export.alias", "an alias has letters, digits, '-' and '_'")
+        raise BadField("export.alias", "an alias has letters, digits, '-' and '_'")
 
 
 _URL = re.compile(r"([a-z][a-z0-9+]*)://")
@@ -138,12 +134,12 @@ def _check_corpus(config: RunConfig) -> None:
     """Sources, held-out sets and where the corpus goes."""
     corpus = config.corpus
     if not corpus.sources:
-        raise BadKey("corpus.sources", "is empty; name the files, folders or globs to read")
+        raise BadField("corpus.sources", "is empty; name the files, folders or globs to read")
     for source in corpus.sources:
         if not source.path:
-            raise BadKey("corpus.sources", "a source needs a path")
+            raise BadField("corpus.sources", "a source needs a path")
         if not 0 <= source.weight <= 100:
-            raise BadKey("corpus.sources", f"{source.path}: a weight is from 0 to 100")
+            raise BadField("corpus.sources", f"{source.path}: a weight is from 0 to 100")
     paths = [
         ("corpus.dir", corpus.dir),
         *(("corpus.sources", source.path) for source in corpus.sources),
@@ -153,25 +149,25 @@ def _check_corpus(config: RunConfig) -> None:
     for name, entry in corpus.heldout.items():
         key = f"corpus.heldout.{name}"
         if name == "train" or not re.fullmatch(r"[a-z0-9_]+", name):
-            raise BadKey(key, "a held-out name has small letters, digits and '_' only")
+            raise BadField(key, "a held-out name has small letters, digits and '_' only")
         if isinstance(entry, float):
             share += entry
             if not 0 <= entry < 1 or share >= 1:
-                raise BadKey(key, "shares are from 0 up to, but not including, 1, all together")
+                raise BadField(key, "shares are from 0 up to, but not including, 1, all together")
         elif not entry:
-            raise BadKey(key, "is empty; name the files to read")
+            raise BadField(key, "is empty; name the files to read")
         else:
             paths += [(key, path) for path in entry]
     for key, path in paths:
         match = _URL.match(path)
         if match and match[1] not in ("s3", "gs"):
-            raise BadKey(key, f"{path}: only s3:// and gs:// URLs are read; fetch it to a disk")
+            raise BadField(key, f"{path}: only s3:// and gs:// URLs are read; fetch it to a disk")
     if corpus.cut_documents and corpus.cut_documents < 500:
-        raise BadKey(
+        raise BadField(
             "corpus.cut_documents",
             f"must be 0, or at least 500 characters, got {corpus.cut_documents}",
         )
     if not 0 < corpus.language_threshold <= 1:
-        raise BadKey("corpus.language_threshold", "must be above 0 and at most 1")
+        raise BadField("corpus.language_threshold", "must be above 0 and at most 1")
     if corpus.minhash.bands > 255:
-        raise BadKey("corpus.minhash.bands", "must be at most 255")
+        raise BadField("corpus.minhash.bands", "must be at most 255")

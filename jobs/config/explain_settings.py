@@ -8,41 +8,13 @@ import ast
 import dataclasses
 import inspect
 import json
-import types
 import typing
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.pipeline.config import Source
-
-_NAMES = {
-    int: ("a whole number", "whole numbers"),
-    float: ("a number", "numbers"),
-    str: ("a string", "strings"),
-    bool: ("true or false", "true or false"),
-}
-
-
-def type_name(hint: Any, *, many: bool = False) -> str:
-    """A type as a user would say it."""
-    if hint is Source:
-        return "paths or tables with a path" if many else "a path or a table with a path"
-    if dataclasses.is_dataclass(hint):
-        return "tables" if many else "a table"
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is types.UnionType:
-        return " or ".join(type_name(argument, many=many) for argument in arguments)
-    if typing.get_origin(hint) is Literal:
-        return " | ".join(str(argument) for argument in arguments)
-    if not isinstance(hint, types.GenericAlias):
-        return _NAMES[hint][many]
-    if typing.get_origin(hint) is dict:
-        return f"a table of {type_name(arguments[1], many=True)}"
-    kind = "list" if arguments[-1] is Ellipsis else "pair"
-    start = f"{kind}s" if many else f"a {kind}"
-    return f"{start} of {type_name(arguments[0], many=True)}"
+from elmwright.pipeline.records import type_name
 
 
 def explain() -> Iterator[tuple[str, str, str, str]]:

@@ -8,22 +8,20 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import math
 import re
 import tomllib
-import types
-import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from elmwright.jobs.config.check_settings import BadKey, check_settings
-from elmwright.jobs.config.explain_settings import explain, type_name
+from elmwright.jobs.config.check_settings import check_settings
+from elmwright.jobs.config.explain_settings import explain
 from elmwright.jobs.config.sections import CONFIG_VERSION, RunConfig
 from elmwright.jobs.secrets.hiding import shown_word
 from elmwright.jobs.secrets.in_configs import advise, refuse_secrets
 from elmwright.jobs.terminal.wording import did_you_mean
-from elmwright.pipeline.config import Source, as_settings
+from elmwright.pipeline.config import as_settings
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import BadField, UnknownField, from_data, to_data
 from elmwright.pipeline.storage.files import is_url
 from elmwright.pipeline.storage.untrusted import read_small
 
@@ -87,18 +85,18 @@ def config_from(data: dict[str, Any], where: str, *, saved: bool = False) -> Run
             "'elmwright init' and carry your settings over"
         )
     try:
-        config: RunConfig = _build(RunConfig, data, "")
-        config = _resolve(config)
+        config = _resolve(from_data(RunConfig, data))
         check_settings(config)
-    except BadKey as problem:
+    except UnknownField as problem:
+        raise UserError(f"{where}: {problem.key}: {problem.reason}{_hint(problem)}") from None
+    except BadField as problem:
         raise UserError(f"{where}: {problem.key}: {problem.reason}") from None
     return config
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """The resolved config as plain data (what is saved with every output)."""
-    data: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    return {"version": CONFIG_VERSION, **data}
+    return {"version": CONFIG_VERSION, **to_data(config)}
 
 
 def config_hash(config: RunConfig) -> str:
@@ -124,72 +122,25 @@ def _override(data: dict[str, Any], override: str) -> None:
     table[parts[-1]] = value
 
 
-def _build(cls: type, data: dict[str, Any], prefix: str) -> Any:
-    hints = typing.get_type_hints(cls)
-    for key in data:
-        if key not in hints:
-            close = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
-            elsewhere = [
-                full for full in (row[0] for row in explain()) if full.split(".")[-1] == key
-            ]
-            hint = f"; did you mean {prefix}{close[0]}?" if close else ""
-            if not close and elsewhere:
-                hint = f"; did you mean {elsewhere[0]}?"
-            if not hint:
-                hint = f"; valid here: {', '.join(hints)}"
-            raise BadKey(prefix + key, f"unknown key{hint}")
-    values = {key: _convert(value, hints[key], prefix + key) for key, value in data.items()}
-    return cls(**values)
-
-
-def _convert(value: Any, hint: Any, key: str) -> Any:
-    """Turn a TOML value into the field's type, or say what was expected."""
-    if type(value) is int and abs(value) >= 1 << 63:  # as TOML itself says
-        raise BadKey(key, "expected a number of at most 18 digits")
-    if hint is Source and isinstance(value, str):
-        return Source(path=value)
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, dict):
-            raise BadKey(key, f"expected {type_name(hint)}, got {value!r}")
-        return _build(typing.cast(type, hint), value, key + ".")
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:
-        is_list = isinstance(value, list | tuple)
-        chosen = next(a for a in arguments if (typing.get_origin(a) is tuple) == is_list)
-        return _convert(value, chosen, key)
-    if origin is Literal:
-        if value not in arguments:
-            close = difflib.get_close_matches(str(value), arguments, n=1, cutoff=0.4)
-            nearest = f"; did you mean {close[0]!r}?" if close else ""
-            choices = ", ".join(repr(a) for a in arguments)
-            raise BadKey(key, f"expected one of {choices}, got {value!r}{nearest}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise BadKey(key, f"expected {type_name(hint)}, got {value!r}")
-        if arguments[-1] is Ellipsis:
-            return tuple(_convert(item, arguments[0], key) for item in value)
-        if len(value) != len(arguments):
-            raise BadKey(key, f"expected {type_name(hint)}, got {value!r}")
-        return tuple(_convert(item, a, key) for item, a in zip(value, arguments, strict=True))
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise BadKey(key, f"expected {type_name(hint)}, got {value!r}")
-        return {str(k): _convert(v, arguments[1], f"{key}.{k}") for k, v in value.items()}
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is float and isinstance(value, float) and not math.isfinite(value):
-        raise BadKey(key, f"expected a number, got {value!r}")
-    if type(value) is not hint:
-        raise BadKey(key, f"expected {type_name(hint)}, got {value!r}")
-    return value
+def _hint(problem: UnknownField) -> str:
+    """The name that was probably meant, or those that are valid there."""
+    prefix, _, key = problem.key.rpartition(".")
+    nearest = difflib.get_close_matches(key, problem.valid, n=1, cutoff=0.5)
+    if nearest:
+        return f"; did you mean {prefix and f'{prefix}.'}{nearest[0]}?"
+    elsewhere = [name for name, *_ in explain() if name.split(".")[-1] == key]
+    return (
+        f"; did you mean {elsewhere[0]}?"
+        if elsewhere
+        else f"; valid here: {', '.join(problem.valid)}"
+    )
 
 
 def _resolve(config: RunConfig) -> RunConfig:
     """Fill {name} and {dir} in."""
     run = config.run
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run.name):
-        raise BadKey("run.name", f"{run.name!r}: use letters, digits, '.', '-' and '_'")
+        raise BadField("run.name", f"{run.name!r}: use letters, digits, '.', '-' and '_'")
     folder = run.dir.replace("{name}", run.name)
     scratch = run.scratch.replace("{name}", run.name).replace("{dir}", folder)
     if not scratch:

@@ -74,7 +74,10 @@ def test_the_published_models_have_the_published_number_of_parameters() -> None:
         ("corpus.heldout={a=0.5, b=0.6}", r"corpus\.heldout\.b: shares are from 0"),
         ("corpus.heldout={train=0.1}", r"corpus\.heldout\.train: a held-out name"),
         ("corpus.heldout={a=[]}", r"corpus\.heldout\.a: is empty"),
-        ("corpus.heldout={a='x'}", r"corpus\.heldout\.a: expected a number, got 'x'"),
+        (
+            "corpus.heldout={a='x'}",
+            r"corpus\.heldout\.a: expected a list of strings or a number, got 'x'",
+        ),
         ("cluster.address=ray://head:10001", r"tracking\.uri: a SQLite file cannot serve a remote"),
         ("tracking.uri=mlruns", r"tracking\.uri: 'mlruns' is not an MLflow server"),
         ("run.name='a/b'", r"run\.name: 'a/b': use letters"),
