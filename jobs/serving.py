@@ -30,7 +30,9 @@ class Embedder:
         from elmwright.pipeline.errors import UserError
 
         if expected not in ("", digest(folder)):  # which there must be: a bundle has a list
-            raise UserError(f"{folder} is not the model that was published; do not trust it")
+            raise UserError(
+                "untrusted", f"{folder} is not the model that was published; do not trust it"
+            )
         self.elmo = Elmo.from_pretrained(resolve(str(folder)))
         self.elmo.eval()
 

@@ -93,8 +93,9 @@ class TokenEncoder(nn.Module):
         widest = max(width for width, _ in config.filters)
         if widest > config.max_chars:
             raise UserError(
+                "model-invalid",
                 f"model.filters has a filter of width {widest} but model.max_chars is "
-                f"{config.max_chars}; use narrower filters or read more characters"
+                f"{config.max_chars}; use narrower filters or read more characters",
             )
         self.config, self.widest = config, widest
         self.char_embed = nn.Parameter(torch.empty(N_CHARS - 1, config.char_dim))

@@ -1,13 +1,75 @@
 """The three ways a command ends early, each with one sentence for the user.
 
 `UserError`: the user can put it right (exit 2). `Interrupted`: the same command resumes (75).
-`Failed`: the run could not continue (1). An `OSError` whose cause is known (a full disk) is told in
-a sentence too. Any other exception is a defect; the command writes its traceback to a file.
+`Failed`: the run could not continue (1). An `OSError` whose cause is known (a full disk) becomes a
+UserError. Any other exception is a defect; the command writes its traceback to a file.
+
+Every UserError has a code for programs. Codes are stable; docs/errors.md lists them.
 """
+
+from typing import Literal, Self
+
+Code = Literal[
+    "alias",
+    "argument",
+    "busy",
+    "capacity",
+    "checkpoint-missing",
+    "cluster-refused",
+    "cluster-unreachable",
+    "corpus-missing",
+    "device",
+    "disk-full",
+    "environment",
+    "file-damaged",
+    "file-missing",
+    "file-unreadable",
+    "format",
+    "input",
+    "memory",
+    "model-incomplete",
+    "model-invalid",
+    "model-missing",
+    "no-text",
+    "not-comparable",
+    "output",
+    "permission",
+    "port",
+    "problems",
+    "run-changed",
+    "run-missing",
+    "run-state",
+    "secret",
+    "setting",
+    "shared-path",
+    "signature",
+    "source",
+    "split-missing",
+    "store-failed",
+    "store-refused",
+    "target",
+    "tracking-server",
+    "untrusted",
+    "version-missing",
+    "vocabulary",
+    "worse",
+]
 
 
 class UserError(Exception):
-    """One sentence for the user: what happened; what to do."""
+    """A mistake that the user can put right: a code, and what happened and what to do."""
+
+    def __init__(self, code: Code, sentence: str) -> None:
+        # Both are arguments of Exception: so the error survives pickling, as Ray does it.
+        super().__init__(code, sentence)
+        self.code: Code = code
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+    def saying(self, sentence: str) -> Self:
+        """The same mistake in other words."""
+        return type(self)(self.code, sentence)
 
 
 class Interrupted(Exception):  # noqa: N818 - a state, not a mistake

@@ -1,8 +1,9 @@
 """Elmwright: from raw text to a published, drop-in ELMo.
 
 `from elmwright import Elmo` is all a user of a finished model needs (`SentenceVectors` is there
-too). `shards` gives the sentences of a corpus. The names are resolved on first use, so that
-`import elmwright` (and the command's `--help`) never pays for importing torch.
+too). `shards` gives the sentences of a corpus. A mistake of the caller raises `UserError`. The
+names are resolved on first use, so that `import elmwright` (and the command's `--help`) never pays
+for importing torch.
 
 The top room of jobs/: it may import every other room. They take only `__version__` from it.
 """
@@ -14,13 +15,15 @@ if TYPE_CHECKING:
     from elmwright.jobs.using.pretrained import Elmo
     from elmwright.jobs.using.sentence_shards import shards
     from elmwright.jobs.using.sentence_vectors import SentenceVectors
+    from elmwright.pipeline.errors import UserError
 
 __version__ = "0.1.0"
-__all__ = ["Elmo", "SentenceVectors", "__version__", "shards"]
+__all__ = ["Elmo", "SentenceVectors", "UserError", "__version__", "shards"]
 
 _HOMES = {
     "Elmo": "elmwright.jobs.using.pretrained",
     "SentenceVectors": "elmwright.jobs.using.sentence_vectors",
+    "UserError": "elmwright.pipeline.errors",
     "shards": "elmwright.jobs.using.sentence_shards",
 }
 

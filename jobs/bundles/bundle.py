@@ -58,7 +58,9 @@ def write_sums(folder: Path) -> None:
 def read_sums(folder: Path) -> dict[str, str]:
     """File name → sha256, as SHA256SUMS says."""
     if not (folder / SUMS).is_file():
-        raise UserError(f"{folder / SUMS} is missing or damaged (No such file or directory)")
+        raise UserError(
+            "file-damaged", f"{folder / SUMS} is missing or damaged (No such file or directory)"
+        )
     data = read_small(folder / SUMS, SUMS_BYTES)
     return parse_sums(data, str(folder / SUMS))
 
@@ -69,13 +71,13 @@ def parse_sums(data: bytes, where: str) -> dict[str, str]:
     for line in data.decode("utf-8", "replace").split("\n")[:-1]:
         match = re.fullmatch(r"([0-9a-f]{64})  ([\w.-]+)", line)
         if not match or match[2] not in (*FILES, *OPTIONAL):
-            raise UserError(f"{where} is damaged: {line[:100]!r}")
+            raise UserError("file-damaged", f"{where} is damaged: {line[:100]!r}")
         sums[match[2]] = match[1]
     if data != _text(sums).encode():
-        raise UserError(f"{where} is damaged: it is not as it was written")
+        raise UserError("file-damaged", f"{where} is damaged: it is not as it was written")
     missing = sorted(set(FILES) - set(sums))
     if missing:
-        raise UserError(f"{where} does not list {missing[0]}")
+        raise UserError("file-damaged", f"{where} does not list {missing[0]}")
     return sums
 
 
@@ -106,15 +108,17 @@ def verify_bundle(folder: Path) -> None:
     sums = read_sums(folder)
     for path in folder.iterdir():
         if path.name not in (*sums, SUMS):
-            raise UserError(f"{path} does not belong to the bundle")
+            raise UserError("file-damaged", f"{path} does not belong to the bundle")
     for name, digest in sums.items():
         path = folder / name
         if path.is_symlink() or not path.is_file():
-            raise UserError(f"{path} is missing or not a plain file")
+            raise UserError("file-damaged", f"{path} is missing or not a plain file")
         if path.suffix in SMALL and path.stat().st_size > JSON_BYTES:  # before it is hashed
-            raise UserError(f"{path} has {path.stat().st_size:,} bytes, too many for what it is")
+            raise UserError(
+                "file-damaged", f"{path} has {path.stat().st_size:,} bytes, too many for what it is"
+            )
         if sha256_file(path) != digest:
-            raise UserError(f"{path} does not match its digest in {SUMS}")
+            raise UserError("file-damaged", f"{path} does not match its digest in {SUMS}")
     from elmwright.model.formats.bilm_format import check_members, read_options
 
     check_members(folder / "weights.hdf5", read_options(folder / "options.json"))

@@ -25,9 +25,11 @@ def verify_folder(folder: Path) -> None:
     else:
         there = {path.name for path in folder.iterdir()}
         if "provenance.json" in there or {"model.safetensors", "README.md"} <= there:
-            raise UserError(f"{folder / SUMS} is missing: the bundle is damaged")
+            raise UserError("file-damaged", f"{folder / SUMS} is missing: the bundle is damaged")
         if "state.json" in there:
-            raise UserError(f"{folder / MANIFEST} is missing: the checkpoint is damaged")
+            raise UserError(
+                "file-damaged", f"{folder / MANIFEST} is missing: the checkpoint is damaged"
+            )
 
 
 def local_folder(path: str) -> Path:
@@ -43,7 +45,7 @@ def local_folder(path: str) -> Path:
         listed = read_small(join(path, MANIFEST))
         names = (*parse_manifest(listed, join(path, MANIFEST))["files"], MANIFEST)
     else:
-        raise UserError(f"{path} holds no bundle and no checkpoint")
+        raise UserError("model-missing", f"{path} holds no bundle and no checkpoint")
 
     def download(folder: Path) -> None:
         for name in names:
@@ -85,5 +87,5 @@ def cached(key: str, download: Callable[[Path], None]) -> Path:
 def _verify_cached(folder: Path, key: str) -> None:
     lists = [folder / name for name in (SUMS, MANIFEST) if (folder / name).is_file()]
     if [sha256_bytes(read_small(path)) for path in lists] != [key]:
-        raise UserError(f"{folder} is not what was asked for; fetch it again")
+        raise UserError("untrusted", f"{folder} is not what was asked for; fetch it again")
     verify_folder(folder)

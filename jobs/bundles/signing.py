@@ -35,8 +35,9 @@ def _signer(key: Path) -> Any:
         )
     except (ValueError, TypeError) as error:
         raise UserError(
+            "signature",
             f"{key} cannot be used to sign ({error}); give an elliptic-curve private key in PEM, "
-            f"and its password, if it has one, in {PASSWORD}"
+            f"and its password, if it has one, in {PASSWORD}",
         ) from error
     return config.set_hashing_config(_hashing(library))
 
@@ -46,11 +47,15 @@ def verify_signature(folder: Path, key: Path) -> None:
     library = _library()
     _check_key(key)
     if SIGNATURE not in read_sums(folder):
-        raise UserError(f"{folder} is not signed; get a signed bundle, or do not ask for it")
+        raise UserError(
+            "signature", f"{folder} is not signed; get a signed bundle, or do not ask for it"
+        )
     try:
         config = library.verifying.Config().use_elliptic_key_verifier(public_key=key)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{key} is not an elliptic-curve public key in PEM ({error})") from error
+        raise UserError(
+            "signature", f"{key} is not an elliptic-curve public key in PEM ({error})"
+        ) from error
     try:
         # The hashing is said here, not taken from the signature: it decides what is covered.
         config.set_hashing_config(_hashing(library)).verify(folder, folder / SIGNATURE)
@@ -58,7 +63,8 @@ def verify_signature(folder: Path, key: Path) -> None:
         # The library raises whatever its parsers raise on a damaged signature; all mean "no".
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f"{folder / SIGNATURE} does not verify with {key} ({reason}); do not trust this bundle"
+            "untrusted",
+            f"{folder / SIGNATURE} does not verify with {key} ({reason}); do not trust this bundle",
         ) from error
 
 
@@ -70,7 +76,7 @@ def _hashing(library: Any) -> Any:
 
 def _check_key(key: Path) -> None:
     if not key.is_file():
-        raise UserError(f"there is no key {key}")
+        raise UserError("file-missing", f"there is no key {key}")
 
 
 def _library() -> Any:
@@ -80,7 +86,8 @@ def _library() -> Any:
         import model_signing.verifying
     except ImportError as error:
         raise UserError(
+            "environment",
             f"signatures need the package model-signing ({error}); "
-            "install it with: pip install 'elmwright[signing]'"
+            "install it with: pip install 'elmwright[signing]'",
         ) from error
     return model_signing

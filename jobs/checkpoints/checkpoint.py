@@ -126,7 +126,7 @@ def _read_manifest(path: str | Path) -> dict[str, Any]:
     try:
         data = read_small(file)
     except UserError as error:
-        raise UserError(f"{file} is missing or damaged ({error})") from error
+        raise UserError("file-damaged", f"{file} is missing or damaged ({error})") from error
     return parse_manifest(data, file)
 
 
@@ -137,11 +137,13 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
         if manifest.pop("sha256") != sha256_bytes(canonical(manifest)):
             raise ValueError("it does not match its own digest")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{where} is missing or damaged ({error})") from error
+        raise UserError("file-damaged", f"{where} is missing or damaged ({error})") from error
     if manifest.get("format") != FORMAT:
-        raise UserError(f"{where} has format {manifest.get('format')!r:.50}, not {FORMAT}")
+        raise UserError(
+            "format", f"{where} has format {manifest.get('format')!r:.50}, not {FORMAT}"
+        )
     if problem := _problem(manifest):
-        raise UserError(f"{where} is damaged: {problem}")
+        raise UserError("file-damaged", f"{where} is damaged: {problem}")
     return dict(manifest)
 
 
@@ -184,7 +186,9 @@ def read_state(path: str | Path) -> dict[str, Any]:
     good &= "best" in state and (state["best"] is None or _is_number(state["best"]))
     good &= _are_scores(state.get("evaluation")) and _are_scores(state.get("probe", {}))
     if not good:
-        raise UserError(f"{file} does not say what a checkpoint's does; remove the checkpoint")
+        raise UserError(
+            "file-damaged", f"{file} does not say what a checkpoint's does; remove the checkpoint"
+        )
     return state
 
 
@@ -205,9 +209,9 @@ def verify_checkpoint(path: str | Path) -> None:
         file = join(path, name)
         found = stat(file)
         if found is None:
-            raise UserError(f"{file} is missing")
+            raise UserError("file-damaged", f"{file} is missing")
         if found.bytes != entry["bytes"] or sha256(file) != entry["sha256"]:
-            raise UserError(f"{file} does not match its digest")
+            raise UserError("file-damaged", f"{file} does not match its digest")
 
 
 def newest_valid(

@@ -139,7 +139,9 @@ class CheckpointWriter:
                 f"({reason}); earlier ones are intact"
             )
             log.warning("%s", sentence, exc_info=error)
-            self._error = UserError(f"{sentence}: make room and run the same command again")
+            self._error = UserError(
+                "output", f"{sentence}: make room and run the same command again"
+            )
             self._error.__cause__ = error
             self._report(snapshot.step, sentence)
         except BaseException as error:

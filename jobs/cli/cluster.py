@@ -103,9 +103,10 @@ def _check_follow(options: argparse.Namespace, target: Any) -> None:
     """Before anything is sent: a command that fails after that looks as if nothing had been."""
     if options.follow and target.kind == "k8s" and not target.address:
         raise UserError(
+            "argument",
             "--follow reads the log through the head's dashboard, which is there only once the job "
             "has its cluster; submit without it, forward the dashboard as infra/README.md shows, "
-            "set address of the target, and use 'elmwright logs -f'"
+            "set address of the target, and use 'elmwright logs -f'",
         )
 
 
@@ -171,12 +172,15 @@ def _submitted(text: str) -> Any:
     user = user_of(folder)
     if user:
         raise UserError(
+            "busy",
             f"{nearby(folder.root)} was not submitted; it is in use by {user}: Ctrl-C there, or "
-            "SIGTERM, lets it checkpoint and stop"
+            "SIGTERM, lets it checkpoint and stop",
         )
     command = lock_text(folder).get("command") or "elmwright run CONFIG"
     raise UserError(
-        f"{nearby(folder.root)} was not submitted, and nothing runs in it; '{command}' continues it"
+        "run-missing",
+        f"{nearby(folder.root)} was not submitted, and nothing runs in it; "
+        f"'{command}' continues it",
     )
 
 
@@ -222,7 +226,9 @@ def _resume(options: argparse.Namespace) -> int:
         finished = outcome_of(job.submission) == 0
         print(f"note: {error}", file=sys.stderr)
     if finished:
-        raise UserError(f"run {job.submission.run!r} is finished; there is nothing to resume")
+        raise UserError(
+            "run-state", f"run {job.submission.run!r} is finished; there is nothing to resume"
+        )
     if options.to:
         job = replace(job, submission=replace(job.submission, target=find_target(options.to)))
     submission = again(job, wait_minutes=options.wait)
@@ -236,7 +242,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from elmwright.jobs.submit.doctor import examine
 
     if options.overrides and not options.config:
-        raise UserError("--set changes a setting of a config; name that with --config")
+        raise UserError("argument", "--set changes a setting of a config; name that with --config")
     findings = examine(find_target(options.target), options.config, options.overrides)
     if options.json:
         print(json.dumps([{"ok": good, "about": text} for good, text in findings], indent=1))

@@ -38,10 +38,11 @@ QUIET_HELP = "print only warnings, errors and the result"
 @stoppable
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; program.py is the console script's entry point."""
-    return exit_code(lambda: _one_command(arguments))
+    words = sys.argv[1:] if arguments is None else arguments
+    return exit_code(lambda: _one_command(words), as_json="--json" in words)
 
 
-def _one_command(arguments: list[str] | None) -> int | None:
+def _one_command(arguments: list[str]) -> int | None:
     options = _parser().parse_args(arguments)
     command: Command = options.command
     with _required_signature(getattr(options, "require_signature", None)):
@@ -266,7 +267,7 @@ def _check(options: argparse.Namespace) -> None:
         ):
             print(line)
     if plan["problems"]:
-        raise UserError(as_text(plan["problems"]))
+        raise UserError("problems", as_text(plan["problems"]))
 
 
 def _config(options: argparse.Namespace) -> None:

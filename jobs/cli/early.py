@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from elmwright.jobs.runbook.find_corpus import corpus_of
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.disk import explain
 from elmwright.pipeline.storage.files import exists, is_url, join
 
 if TYPE_CHECKING:
@@ -41,14 +40,16 @@ def check_text(source: str) -> None:
     if is_stream(source):
         return
     if Path(source).is_dir():
-        raise UserError(f"{source} is a folder; name a file of one tokenised sentence per line")
+        raise UserError(
+            "argument", f"{source} is a folder; name a file of one tokenised sentence per line"
+        )
     pieces(Path(source), None)
 
 
 def check_file(path: str, what: str) -> None:
     """Refuse a file that is not there; `what` is what it should be."""
     if not Path(path).is_file():
-        raise UserError(f"there is no {what} {path}; check the path")
+        raise UserError("file-missing", f"there is no {what} {path}; check the path")
 
 
 def check_model(model: str, require_signature: str | None = None) -> None:
@@ -76,16 +77,17 @@ def _check_registered(model: str) -> None:
     reference = model.removeprefix("models:/")
     match = re.fullmatch(r"([^/@]+)(?:@[\w-]+|/[0-9]+)", reference)
     if not match:
-        raise UserError(f"{model!r} is not models:/NAME@ALIAS or models:/NAME/VERSION")
+        raise UserError("argument", f"{model!r} is not models:/NAME@ALIAS or models:/NAME/VERSION")
     uri = registry_of(match[1], quiet=True)
     if uri.startswith("sqlite:///"):
         check_database(uri)
         names = models_in(uri)
         if names is not None and match[1] not in names:
             raise UserError(
+                "version-missing",
                 f"{uri} has no version of a model {match[1]!r}; it has: {', '.join(sorted(names))}"
                 if names
-                else f"{uri} has no version of a model {match[1]!r}; publish one first"
+                else f"{uri} has no version of a model {match[1]!r}; publish one first",
             )
 
 
@@ -93,13 +95,13 @@ def check_database(uri: str) -> None:
     """Refuse a SQLite file of MLflow that is not there: MLflow would create it."""
     database = Path(uri.removeprefix("sqlite:///").partition("?")[0]).absolute()
     if not database.is_file():
-        raise UserError(f"there is no MLflow database {database}; check the path")
+        raise UserError("file-missing", f"there is no MLflow database {database}; check the path")
 
 
 def _check_url(model: str) -> None:
     names = ("SHA256SUMS", "MANIFEST.json", "config.json")
     if not any(exists(join(model, name)) for name in names) and not _on_shelf(model):
-        raise UserError(f"{model} holds no bundle and no checkpoint")
+        raise UserError("model-missing", f"{model} holds no bundle and no checkpoint")
 
 
 def _on_shelf(model: str) -> bool:
@@ -112,7 +114,9 @@ def _check_run(root: str) -> None:
     if is_url(root) or exists(join(root, "bundle", "SHA256SUMS")):
         return
     if not any(Path(root, "train", "checkpoints").glob("step-*/MANIFEST.json")):
-        raise UserError(f"the run {root} has no bundle and no checkpoint yet; train it first")
+        raise UserError(
+            "model-missing", f"the run {root} has no bundle and no checkpoint yet; train it first"
+        )
 
 
 def _check_folder(folder: Path) -> None:
@@ -122,8 +126,9 @@ def _check_folder(folder: Path) -> None:
 
     if not holds_model(folder):
         raise UserError(
+            "model-missing",
             f"{folder} holds no model; looked for config.json with model.safetensors, for "
-            "options.json with one .hdf5 file, and for a run"
+            "options.json with one .hdf5 file, and for a run",
         )
 
 
@@ -157,8 +162,9 @@ def look_eval(options: argparse.Namespace) -> None:
         splits = [name for name in Manifest.load(options.corpus).splits if name != "train"]
         if options.split not in splits:
             raise UserError(
+                "split-missing",
                 f"{options.corpus} has no held-out set {options.split!r} (it has: "
-                f"{', '.join(splits) or 'none'})"
+                f"{', '.join(splits) or 'none'})",
             )
 
 
@@ -180,7 +186,7 @@ def run_of(model: str) -> str:
         or means_run(model)
     ):
         return find_run(model).root
-    raise UserError(f"{model} is not a run, so --corpus must name the corpus")
+    raise UserError("argument", f"{model} is not a run, so --corpus must name the corpus")
 
 
 def look_verify(options: argparse.Namespace) -> None:
@@ -202,8 +208,12 @@ def check_folder_output(output: str, force: bool) -> None:
     """Refuse a folder to write that is there already, or cannot be made."""
     target = Path(output).absolute()
     if target.exists() and not force:
-        raise UserError(f"{output} exists already; choose another with -o, or add --force")
+        raise UserError(
+            "output", f"{output} exists already; choose another with -o, or add --force"
+        )
     above = next(path for path in target.parents if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
-        denied = PermissionError(13, "Permission denied", str(above))
-        raise UserError(str(explain(denied, above)))
+        raise UserError(
+            "permission",
+            f"no permission to use {above}; change its permissions or choose another place",
+        )

@@ -119,7 +119,9 @@ def _export(options: argparse.Namespace) -> int | None:
     elif is_run(run):
         check_export(RunFolder.at(run), *asked_for)
     elif not is_url(run):
-        raise UserError(f"{run} is not a run's folder (it has no config.json of a run)")
+        raise UserError(
+            "run-missing", f"{run} is not a run's folder (it has no config.json of a run)"
+        )
     from elmwright.jobs.publishing.export import export_run
     from elmwright.jobs.terminal.console import Console
 
@@ -166,13 +168,14 @@ def _publish(options: argparse.Namespace) -> int | None:
     elif not bundle.is_dir():
         if name or alias or options.to or options.force:
             raise UserError(
+                "model-missing",
                 f"there is no bundle {options.config!r}; a config publishes by its own [export] "
-                "and [tracking], without --name, --alias, --to and --force"
+                "and [tracking], without --name, --alias, --to and --force",
             )
         stages: Command = options.run_stages
         return stages(options)
     if not name:
-        raise UserError("a bundle needs a name to be published under: --name NAME")
+        raise UserError("argument", "a bundle needs a name to be published under: --name NAME")
     from elmwright.jobs.bundles.bundle import bundle_bytes
     from elmwright.jobs.publishing.promotion import publish_bundle
     from elmwright.jobs.registry.contract import CANDIDATE, check_name
@@ -201,8 +204,9 @@ def _bundle_of(run: "RunFolder") -> tuple[Path, dict[str, str]]:
 
     if not (run.bundle / "SHA256SUMS").is_file():
         raise UserError(
+            "model-missing",
             f"{nearby(run.root)} has no bundle yet; "
-            f"'elmwright export {nearby(run.root)}' writes one"
+            f"'elmwright export {nearby(run.root)}' writes one",
         )
     return run.bundle, dict((read_json(run.config) or {}).get("export", {}))
 
@@ -223,7 +227,7 @@ def _promote(options: argparse.Namespace) -> None:
     from elmwright.jobs.registry.contract import check_alias
 
     if not options.version.isdecimal():
-        raise UserError(f"{options.version!r} is not the number of a version")
+        raise UserError("argument", f"{options.version!r} is not the number of a version")
     check_alias(options.alias)
     if options.on:
         check_text(options.on)

@@ -162,7 +162,10 @@ def _logs_here(folder: "RunFolder", follow: bool) -> int:
     from elmwright.jobs.upkeep.status import asked_until, read_progress, state_here, submission_here
 
     if not folder.log.is_file():
-        raise UserError(f"{nearby(folder.root)} has no log here: there is no {nearby(folder.log)}")
+        raise UserError(
+            "run-missing",
+            f"{nearby(folder.root)} has no log here: there is no {nearby(folder.log)}",
+        )
     with folder.log.open(encoding="utf-8", errors="replace") as log:
         while True:
             # Asked first: what is said between the two is then still read.
@@ -190,7 +193,7 @@ def _checkpoints(options: argparse.Namespace) -> None:
     folder = RunFolder.at(options.run) if there else find_run(options.run)
     infos = list_scored(folder)
     if not infos:
-        raise UserError(f"{nearby(folder.root)} has no checkpoints")
+        raise UserError("checkpoint-missing", f"{nearby(folder.root)} has no checkpoints")
     if options.verify:
         for info in infos:
             verify_checkpoint(info.path)

@@ -150,7 +150,9 @@ def _numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
-        raise UserError(f"--mix {text} is not a list of numbers such as 0.2,0.3,0.5") from error
+        raise UserError(
+            "argument", f"--mix {text} is not a list of numbers such as 0.2,0.3,0.5"
+        ) from error
 
 
 def _score(options: argparse.Namespace) -> None:
@@ -158,7 +160,7 @@ def _score(options: argparse.Namespace) -> None:
     if output is not None:
         check_output(output, options.force)
         if output.suffix not in (".tsv", ".jsonl"):
-            raise UserError(f"{output.name} ends neither in .tsv nor in .jsonl")
+            raise UserError("argument", f"{output.name} ends neither in .tsv nor in .jsonl")
     check_model(options.model, options.require_signature)
     check_text(options.input)
     from elmwright.jobs.using.score import score_file

@@ -59,18 +59,22 @@ def check_room(
         f"{gpus:.0f} GPUs in all"
     )
     if gpu and gpus < train.processes:
-        raise NoRoom(f"train.processes needs {train.processes} GPUs, but {there}; {advice}")
+        raise NoRoom(
+            "capacity", f"train.processes needs {train.processes} GPUs, but {there}; {advice}"
+        )
     if cpus < train.processes * train.threads:
         raise NoRoom(
+            "capacity",
             f"train.processes × train.threads needs {train.processes * train.threads} CPUs, but "
-            f"{there}; {advice}"
+            f"{there}; {advice}",
         )
     room = room_for(have, train.threads, gpu=gpu)
     if room < train.processes:
         raise NoRoom(
+            "capacity",
             f"{train.processes} processes with {train.threads} CPUs{' and a GPU' * gpu} each do "
             f"not fit: a process needs them on one machine, and {there}, with room for {room}; "
-            f"{advice}"
+            f"{advice}",
         )
 
 
@@ -173,4 +177,4 @@ class Room:
         except RayError as error:  # the processes' own end tells what is wrong
             log.warning("cannot ask Ray for its machines: %s", error)
             return None
-        return RoomLost(str(lacking)) if lacking else None
+        return RoomLost("capacity", str(lacking)) if lacking else None

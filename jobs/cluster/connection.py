@@ -79,7 +79,9 @@ def ray_cluster(
     except (UserError, Failed, Interrupted):
         raise
     except Exception as error:  # Ray raises bare ones
-        raise UserError(why_unreachable(config.cluster.address, error)) from error
+        raise UserError(
+            "cluster-unreachable", why_unreachable(config.cluster.address, error)
+        ) from error
     try:
         connected()
         yield
@@ -232,6 +234,7 @@ def _check_shared(root: Path) -> None:
     blind = [node["NodeManagerAddress"] for node, sees in answers if not sees]
     if blind:
         raise UserError(
+            "shared-path",
             f"run.dir {root} is not visible on {', '.join(sorted(blind))}; put it on storage that "
-            "every machine of the cluster mounts at the same path"
+            "every machine of the cluster mounts at the same path",
         )

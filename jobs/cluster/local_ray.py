@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.environment.machine_use import starting_ray
-from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.errors import Interrupted
 from elmwright.pipeline.storage.disk import explain
 
 log = logging.getLogger("elmwright")
@@ -59,9 +59,9 @@ def start_local_ray(
             if isinstance(error, Interrupted):
                 raise
             if isinstance(error, OSError) and (
-                sentence := explain(error, Path(error.filename or logs))
+                mistake := explain(error, Path(error.filename or logs))
             ):
-                raise UserError(f"Ray could not start: {sentence}") from error
+                raise mistake.saying(f"Ray could not start: {mistake}") from error
             if stopped():
                 raise Interrupted("while Ray was starting; the same command resumes") from error
             if number == TRIES:

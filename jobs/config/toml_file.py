@@ -39,7 +39,8 @@ def find_config(name: str) -> Path:
     recipes = sorted(p.stem for p in RECIPES.glob("*.toml"))
     near = did_you_mean(name, [*recipes, *map(str, sorted(path.parent.glob("*.toml")))])
     raise UserError(
-        f"there is no config file {name!r} and no recipe of that name ({', '.join(recipes)}){near}"
+        "file-missing",
+        f"there is no config file {name!r} and no recipe of that name ({', '.join(recipes)}){near}",
     )
 
 
@@ -56,13 +57,13 @@ def load_config(name: str, overrides: list[str] | None = None) -> RunConfig:
     path = find_config(name)
     text = read_small(path, CONFIG_BYTES)
     if _LONG_KEY.search(text):
-        raise UserError(f"{path} has a key of more than {NESTED} parts; it is no config")
+        raise UserError("setting", f"{path} has a key of more than {NESTED} parts; it is no config")
     try:
         data = tomllib.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+        raise UserError("file-unreadable", f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+        raise UserError("file-unreadable", f"{path} is not valid TOML: {error}") from error
     for override in overrides or []:
         _override(data, override)
     said = f" with {' '.join(map(shown_word, overrides))}" if overrides else ""
@@ -80,17 +81,20 @@ def config_from(data: dict[str, Any], where: str, *, saved: bool = False) -> Run
     version = data.pop("version", CONFIG_VERSION)
     if version != CONFIG_VERSION:
         raise UserError(
+            "format",
             f"{where}: version = {version!r:.50}, but this elmwright reads config version "
             f"{CONFIG_VERSION}; use the elmwright the file was written for, or run "
-            "'elmwright init' and carry your settings over"
+            "'elmwright init' and carry your settings over",
         )
     try:
         config = _resolve(from_data(RunConfig, data))
         check_settings(config)
     except UnknownField as problem:
-        raise UserError(f"{where}: {problem.key}: {problem.reason}{_hint(problem)}") from None
+        raise UserError(
+            "setting", f"{where}: {problem.key}: {problem.reason}{_hint(problem)}"
+        ) from None
     except BadField as problem:
-        raise UserError(f"{where}: {problem.key}: {problem.reason}") from None
+        raise UserError("setting", f"{where}: {problem.key}: {problem.reason}") from None
     return config
 
 
@@ -110,7 +114,9 @@ def _override(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
-        raise UserError(f"--set {shown_word(override)!r}: write it as section.key=value")
+        raise UserError(
+            "argument", f"--set {shown_word(override)!r}: write it as section.key=value"
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

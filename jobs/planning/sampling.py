@@ -21,7 +21,9 @@ INDENT = 4
 def show_sample(config: RunConfig, documents: int, *, as_json: bool) -> None:
     """Print the funnel of a sample, with an example of what each rule dropped."""
     if documents < 1:
-        raise UserError(f"--sample {documents}: give a number of documents, such as 1000")
+        raise UserError(
+            "argument", f"--sample {documents}: give a number of documents, such as 1000"
+        )
     sample = try_rules(config.corpus, RunFolder.of(config).corpus, documents, config.run.seed)
     if as_json:
         print(json.dumps(asdict(sample), indent=1))

@@ -68,9 +68,11 @@ class Start:
 def write_starter(file: Path, given: list[str], *, hours: float = 1.0, force: bool = False) -> str:
     """Write the config; what was found and chosen, in a few lines."""
     if file.exists() and not force:
-        raise UserError(f"{file} exists already; choose another name, or add --force")
+        raise UserError("output", f"{file} exists already; choose another name, or add --force")
     if not 0 < hours <= 10_000:
-        raise UserError(f"--hours {hours:g}: give the hours that training may take, such as 2")
+        raise UserError(
+            "argument", f"--hours {hours:g}: give the hours that training may take, such as 2"
+        )
     paths = given or _here()
     found = survey(paths)
     start = choose(found, hours, len(os.sched_getaffinity(0)))
@@ -79,7 +81,7 @@ def write_starter(file: Path, given: list[str], *, hours: float = 1.0, force: bo
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror}") from error
+        raise UserError("output", f"{file} cannot be written: {error.strerror}") from error
     return _summary(file, found, start)
 
 
@@ -88,8 +90,9 @@ def _here() -> list[str]:
     if any(path.is_file() for path in Path("text").rglob("*")):
         return ["text"]
     raise UserError(
+        "no-text",
         "there is no text yet: name it (elmwright init my.toml --source 'books/*.txt'), or put "
-        "files into a folder called text"
+        "files into a folder called text",
     )
 
 

@@ -85,13 +85,16 @@ def survey(paths: Sequence[str]) -> Survey:
         return Survey(0, HARVEST_BYTES, HARVEST_STEPS, tuple(fields), "blank-line", "ptb",
                       "en", 1.0, 0)  # fmt: skip
     if not sum(file.bytes for file in found):
-        raise UserError(f"the files of --source {paths[0]} are empty; name some with text")
+        raise UserError(
+            "no-text", f"the files of --source {paths[0]} are empty; name some with text"
+        )
     plain_text = [file for file in found if file.format == "text"]
     documents = separator(plain_text, [head for file in _some(plain_text) if (head := _head(file))])
     look = _look(found, fields, documents)
     if not look.sentences:
         raise UserError(
-            f"--source {', '.join(paths)}: no text could be read there {look.detail}".rstrip()
+            "no-text",
+            f"--source {', '.join(paths)}: no text could be read there {look.detail}".rstrip(),
         )
     language, share = next(iter(look.languages.items()), ("en", 0.0))
     tokenizer = "sentencepiece" if language in WITHOUT_SPACES else "ptb"
@@ -201,8 +204,9 @@ def text_field(files: Sequence[SourceFile]) -> str:
     if not long_enough:
         seen = ", ".join(list(names)[:20])
         raise UserError(
+            "source",
             f"{tables[0].path} has no field with text (its fields are {seen}); give records a "
-            'field with the text of a document, such as {"text": "…"}'
+            'field with the text of a document, such as {"text": "…"}',
         )
     return next((name for name in USUAL if name in long_enough), long_enough[0])
 
@@ -229,5 +233,7 @@ def _rows(file: SourceFile) -> list[dict[str, Any]]:
             batches = parquet.ParquetFile(stream).iter_batches(100)
             first = next(iter(batches), None)
         except (ArrowException, OSError) as error:
-            raise UserError(f"{file.path} cannot be read as Parquet ({error})") from error
+            raise UserError(
+                "file-unreadable", f"{file.path} cannot be read as Parquet ({error})"
+            ) from error
     return first.to_pylist() if first is not None else []

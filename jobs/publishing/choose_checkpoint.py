@@ -45,7 +45,7 @@ def choose(
 ) -> CheckpointInfo:
     """The checkpoint that `--step` means: a number, `latest`, or `best` by held-out perplexity."""
     if not infos:
-        raise UserError(f"{folder.root} has no checkpoints; train first")
+        raise UserError("checkpoint-missing", f"{folder.root} has no checkpoints; train first")
     if step == "result":  # what training ended with; of a run that goes on, the newest
         ended = (read_json(folder.result) or {}).get("checkpoint_sha256")
         return next((info for info in infos if info.sha256 == ended), infos[-1])
@@ -57,7 +57,10 @@ def choose(
         if step.isdecimal() and info.step == int(step):
             return info
     known = ", ".join(str(info.step) for info in infos)
-    raise UserError(f"there is no checkpoint {step!r}; there are best, latest and: {known}")
+    raise UserError(
+        "checkpoint-missing",
+        f"there is no checkpoint {step!r}; there are best, latest and: {known}",
+    )
 
 
 def _best(
@@ -75,7 +78,8 @@ def _best(
                 best[info.tokens] = score, info
     if not best:
         raise UserError(
-            f"no checkpoint of {folder.root} was evaluated; use --step latest or its number"
+            "checkpoint-missing",
+            f"no checkpoint of {folder.root} was evaluated; use --step latest or its number",
         )
     candidates = [info for _, info in best.values()]
     if len(candidates) == 1:

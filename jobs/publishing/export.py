@@ -91,7 +91,9 @@ def export_run(
     )
     target = Path(output) if output else target
     if target.exists() and not force:
-        raise UserError(f"{target} exists already; choose another with -o, or add --force")
+        raise UserError(
+            "output", f"{target} exists already; choose another with -o, or add --force"
+        )
     if target.exists():
         _check_replaceable(target)
     if key:
@@ -112,7 +114,9 @@ def _check_replaceable(target: Path) -> None:
     try:
         read_sums(target)
     except UserError as error:
-        raise UserError(f"{target} is not a bundle, so --force does not replace it") from error
+        raise UserError(
+            "output", f"{target} is not a bundle, so --force does not replace it"
+        ) from error
     _check_nothing_else(target)
 
 
@@ -122,7 +126,8 @@ def _check_nothing_else(target: Path) -> None:
     for path in sorted(target.iterdir()):
         if path.name not in (*FILES, *OPTIONAL, SUMS) or path.is_dir():
             raise UserError(
-                f"{path} does not belong to a bundle, so {target} is not replaced; move it away"
+                "output",
+                f"{path} does not belong to a bundle, so {target} is not replaced; move it away",
             )
 
 
@@ -131,13 +136,17 @@ def _run_config(run: str, overrides: list[str]) -> RunConfig:
     saved = join(run, "config.json")
     if not exists(saved):
         if Path(run).is_dir():
-            raise UserError(f"{run} is not a run's folder (it has no config.json)")
+            raise UserError("run-missing", f"{run} is not a run's folder (it has no config.json)")
         return load_config(run, overrides)
     if overrides:
-        raise UserError("--set goes with a config file; a run's folder has its settings")
+        raise UserError(
+            "argument", "--set goes with a config file; a run's folder has its settings"
+        )
     data = read_object(saved)
     if not isinstance(data.get("run"), dict):
-        raise UserError(f"{run} is not a run's folder; give the folder that holds train/")
+        raise UserError(
+            "run-missing", f"{run} is not a run's folder; give the folder that holds train/"
+        )
     data["run"]["dir"] = run
     return config_from(data, saved, saved=True)
 
@@ -168,10 +177,10 @@ def export_checkpoint(
                 target.rename(old)
             new.rename(target)
         except OSError as error:
-            sentence = explain(error, Path(error.filename or target))
-            if sentence is None:
+            mistake = explain(error, Path(error.filename or target))
+            if mistake is None:
                 raise
-            raise UserError(f"the bundle could not be written: {sentence}") from error
+            raise mistake.saying(f"the bundle could not be written: {mistake}") from error
         finally:
             _put_back(old, target)
             shutil.rmtree(work, ignore_errors=True)
@@ -196,7 +205,9 @@ def _write(
     checkpoint = local_folder(info.path)
     loaded = load_folder(checkpoint)
     if loaded.config != config.model:
-        raise UserError(f"[model] of the config is not what {info.path} was trained with")
+        raise UserError(
+            "model-invalid", f"[model] of the config is not what {info.path} was trained with"
+        )
     limit = _limit(config, folder)
     config, state = _as_trained(config, checkpoint)
     _write_weights(target, config, checkpoint, manifest, model_tensors(loaded.bilm), progress)

@@ -39,14 +39,17 @@ def compare(registry: Registry, name: str, old: Version, new: Version, text: str
         )
     else:
         raise UserError(
+            "not-comparable",
             f"versions {old.version} and {new.version} of {name} have other vocabularies or "
-            "held-out sets, so their perplexities do not compare; give a text with --on, or --force"
+            "held-out sets, so their perplexities do not compare; give a text with --on, or "
+            "--force",
         )
     result = f"{unit}: {after:.4f}, version {old.version} has {before:.4f}"
     if not after <= before * (1 + SLACK):
         raise UserError(
+            "worse",
             f"version {new.version} of {name} is worse than version {old.version} ({result}); "
-            "--force promotes it all the same"
+            "--force promotes it all the same",
         )
     return result
 
@@ -79,7 +82,7 @@ def bits_per_character(bundle: Path, path: Path) -> float:
     text = _read(path)
     loaded = load_folder(bundle, with_softmax=True)
     if loaded.softmax is None or loaded.vocab is None:
-        raise UserError(f"{bundle} has no softmax, so it cannot score {path}")
+        raise UserError("model-incomplete", f"{bundle} has no softmax, so it cannot score {path}")
     ids = {word: number for number, word in enumerate(loaded.vocab)}
     nats, spelled = 0.0, 0
     for sentences in _batches(_sentences(bundle, text)):
@@ -116,11 +119,13 @@ def _read(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+        raise UserError("file-unreadable", f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error.reason}); convert it first") from error
+        raise UserError(
+            "file-unreadable", f"{path} is not UTF-8 ({error.reason}); convert it first"
+        ) from error
     if not text.strip():
-        raise UserError(f"{path} is empty; give a text to compare on")
+        raise UserError("no-text", f"{path} is empty; give a text to compare on")
     return text
 
 
@@ -129,7 +134,9 @@ def _sentences(bundle: Path, text: str) -> list[list[str]]:
     config = read_object(bundle / "config.json")
     unsaid = [key for key in ("tokenizer", "sentences", "language") if key not in config]
     if unsaid:
-        raise UserError(f"{bundle / 'config.json'} does not say its {unsaid[0]}; export again")
+        raise UserError(
+            "file-damaged", f"{bundle / 'config.json'} does not say its {unsaid[0]}; export again"
+        )
     if config["tokenizer"] == "sentencepiece":
         tokenise = word_rules.sentencepiece(bundle / "sentencepiece.model")
     else:

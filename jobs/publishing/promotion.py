@@ -40,8 +40,9 @@ def publish_bundle(
         promote(registry, name, version, alias, force=force)
     except UserError as error:
         raise UserError(
+            "alias",
             f"version {version} of {name} is published, but {alias} was not moved: {error} "
-            f"(elmwright promote {name} {version} --alias {alias})"
+            f"(elmwright promote {name} {version} --alias {alias})",
         ) from error
     return version
 
@@ -70,8 +71,9 @@ def _judge(registry: Registry, name: str, alias: str, holder: int, new: Version,
         if old.version == holder:
             return compare(registry, name, old, new, text)
     raise UserError(
+        "not-comparable",
         f"{alias} of {name} points to version {holder}, which was not published by this version of "
-        "elmwright, so nothing is known to compare with; --force promotes all the same"
+        "elmwright, so nothing is known to compare with; --force promotes all the same",
     )
 
 
@@ -82,7 +84,9 @@ def rollback(registry: Registry, name: str, alias: str) -> str:
     history = registry.history(name, alias)
     earlier = _earlier(history, there)
     if not earlier:
-        raise UserError(f"{alias} of {name} has pointed to nothing else; promote a version instead")
+        raise UserError(
+            "alias", f"{alias} of {name} has pointed to nothing else; promote a version instead"
+        )
     registry.fetch(name, earlier[-1])
     registry.point(name, alias, _after(history[-1:], alias, lambda now: _earlier(now, there)))
     return f"{alias} is version {earlier[-1]} of {name} again (was {history[-1]})"
@@ -108,8 +112,9 @@ def _after(holder: list[int], alias: str, move: Change) -> Change:
         if history[-1:] != holder:
             now = f"now points to version {history[-1]}" if history else "now points nowhere"
             raise UserError(
+                "alias",
                 f"{alias} was moved by another command and {now}; run the same command again if "
-                "that is still what you want"
+                "that is still what you want",
             )
         return move(history)[-HISTORY:]
 

@@ -41,8 +41,9 @@ def publish(config: RunConfig, folder: RunFolder, progress: Progress = silent) -
     """
     if not read_run_id(folder):
         raise UserError(
+            "tracking-server",
             f"MLflow has no record of this run yet; check that tracking.uri answers, then run the "
-            f"same command again (the bundle is safe in {folder.bundle})"
+            f"same command again (the bundle is safe in {folder.bundle})",
         )
     uri, name, alias = tracking_uri(config, folder), config.export.name, config.export.alias
     total = 2 * bundle_bytes(folder.bundle)

@@ -85,8 +85,9 @@ def about(bundle: Path) -> dict[str, Any]:
         check_about(facts)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
+            "file-damaged",
             f"the config.json or provenance.json of {bundle} is not as export writes it "
-            f"({error!r:.200}); export again"
+            f"({error!r:.200}); export again",
         ) from error
     return facts
 
@@ -111,23 +112,31 @@ def check_about(facts: dict[str, Any]) -> None:
 def check_name(name: str) -> None:
     if not re.fullmatch(r"\w[\w .-]{0,199}", name):
         raise UserError(
+            "argument",
             f"{name!r} cannot be the name of a model; use letters, digits, '.', '-', '_' and "
-            "spaces, and no slash"
+            "spaces, and no slash",
         )
 
 
 def check_alias(alias: str) -> None:
     if re.fullmatch(r"[vV]?\d+|latest", alias, re.IGNORECASE):
-        raise UserError(f"the alias {alias!r} looks like a version; choose a word like champion")
+        raise UserError(
+            "argument", f"the alias {alias!r} looks like a version; choose a word like champion"
+        )
     if not re.fullmatch(r"\w[\w-]{0,99}", alias):
-        raise UserError(f"{alias!r} cannot be an alias; use letters, digits, '-' and '_'")
+        raise UserError(
+            "argument", f"{alias!r} cannot be an alias; use letters, digits, '-' and '_'"
+        )
 
 
 def get_versions(registry: Registry, name: str) -> list[Version]:
     check_name(name)
     found = registry.versions(name)
     if not found:
-        raise UserError(f"{registry.uri} has no version of a model {name!r}; publish one first")
+        raise UserError(
+            "version-missing",
+            f"{registry.uri} has no version of a model {name!r}; publish one first",
+        )
     return found
 
 
@@ -137,14 +146,14 @@ def get_version(registry: Registry, name: str, version: int) -> Version:
         if found.version == version:
             return found
     numbers = ", ".join(str(found.version) for found in known)
-    raise UserError(f"{name} has no version {version}; it has {numbers}")
+    raise UserError("version-missing", f"{name} has no version {version}; it has {numbers}")
 
 
 def find_version(registry: Registry, reference: str, said: str) -> tuple[str, int]:
     """`name@alias` or `name/3` → name and number."""
     match = re.fullmatch(r"([^/@]+)(?:@([\w-]+)|/([0-9]+))", reference)
     if not match:
-        raise UserError(f"{said!r} is not NAME@ALIAS or NAME/VERSION")
+        raise UserError("argument", f"{said!r} is not NAME@ALIAS or NAME/VERSION")
     name, alias, number = match.groups()
     if number:
         get_version(registry, name, int(number))
@@ -152,5 +161,8 @@ def find_version(registry: Registry, reference: str, said: str) -> tuple[str, in
     get_versions(registry, name)
     history = registry.history(name, alias)
     if not history:
-        raise UserError(f"{said}: the model {name!r} has no alias {alias!r} in {registry.uri}")
+        raise UserError(
+            "version-missing",
+            f"{said}: the model {name!r} has no alias {alias!r} in {registry.uri}",
+        )
     return name, history[-1]

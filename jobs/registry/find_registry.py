@@ -40,17 +40,21 @@ def registry_of(name: str, said: str | None = "", run: str = "", *, quiet: bool 
         return knowing[0]
     if knowing:
         raise UserError(
+            "argument",
             f"{len(knowing)} registries here know a model {name!r} "
-            f"({', '.join(short(uri) for uri in knowing)}); name one with --to"
+            f"({', '.join(short(uri) for uri in knowing)}); name one with --to",
         )
     names = sorted({name for found in known.values() for name in found})
     if names:
         raise UserError(
+            "version-missing",
             f"no registry of the runs in {RUNS}/ here has a model {name!r} (they have: "
             f"{', '.join(names)}); for another registry, say --to or set MLFLOW_TRACKING_URI"
-            f"{did_you_mean(name, names)}"
+            f"{did_you_mean(name, names)}",
         )
-    raise UserError(f"which registry? no run in {RUNS}/ here has published a model; {WHICH}")
+    raise UserError(
+        "run-missing", f"which registry? no run in {RUNS}/ here has published a model; {WHICH}"
+    )
 
 
 def registries_here(folder: str | Path = RUNS) -> dict[str, set[str]]:

@@ -105,8 +105,9 @@ class LoggedModels:
         if experiment is not None and experiment.lifecycle_stage != "active":
             number = experiment.experiment_id
             raise UserError(
+                "tracking-server",
                 f"the experiment {EXPERIMENT!r}, in which bundles without a run are kept, was "
-                f"deleted in MLflow; mlflow experiments restore --experiment-id {number}"
+                f"deleted in MLflow; mlflow experiments restore --experiment-id {number}",
             )
         if experiment is not None:
             return "", experiment.experiment_id

@@ -59,7 +59,9 @@ class MlflowRegistry:
             database = sqlite_file(self._uri)
             if database is not None and not database.is_file():
                 # MLflow would create it, and say that it knows no such model.
-                raise UserError(f"there is no MLflow database {database}; check the path")
+                raise UserError(
+                    "tracking-server", f"there is no MLflow database {database}; check the path"
+                )
             self._bring_home()
             self._connected = connect(self._uri)
         return self._connected
@@ -162,12 +164,15 @@ class MlflowRegistry:
             found = self._client.get_model_version(name, str(version))
             source = self._client.get_model_version_download_uri(name, str(version))
             if not _is_ours(found):
-                raise UserError(f"version {version} of {name} was not published by elmwright")
+                raise UserError(
+                    "version-missing", f"version {version} of {name} was not published by elmwright"
+                )
             folder = self._models.download(f"{source}/{DATA}")
         if digest(folder) != _about(found)["digest"]:
             raise UserError(
+                "untrusted",
                 f"{source} is not the model that was published as version {version} of {name}; "
-                "do not trust it"
+                "do not trust it",
             )
         return folder
 
@@ -258,8 +263,9 @@ class MlflowRegistry:
         except (MlflowException, SQLAlchemyError, OSError, *_errors_of_s3()) as error:
             reason = for_others(" ".join(str(error).split()))[:300]
             raise UserError(
+                "tracking-server",
                 f"MLflow at {self.uri} did not let us {what} ({reason}); "
-                "run the same command again when it answers"
+                "run the same command again when it answers",
             ) from error
 
 
@@ -274,8 +280,9 @@ def _about(version: Any) -> dict[str, Any]:
         check_about(facts)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
+            "tracking-server",
             f"the tag {tag} of version {version.version} of {version.name} was changed "
-            f"({error!r:.100}); delete that version in MLflow and publish again"
+            f"({error!r:.100}); delete that version in MLflow and publish again",
         ) from error
     return facts
 

@@ -16,8 +16,9 @@ def open_registry(uri: str) -> Registry:
         return MlflowRegistry(uri)
     if "://" in uri and not is_url(uri):
         raise UserError(
+            "argument",
             f"{hide(uri)!r} is no registry: give an MLflow server (http://…, sqlite:///…), a "
-            "folder, or an s3:// prefix"
+            "folder, or an s3:// prefix",
         )
 
     return Shelf(uri)

@@ -137,8 +137,9 @@ class Shelf:
             verify_bundle(folder)
         if digest_of(read_sums(folder)) != facts["digest"]:
             raise UserError(
+                "untrusted",
                 f"{where} is not the model that was published as version {version} of {name}; "
-                "do not trust it"
+                "do not trust it",
             )
         return folder
 
@@ -153,8 +154,9 @@ class Shelf:
             return  # it lies where it belongs, and has been verified
         if source.is_relative_to(Path(self.uri, name)):
             raise UserError(
+                "argument",
                 f"{bundle} lies on the shelf itself, where what no version lists is removed; copy "
-                "it elsewhere and publish the copy"
+                "it elsewhere and publish the copy",
             )
         # Nobody else is here, and no version lists what is there: a publish was killed.
         beside = join(self.uri, name, f"{WRITING}{folder}")
@@ -215,9 +217,13 @@ class Shelf:
                 if not known or not all(known):
                     raise ValueError("an alias points nowhere")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(f"{path} is damaged ({error}); put it back from a backup") from error
+            raise UserError(
+                "file-damaged", f"{path} is damaged ({error}); put it back from a backup"
+            ) from error
         if found != FORMAT:
-            raise UserError(f"{path} has format {found!r}, and this version reads {FORMAT}")
+            raise UserError(
+                "format", f"{path} has format {found!r}, and this version reads {FORMAT}"
+            )
         return dict(index)
 
     def _check_not_lost(self, name: str) -> None:
@@ -225,9 +231,10 @@ class Shelf:
         bundles = sum(any(file.path.endswith(f"/{SUMS}") for file in files) for files in folders)
         if bundles:
             raise UserError(
+                "file-damaged",
                 f"{join(self.uri, name, INDEX)} is missing, but bundles lie beside it ({bundles}); "
                 "put the index back from a backup, or move the bundles elsewhere and publish them "
-                "again"
+                "again",
             )
 
     def _write(self, name: str, index: Index) -> None:

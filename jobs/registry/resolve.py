@@ -43,7 +43,7 @@ def resolve(model: str, tracking_uri: str = "", require_signature: str | Path = 
     key = require_signature or os.environ.get(REQUIRE, "")
     if key:
         if not (folder / SUMS).is_file():
-            raise UserError(f"{model} is not a bundle, and only bundles are signed")
+            raise UserError("signature", f"{model} is not a bundle, and only bundles are signed")
         verify_signature(folder, Path(key))
     return folder
 
@@ -94,13 +94,14 @@ def find_run_of(model: str) -> RunFolder:
             return run
     recipe = is_name(model) and (RECIPES / f"{model}.toml").is_file()
     raise UserError(
+        "model-missing",
         f"there is no model folder {model!r} and no run of that name"
         + (
             f"; 'elmwright run {model}' makes one"
             if recipe
             else "; give a run, a bundle, a checkpoint, a folder with options.json and one .hdf5, "
             f"or models:/NAME@ALIAS{did_you_mean(model, run_names())}"
-        )
+        ),
     )
 
 
@@ -126,7 +127,8 @@ def model_of_run(run: RunFolder) -> Path:
     newest = newest_valid(run.checkpoints, warn)
     if newest is None:
         raise UserError(
-            f"the run {nearby(run.root)} has no bundle and no checkpoint yet; train it first"
+            "model-missing",
+            f"the run {nearby(run.root)} has no bundle and no checkpoint yet; train it first",
         )
     print(f"note: {nearby(run.root)} has no bundle yet; this is its checkpoint of step "
           f"{newest.step:,}", file=sys.stderr)  # fmt: skip

@@ -16,13 +16,15 @@ def corpus_of(text: str) -> str:
         return join(text, "corpus")
     if is_url(text) or (Path(text).is_dir() and not is_run(text)):
         raise UserError(
+            "corpus-missing",
             f"{text} holds no finished corpus (MANIFEST.json is missing); build it with "
-            "'elmwright corpus'"
+            "'elmwright corpus'",
         )
     folder = find_run(text)
     if not exists(join(folder.corpus, "MANIFEST.json")):
         raise UserError(
+            "corpus-missing",
             f"the run {nearby(folder.root)} has no finished corpus yet; build it with "
-            "'elmwright corpus'"
+            "'elmwright corpus'",
         )
     return folder.corpus

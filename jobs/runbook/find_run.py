@@ -42,14 +42,16 @@ def find_here(text: str) -> RunFolder | None:
     """The run that `text` names without the run book; None if it names none."""
     if is_url(text):
         if read_json(join(text, "config.json")) is None and not runbook.submissions_in(text):
-            raise UserError(f"{text} is not a run's folder: it has no config.json")
+            raise UserError("run-missing", f"{text} is not a run's folder: it has no config.json")
         return RunFolder.at(text)
     if is_run(text) or _was_submitted(text):
         return RunFolder.at(text)
     if is_name(text) and (is_run(Path(RUNS, text)) or _was_submitted(Path(RUNS, text))):
         return RunFolder.at(Path(RUNS, text))
     if Path(text).is_dir():
-        raise UserError(f"{text} is not a run's folder: it has no config.json of a run")
+        raise UserError(
+            "run-missing", f"{text} is not a run's folder: it has no config.json of a run"
+        )
     return _of_config(text) if Path(text).is_file() else None
 
 
@@ -122,8 +124,9 @@ def _from_book(text: str) -> RunFolder | None:
     where = sent[-1].submission.dir
     if not is_url(where) and not is_run(where):
         raise UserError(
+            "run-missing",
             f"run {text!r} was submitted to {sent[-1].submission.target}, and its folder {where} "
-            f"cannot be seen from here; 'elmwright status {text}' tells how far it is"
+            f"cannot be seen from here; 'elmwright status {text}' tells how far it is",
         )
     return RunFolder.at(where)
 
@@ -136,8 +139,9 @@ def _of_config(text: str) -> RunFolder:
     folder = RunFolder.of(load_config(text))
     if not folder.remote and not is_run(folder.root):
         raise UserError(
+            "run-missing",
             f"the run of {text} has not been started: there is no {nearby(folder.root)}; "
-            f"'elmwright run {text}' starts it"
+            f"'elmwright run {text}' starts it",
         )
     return folder
 
@@ -146,9 +150,10 @@ def no_run(text: str) -> UserError:
     """What is said of a name that is no run's, with the nearest that is one."""
     recipes = [path.stem for path in RECIPES.glob("*.toml")]
     return UserError(
+        "run-missing",
         f"there is no run {text!r}: no folder or config file of that name, nothing in {RUNS}/ "
         "here, and nothing submitted under it; 'elmwright runs' lists the runs here"
-        f"{did_you_mean(text, [*run_names(), *recipes])}"
+        f"{did_you_mean(text, [*run_names(), *recipes])}",
     )
 
 

@@ -67,8 +67,9 @@ def attempts_of(name: str) -> list[Job]:
         return [_from_data(one) for one in page["attempts"]]
     except (KeyError, TypeError, AttributeError):
         raise UserError(
+            "file-damaged",
             f"the run book's page {_page(name)} is damaged; delete it, and give the run.dir of the "
-            "run in place of its name"
+            "run in place of its name",
         ) from None
 
 
@@ -109,13 +110,15 @@ def find_run(text: str) -> list[Job]:
             else f"there is no {folder}/submissions"
         )
         raise UserError(
+            "run-missing",
             f"nothing was submitted for {folder}: {why}; "
-            "'elmwright submit' sends a run, 'elmwright status' tells of one that was started here"
+            "'elmwright submit' sends a run, 'elmwright status' tells of one that was started here",
         )
     names = ", ".join(job.submission.run for job in all_runs()[:8])
     raise UserError(
+        "run-missing",
         f"there is no run {text!r} in the run book ({names or 'it is empty'}) and no folder of "
-        "that name; give the run.dir of a run that was submitted elsewhere"
+        "that name; give the run.dir of a run that was submitted elsewhere",
     )
 
 
@@ -147,7 +150,7 @@ def left_in(folder: str) -> list[Job]:
             try:
                 found.append(_from_data(json.loads(data)))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                raise UserError(f"{file.path} is damaged; delete it") from None
+                raise UserError("file-damaged", f"{file.path} is damaged; delete it") from None
     return sorted(found, key=lambda job: (job.submission.time, job.submission.id))
 
 

@@ -161,14 +161,16 @@ def passed_on(more: tuple[str, ...] = ()) -> dict[str, str]:
     for name in more:
         if SECRET.search(name):
             raise UserError(
+                "secret",
                 f"env = [{name!r}, …]: a variable of this name may be a secret and is never sent; "
-                "put it into the cluster's own environment and name it under secrets instead"
+                "put it into the cluster's own environment and name it under secrets instead",
             )
     found = {name: os.environ[name] for name in (*PASSED_ON, *more) if os.environ.get(name)}
     for name, value in found.items():
         if secret_in(value):
             raise UserError(
-                f"{name} holds a password or a token, and is never sent; take it out of the URL"
+                "secret",
+                f"{name} holds a password or a token, and is never sent; take it out of the URL",
             )
     return found
 
@@ -178,8 +180,9 @@ def check_lines(lines: tuple[str, ...]) -> None:
     for line in lines:
         if re.match(r"#SBATCH\s+--export\b", line):
             raise UserError(
+                "secret",
                 "lines = […] has an --export, which the job would not follow: name variables as "
-                "env of the target, and put secrets into a file on the cluster, its env_file"
+                "env of the target, and put secrets into a file on the cluster, its env_file",
             )
         pattern = r"([A-Za-z_][\w-]*)\s*=\s*[\"']?([^\s,;&|\"']*)"
         for name, value in re.findall(pattern, line):
@@ -187,14 +190,16 @@ def check_lines(lines: tuple[str, ...]) -> None:
             looked_up = value[:1] in ("", "$", "`", "/", "~")
             if SECRET.search(name) and not looked_up and name != "wckey":  # of Slurm's accounting
                 raise UserError(
+                    "secret",
                     f"lines = […] sets {name}, which may be a secret and would be copied into the "
                     "script and the run's folder; put it into a file on the cluster and name that "
-                    "as env_file"
+                    "as env_file",
                 )
         if secret_in(line):
             raise UserError(
+                "secret",
                 "lines = […] holds a URL with a password or a token; put it into a file on the "
-                "cluster and name that as env_file"
+                "cluster and name that as env_file",
             )
 
 

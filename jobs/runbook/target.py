@@ -136,15 +136,17 @@ def find_target(text: str) -> Target:
     if re.match(r"https?://[^/]", text):
         if "@" in text:
             raise UserError(
+                "secret",
                 f"{text.partition('@')[2]}: an address has no user or password; a token comes from "
-                "RAY_AUTH_TOKEN or a file"
+                "RAY_AUTH_TOKEN or a file",
             )
         return Target("ray", address=check_address(text.rstrip("/"), repr(text)))
     if text.startswith("ray://") or re.fullmatch(r"[\w.-]+:\d+", text):
         host = text.removeprefix("ray://").partition(":")[0]
         raise UserError(
+            "target",
             f"{text!r} is not the address of a Ray dashboard; jobs are submitted there, usually at "
-            f"http://{host}:8265"
+            f"http://{host}:8265",
         )
     kinds = [kind for kind in KINDS if kind != "ray"]  # which is said by its address
     close = difflib.get_close_matches(text, [*named, *kinds], n=1, cutoff=0.5)
@@ -153,8 +155,9 @@ def find_target(text: str) -> Target:
         f"{', '.join(sorted(named))} in {targets_file()}" if named else f"none in {targets_file()}"
     )
     raise UserError(
+        "target",
         f"there is no target {text!r}{hint or ''}; say local, slurm, k8s, http://HEAD:8265, or a "
-        f"name ({known})"
+        f"name ({known})",
     )
 
 
@@ -186,7 +189,7 @@ def check_address(address: str, name: str) -> str:
     except ValueError:  # also what is no name of a host
         good = False
     if not good:
-        raise UserError(f"{name} is not an address; write it as http://HEAD:8265")
+        raise UserError("target", f"{name} is not an address; write it as http://HEAD:8265")
     return address
 
 
@@ -198,19 +201,21 @@ def named_targets() -> dict[str, Target]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+        raise UserError("target", f"{path} cannot be read: {error}") from error
     return {name: _target(path, name, table) for name, table in tables.items()}
 
 
 def _target(path: Path, name: str, table: Any) -> Target:
     if not isinstance(table, dict) or table.get("kind") not in KINDS:
-        raise UserError(f"{path}: [{name}] needs kind = one of {', '.join(map(repr, KINDS))}")
+        raise UserError(
+            "target", f"{path}: [{name}] needs kind = one of {', '.join(map(repr, KINDS))}"
+        )
     fields = {one.name: one for one in dataclasses.fields(Target) if one.name != "name"}
     for key, value in table.items():
         if key not in fields:
             close = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(fields)}"
-            raise UserError(f"{path}: {name}.{key}: unknown key; {hint}")
+            raise UserError("target", f"{path}: {name}.{key}: unknown key; {hint}")
         default = fields[key].default
         wants_list = isinstance(default, tuple)
         good = (
@@ -220,16 +225,16 @@ def _target(path: Path, name: str, table: Any) -> Target:
         )
         if not good:
             kind = "a list of strings" if wants_list else f"a {type(default).__name__}"
-            raise UserError(f"{path}: {name}.{key}: expected {kind}, got {value!r}")
+            raise UserError("target", f"{path}: {name}.{key}: expected {kind}, got {value!r}")
     target = Target.from_data({**table, "name": name})
     for key, shape in SHAPES.items():
         value = str(getattr(target, key))
         if not re.fullmatch(shape, value):
-            raise UserError(f"{path}: {name}.{key}: {value!r} is not what it can be")
+            raise UserError("target", f"{path}: {name}.{key}: {value!r} is not what it can be")
     if any("\n" in line for line in target.lines):
-        raise UserError(f"{path}: {name}.lines: write one string a line")
+        raise UserError("target", f"{path}: {name}.lines: write one string a line")
     if target.kind == "ray" and not re.match(r"https?://[^/@]+$", target.address.rstrip("/")):
-        raise UserError(f"{path}: {name}.address: write it as http://HEAD:8265")
+        raise UserError("target", f"{path}: {name}.address: write it as http://HEAD:8265")
     if target.address:
         shown = f": {target.address!r}" if "@" not in target.address else ""  # a password
         check_address(target.address, f"{path}: {name}.address{shown}")

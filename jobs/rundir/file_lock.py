@@ -21,8 +21,9 @@ def flock(path: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
+                "busy",
                 f"{path.parent} is in use by {holder(read_json(path))}; wait for it or stop it "
-                "first"
+                "first",
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(about()).encode(), 0)

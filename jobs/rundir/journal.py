@@ -270,15 +270,17 @@ def _fill_holes(folder: str) -> None:
     for begin, end in holes:
         if end - begin > LARGEST_HOLE:
             raise UserError(
+                "file-damaged",
                 f"the journal {folder} lacks its bytes {begin} to {end}; move what is behind them "
-                f"({end:012d}.jsonl) to another folder, or copy the missing segment back"
+                f"({end:012d}.jsonl) to another folder, or copy the missing segment back",
             )
         name = join(folder, f"{begin:012d}.jsonl")
         found = stat(name)
         if found is not None and found.bytes:  # an empty one is a hole itself
             raise UserError(
+                "store-failed",
                 f"the store does not list {name}, which exists; run the same command again when it "
-                "does"
+                "does",
             )
         write_bytes(name, b" " * (end - begin - 1) + b"\n")
         log.warning("the journal %s lacks its bytes %d to %d", folder, begin, end)

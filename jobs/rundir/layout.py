@@ -147,8 +147,9 @@ def open_run_folder(config: RunConfig) -> RunFolder:
     if folder.remote:
         if not config.tracking.uri:
             raise UserError(
+                "tracking-server",
                 f"run.dir {folder.root} is in an object store, where MLflow cannot keep a database;"
-                " set tracking.uri to an MLflow server"
+                " set tracking.uri to an MLflow server",
             )
         write_bytes(join(folder.root, ".writable"), b"")  # or the store says why not
     for local in {folder.log.parent} if folder.remote else {folder.log.parent, Path(folder.train)}:
@@ -160,7 +161,8 @@ def open_run_folder(config: RunConfig) -> RunFolder:
         except OSError as error:
             name = "run.scratch" if folder.remote else "run.dir"
             raise UserError(
+                "output",
                 f"{name} {local} cannot be written ({error.strerror}); "
-                f"make it writable or choose another {name}"
+                f"make it writable or choose another {name}",
             ) from error
     return folder

@@ -92,14 +92,17 @@ def _take(path: str, mine: str, who: dict[str, Any]) -> None:
                 break
             if (now.get("owner"), now.get("count")) != (found.get("owner"), found.get("count")):
                 raise UserError(
+                    "busy",
                     f"{path.rpartition('/')[0]} is in use by {holder(now)}; wait for it or "
-                    "stop it first"
+                    "stop it first",
                 )
     write_json(path, {"owner": mine, "count": 0, **who})
     time.sleep(SETTLE)
     now = read_json(path) or {}
     if now.get("owner") != mine:
-        raise UserError(f"{path.rpartition('/')[0]} was taken at the same moment by {holder(now)}")
+        raise UserError(
+            "busy", f"{path.rpartition('/')[0]} was taken at the same moment by {holder(now)}"
+        )
 
 
 def is_held(path: str) -> bool:

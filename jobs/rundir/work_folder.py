@@ -32,7 +32,9 @@ def alone_in(work: Path, output: Path) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise UserError(f"another command is writing {output}; wait for it") from error
+                raise UserError(
+                    "busy", f"another command is writing {output}; wait for it"
+                ) from error
             if not _has_its_name(lock, work / LOCK):
                 continue
             yield

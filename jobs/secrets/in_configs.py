@@ -27,8 +27,9 @@ def refuse_secrets(data: Any, where: str) -> None:
     for key, text in texts(data):
         if kind := secret_in_setting(text):
             raise UserError(
+                "secret",
                 f"{where}: {key} holds {_WORDS[kind]}, which would be written into the run's "
-                f"files; take it out of the config and {instead(key, text)}"
+                f"files; take it out of the config and {instead(key, text)}",
             )
 
 

@@ -91,7 +91,8 @@ def check_not_trained_on(folder: RunFolder) -> None:
     infos = list_checkpoints(folder.checkpoints)
     if infos and finished_corpus(folder.corpus) is not None:
         raise UserError(
+            "run-changed",
             f"the sources or the [corpus], [vocab] or [shards] settings have changed since "
             f"{infos[-1].path} was trained on this run's corpus; give the run another run.name, "
-            "or set them back"
+            "or set them back",
         )

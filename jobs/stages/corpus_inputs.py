@@ -157,7 +157,8 @@ def _has_text(file: SourceFile, corpus: CorpusConfig) -> bool:
     if broken:
         detail = f" ({broken.detail})" if broken.detail else ""
         raise UserError(
+            "source",
             f"{file.path} of corpus.heldout.{file.split}: {broken.problem}{detail}; a held-out set "
-            "is read whole, so mend or remove it"
+            "is read whole, so mend or remove it",
         )
     return bool(found)

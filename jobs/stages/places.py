@@ -58,6 +58,7 @@ def check_tracking(config: RunConfig, folder: RunFolder) -> None:
     reason, where = _unwritable(database.parent)
     if reason:
         raise UserError(
+            "tracking-server",
             f"tracking.uri names {database}, which cannot be written ({where} {reason}); make it "
-            "writable or choose another"
+            "writable or choose another",
         )

@@ -13,9 +13,8 @@ the stage that meets it.
 from collections.abc import Collection, Sequence
 
 from elmwright.jobs.stages.places import check_places
-from elmwright.jobs.stages.problems import Problems, as_text
+from elmwright.jobs.stages.problems import Problems
 from elmwright.jobs.stages.stage import Run, Stage
-from elmwright.pipeline.errors import UserError
 
 
 def preflight(run: Run, stages: Sequence[Stage], pending: Collection[str]) -> Problems:
@@ -30,5 +29,4 @@ def preflight(run: Run, stages: Sequence[Stage], pending: Collection[str]) -> Pr
 
 def refuse_mistakes(run: Run, stages: Sequence[Stage], pending: Collection[str]) -> None:
     """Raise all problems as one error."""
-    if problems := preflight(run, stages, pending):
-        raise UserError(as_text(problems))
+    preflight(run, stages, pending).raise_all()

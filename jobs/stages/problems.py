@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Code, UserError
 from elmwright.pipeline.storage.disk import explain
 
 T = TypeVar("T")
@@ -13,22 +13,33 @@ T = TypeVar("T")
 class Problems(list[str]):
     """Sentences, in the order in which they were found; none twice."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._codes: list[Code] = []
+
     def of(self, call: Callable[..., T], *arguments: Any) -> T | None:
         """What the call returns, or None after noting why it refused."""
         try:
             return call(*arguments)
         except UserError as error:
-            self.note(str(error))
+            self.note(str(error), error.code)
         except OSError as error:
-            reason = explain(error, Path(error.filename or "here"))
-            reason = reason or f"a store or disk does not answer as it should ({error})"
-            self.note(" ".join(reason.split())[:400])
+            mistake = explain(error, Path(error.filename or "here")) or UserError(
+                "store-failed", f"a store or disk does not answer as it should ({error})"
+            )
+            self.note(" ".join(str(mistake).split())[:400], mistake.code)
         return None
 
-    def note(self, problem: str | None) -> None:
+    def note(self, problem: str | None, code: Code = "setting") -> None:
         """Add a problem, if it is one and new."""
         if problem and problem not in self:
             self.append(problem)
+            self._codes.append(code)
+
+    def raise_all(self) -> None:
+        """Raise them as one error, if there are any."""
+        if self:
+            raise UserError(self._codes[0] if len(self) == 1 else "problems", as_text(self))
 
 
 def as_text(problems: Sequence[str]) -> str:

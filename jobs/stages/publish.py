@@ -54,6 +54,7 @@ def _catch_up(run: Run) -> None:
     problem = tracker.finish("FINISHED")
     if problem:
         raise UserError(
+            "tracking-server",
             f"{problem}; the bundle is safe in {folder.bundle}: run the same command again when "
-            "the server answers"
+            "the server answers",
         )

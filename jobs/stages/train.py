@@ -161,9 +161,9 @@ def find_init_from(config: RunConfig, folder: RunFolder) -> Path | None:
     except UserError as error:
         if is_remote(config):
             return None  # the machines that train may see what this one does not
-        raise UserError(f"train.init_from: {error}") from error
+        raise error.saying(f"train.init_from: {error}") from error
     from elmwright.model.formats.folder import read_shape
 
     if problem := shape_problem(config.model, read_shape(path)):
-        raise UserError(problem)
+        raise UserError("model-invalid", problem)
     return path

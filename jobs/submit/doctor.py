@@ -262,7 +262,9 @@ def _slurm(target: Target, config: RunConfig | None, found: list[Finding]) -> No
     rows = run_slurm("sinfo", "--noheader", "--format=%P: %D machines with %c CPUs, %T", *partition)
     lines = [line for line in rows.splitlines() if line.strip()]
     if not lines:
-        raise UserError(f"Slurm has no partition {target.partition!r}; sinfo lists what there is")
+        raise UserError(
+            "target", f"Slurm has no partition {target.partition!r}; sinfo lists what there is"
+        )
     found += [(True, f"partition {line}") for line in lines]
     submission = _submission(target, config)
     if target.env_file:
@@ -282,7 +284,10 @@ def _look_as_a_job(submission: Submission, config: RunConfig | None) -> dict[str
     target = submission.target
     python = os.path.expanduser(target.python or sys.executable)
     if shutil.which(python) is None:
-        raise UserError(f"there is no {python}; name the cluster's Python as python of the target")
+        raise UserError(
+            "environment",
+            f"there is no {python}; name the cluster's Python as python of the target",
+        )
     with tempfile.TemporaryDirectory(prefix="elmwright-doctor-") as folder:
         for name, content in wheel_members()[1].items():
             path = Path(folder) / name
@@ -302,8 +307,9 @@ def _look_as_a_job(submission: Submission, config: RunConfig | None) -> dict[str
     if not answers:
         last = " ".join((done.stderr.strip() or "it said nothing").splitlines()[-1:])
         raise UserError(
+            "environment",
             f"{python} cannot run elmwright ({last[:300]}); install its dependencies, or name "
-            "another as python of the target"
+            "another as python of the target",
         )
     return dict(json.loads(answers[-1].removeprefix(MARK))[0])
 
@@ -318,8 +324,9 @@ def _run_for_a_while(
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise UserError(
+            "cluster-unreachable",
             f"looking at this machine took more than {PROBE_SECONDS:.0f} s; see whether its disks "
-            "and the servers of the config answer"
+            "and the servers of the config answer",
         ) from None
 
 

@@ -133,9 +133,10 @@ def enter_folder(submission: Submission, config: RunConfig) -> None:
     relative = relative_paths(config)
     if relative:
         raise UserError(
+            "shared-path",
             f"{relative[0]!r} is relative to {submission.cwd}, which is not there on "
             f"{platform.node()}; write absolute paths that every machine of the cluster mounts, "
-            "or s3:// URLs"
+            "or s3:// URLs",
         )
 
 
@@ -144,9 +145,10 @@ def check_dependencies() -> None:
     problems = missing_dependencies()
     if problems:
         raise UserError(
+            "environment",
             f"the environment of {sys.executable} on {platform.node()} lacks what elmwright needs: "
             f"{'; '.join(problems)}; install it there, or name another Python as python = … of the "
-            "target"
+            "target",
         )
 
 
@@ -179,9 +181,10 @@ def check_names(submission: Submission, config: RunConfig) -> None:
             missing = []  # the machine itself has a role that may use the store
     if missing:
         raise UserError(
+            "secret",
             f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set in the job's "
             f"environment on {platform.node()}; secrets are never sent with a job: set them for "
-            "the cluster's nodes (a mounted secret, the environment of 'ray start', a file)"
+            "the cluster's nodes (a mounted secret, the environment of 'ray start', a file)",
         )
 
 

@@ -126,8 +126,9 @@ def refuse_second(submission: Submission, place: Place) -> None:
 def already(run: str, job: str, target: Target) -> UserError:
     """What is said to whoever would send a run a second time."""
     return UserError(
+        "busy",
         f"run {run!r} is going on already on {target} (job {job}); follow it with 'elmwright logs "
-        f"-f {run}', stop it with 'elmwright cancel {run}', or give this one another --name"
+        f"-f {run}', stop it with 'elmwright cancel {run}', or give this one another --name",
     )
 
 
@@ -158,8 +159,10 @@ def cancel(job: Job, *, wait: bool = True) -> State:
     state = _state_of(job, place)
     if state.ended:
         again = f"; 'elmwright resume {run}' resumes it" if state.word == "interrupted" else ""
-        raise UserError(f"run {run!r} is not running, there is nothing to cancel: it is "
-                        f"{state.word}{again}")  # fmt: skip
+        raise UserError(
+            "run-state",
+            f"run {run!r} is not running, there is nothing to cancel: it is {state.word}{again}",
+        )
     place.stop(job)
     if not wait:
         return state

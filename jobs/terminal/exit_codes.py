@@ -3,11 +3,13 @@
 0 done, 1 failed, 2 the user's mistake, 75 interrupted but resumable by the same command.
 """
 
+import json
 import os
 import re
 import select
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -15,6 +17,7 @@ from elmwright.jobs.environment.machine_use import share_machine
 from elmwright.jobs.terminal.unexpected import quiet_threads, report_unexpected
 from elmwright.jobs.terminal.wording import tell
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.disk import explain
 
 DONE, FAILED, MISTAKE, RESUMABLE = 0, 1, 2, 75
@@ -22,8 +25,11 @@ STORE_WORDS = re.compile(r"(?i)\b(s3|gs|gcs|aws|bucket|botocore|google::cloud|cu
 """What pyarrow says of object stores, whose errors have no number."""
 
 
-def exit_code(work: Callable[[], int | None]) -> int:
-    """Do the work of a command; its exit code. What went wrong is told on standard error."""
+def exit_code(work: Callable[[], int | None], *, as_json: bool = False) -> int:
+    """Do the work of a command; its exit code. What went wrong is told on standard error.
+
+    With `as_json` it is told as one JSON object with the error's code (docs/errors.md).
+    """
     share_machine()
     quiet_threads()
     try:
@@ -36,19 +42,17 @@ def exit_code(work: Callable[[], int | None]) -> int:
         # it would also end a run whose tracking server closes a connection.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except KeyboardInterrupt:
-        _tell_stopped("stopped: interrupted; nothing is lost")
-        return RESUMABLE
-    except Interrupted as stop:
-        _tell_stopped(f"stopped: {stop}")
-        return RESUMABLE
-    except Exception as error:
-        code, sentence = _ending(error)
-        if sentence:
-            tell(sentence, sys.stderr)
-        else:
+    except (KeyboardInterrupt, Exception) as error:
+        ending = _ending(error)
+        if as_json:
+            print(json.dumps({"error": to_data(ending)}), file=sys.stderr)
+        elif ending.exit == RESUMABLE:
+            _tell_stopped(f"stopped: {ending.message}")
+        elif ending.message:
+            tell(f"{'error' if ending.exit == MISTAKE else 'failed'}: {ending.message}", sys.stderr)
+        if not ending.message:
             report_unexpected(error)
-        return code
+        return ending.exit
 
 
 def _has_no_reader(stream: TextIO) -> bool:
@@ -68,20 +72,36 @@ def _tell_stopped(sentence: str) -> None:
     tell(sentence, sys.stderr)
 
 
-def _ending(error: Exception) -> tuple[int, str]:
-    """The exit code, and what to say; nothing is known to be said of an unexpected error."""
-    if isinstance(error, UserError):
-        return MISTAKE, f"error: {error}"
+@dataclass(frozen=True)
+class Ending:
+    """How a command ended early."""
+
+    exit: int
+    """Its exit code."""
+    code: str
+    """A code for programs."""
+    message: str
+    """What a person reads; empty where the error is unexpected."""
+
+
+def _ending(error: BaseException) -> Ending:
+    if isinstance(error, KeyboardInterrupt):
+        return Ending(RESUMABLE, "interrupted", "interrupted; nothing is lost")
+    if isinstance(error, Interrupted):
+        return Ending(RESUMABLE, "interrupted", str(error))
     if isinstance(error, Failed):
-        return FAILED, f"failed: {error}"
+        return Ending(FAILED, "failed", str(error))
     if isinstance(error, OSError):
-        sentence = explain(error, Path(error.filename or "here"))
-        if sentence is not None:
-            return MISTAKE, f"error: {sentence}"
-        if error.errno is None and STORE_WORDS.search(str(error)):
+        if mistake := explain(error, Path(error.filename or "here")):
+            error = mistake
+        elif error.errno is None and STORE_WORDS.search(str(error)):
             reason = " ".join(str(error).split())[:300]
-            return FAILED, (
-                f"failed: the object store does not answer as it should ({reason}); check "
-                "AWS_ENDPOINT_URL and the network, then run the same command again"
+            return Ending(
+                FAILED,
+                "store-failed",
+                f"the object store does not answer as it should ({reason}); check "
+                "AWS_ENDPOINT_URL and the network, then run the same command again",
             )
-    return FAILED, ""
+    if isinstance(error, UserError):
+        return Ending(MISTAKE, error.code, str(error))
+    return Ending(FAILED, "unexpected", "")

@@ -30,13 +30,16 @@ def check_driver(uri: str) -> None:
         make_url(uri).get_dialect().import_dbapi()
     except ImportError as error:
         raise UserError(
+            "environment",
             f"an MLflow in {name}://… needs the package {error.name}, which is missing; install "
-            f"it, name one that is there (as postgresql+psycopg2:// does), {advice}"
+            f"it, name one that is there (as postgresql+psycopg2:// does), {advice}",
         ) from None
     except (ArgumentError, ValueError) as error:
         # A URL that cannot be taken apart is shown whole by SQLAlchemy, password and all.
         why = f" ({error})" if "@" not in str(error) else ""
-        raise UserError(f"{name}://… is no database that MLflow knows{why}; {advice}") from None
+        raise UserError(
+            "tracking-server", f"{name}://… is no database that MLflow knows{why}; {advice}"
+        ) from None
 
 
 def check_server(uri: str) -> str | None:
@@ -55,12 +58,15 @@ def check_server(uri: str) -> str | None:
         shown = without_secret(uri)
         if error.code in (401, 403):
             raise UserError(
+                "tracking-server",
                 f"MLflow at {shown} refuses us ({error.code} {error.reason}); set "
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, "
-                "or start the server with this name in --allowed-hosts"
+                "or start the server with this name in --allowed-hosts",
             ) from error
         if error.code == 404:
-            raise UserError(f"{shown} is no MLflow server; check tracking.uri") from error
+            raise UserError(
+                "tracking-server", f"{shown} is no MLflow server; check tracking.uri"
+            ) from error
         reason = f"{error.code} {error.reason}"
     except OSError as error:
         reason = str(getattr(error, "reason", error))
@@ -68,7 +74,7 @@ def check_server(uri: str) -> str | None:
         # What the address was taken apart into may be a part of a password.
         why = "" if secret_in(uri) else f" ({error})"
         raise UserError(
-            f"tracking.uri is not an address{why}; write it as http://HOST:5000"
+            "tracking-server", f"tracking.uri is not an address{why}; write it as http://HOST:5000"
         ) from None
     return (
         f"MLflow at {without_secret(uri)} does not answer ({reason}); what it misses is sent "

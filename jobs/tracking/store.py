@@ -133,9 +133,10 @@ def connect(uri: str) -> Any:
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
     except MlflowException as error:
         raise UserError(
+            "tracking-server",
             for_others(
                 f"tracking.uri {without_secret(uri)!r} is not one MLflow knows: {error.message}"
-            )
+            ),
         ) from error
 
 

@@ -46,7 +46,7 @@ class Run:
 def list_runs(folder: str | Path = RUNS) -> list[Run]:
     """The runs in a folder, the one that changed last first."""
     if not Path(folder).is_dir() and str(folder) != RUNS:
-        raise UserError(f"there is no folder {folder}; name one that holds runs")
+        raise UserError("file-missing", f"there is no folder {folder}; name one that holds runs")
     found = [_look(path) for path in runs_in(folder)]
     return sorted(found, key=lambda run: (-run.changed, run.name))
 

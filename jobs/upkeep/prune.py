@@ -71,8 +71,9 @@ def prune(
     """Remove what can be made again; `tell` hears of it first. With `dry_run` that is all."""
     if folder.remote:
         raise UserError(
+            "run-state",
             f"{folder.root} is in an object store, and prune works on a disk; remove "
-            f"{folder.root}/corpus/work with the store's own tools once the corpus is finished"
+            f"{folder.root}/corpus/work with the store's own tools once the corpus is finished",
         )
     lock = Path(folder.root, "run.lock")
     before = lock_text(folder)

@@ -87,7 +87,7 @@ def add_ui_command(add: Callable[[str, Command, str], argparse.ArgumentParser]) 
 
 def _ui(options: argparse.Namespace) -> None:
     if not 0 <= options.port < 65536:
-        raise UserError(f"--port {options.port} is no port; give one from 1 to 65535")
+        raise UserError("port", f"--port {options.port} is no port; give one from 1 to 65535")
     folder = find_folder(options.run)
     show(folder, options.port, _open if options.open else lambda _link: None)
 
@@ -98,7 +98,9 @@ def find_folder(text: str) -> RunFolder:
         return find_run(text)
     found = [path.parent for path in Path(RUNS).glob("*/config.json")]
     if not found:
-        raise UserError(f"there is no run in {RUNS}/ here; name one: elmwright ui RUN")
+        raise UserError(
+            "run-missing", f"there is no run in {RUNS}/ here; name one: elmwright ui RUN"
+        )
     return RunFolder.at(max(found, key=_age))
 
 
@@ -112,13 +114,16 @@ def show(folder: RunFolder, port: int, opened: Callable[[str], object]) -> None:
     """Print the links, and serve what they lead to until somebody stops it."""
     saved = read_json(folder.config)
     if saved is None or "tracking" not in saved:
-        raise UserError(f"{folder.root} is not a run's folder (it has no config.json of a run)")
+        raise UserError(
+            "run-missing", f"{folder.root} is not a run's folder (it has no config.json of a run)"
+        )
     advise(saved, nearby(folder.config))
     state = read_json(folder.tracking) or {}
     if not (state.get("run_id") and state.get("experiment_id")):
         raise UserError(
+            "run-missing",
             f"{nearby(folder.root)} has no charts yet: they begin with training"
-            + (f"; the corpus report is {report}" if (report := _report(folder)) else "")
+            + (f"; the corpus report is {report}" if (report := _report(folder)) else ""),
         )
     uri = _store(folder, str(saved["tracking"].get("uri") or ""))
     if uri.startswith(("http://", "https://")):
@@ -152,7 +157,7 @@ def _store(folder: RunFolder, uri: str) -> str:
     database = sqlite_file(uri)
     if database is not None:
         if not database.is_file():
-            raise UserError(f"there is no MLflow database {database}; train first")
+            raise UserError("file-missing", f"there is no MLflow database {database}; train first")
         at_home(database)
     return with_login(uri)
 
@@ -279,13 +284,17 @@ def _free_port(asked: int) -> int:
             try:
                 probe.bind((HOST, port))
             except PermissionError:
-                raise UserError(f"port {port} needs more rights; choose one above 1023") from None
+                raise UserError(
+                    "port", f"port {port} needs more rights; choose one above 1023"
+                ) from None
             except OSError:
                 continue
             return port
     if asked:
-        raise UserError(f"port {asked} is in use; choose another, or leave --port out")
-    raise UserError(f"no port from {PORT} to {PORT + PORTS - 1} is free; choose one with --port")
+        raise UserError("port", f"port {asked} is in use; choose another, or leave --port out")
+    raise UserError(
+        "port", f"no port from {PORT} to {PORT + PORTS - 1} is free; choose one with --port"
+    )
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def verify_path(name: str, key: str = "", progress: Progress = silent) -> list[s
         if not path.exists():
             if fetch_reference(name) is not None:
                 return [f"bundle {name}"]
-            raise UserError(f"there is no {path}")
+            raise UserError("file-missing", f"there is no {path}")
         if path.suffix == ".tar":
             return [_shard(path, progress)]
         if (path / SUMS).is_file():
@@ -88,7 +88,7 @@ def _corpus(path: str | Path) -> str:
     problems = verify_corpus(manifest, path)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(problems[0] + more)
+        raise UserError("file-damaged", problems[0] + more)
     shards = sum(len(split.shards) for split in manifest.splits.values())
     return f"corpus {path} ({shards} shards, fingerprint {manifest.fingerprint[:12]})"
 
@@ -103,9 +103,9 @@ def _shard(path: Path, progress: Progress) -> str:
                     with _bytes(progress, _deep_bytes([shard])):
                         verify_shard(path, shard)
                 except ValueError as error:
-                    raise UserError(str(error)) from error
+                    raise UserError("file-damaged", str(error)) from error
                 return f"shard {path} ({shard.blocks} blocks)"
-    raise UserError(f"{path} is not in the manifest of its corpus")
+    raise UserError("file-missing", f"{path} is not in the manifest of its corpus")
 
 
 def _run(path: str, progress: Progress) -> list[str]:
@@ -115,7 +115,8 @@ def _run(path: str, progress: Progress) -> list[str]:
     checkpoints = checkpoint_folders(folder.checkpoints)
     if not (has_corpus or has_bundle or checkpoints):
         raise UserError(
-            f"{path} is neither a run, a corpus, a shard, a checkpoint nor a bundle of elmwright"
+            "run-missing",
+            f"{path} is neither a run, a corpus, a shard, a checkpoint nor a bundle of elmwright",
         )
     total = sum(read_info(checkpoint).bytes for checkpoint in checkpoints)
     total += _corpus_bytes(folder.corpus) if has_corpus else 0
@@ -145,8 +146,9 @@ def _journal(path: str) -> str:
     new = [line for line in damaged if line.mark not in known]
     if new:
         raise UserError(
+            "file-damaged",
             f"{path} has {plural(len(new), 'damaged line')}, the first at byte {new[0].begin}; "
-            "resume the run: it uses every other line and sets the damaged ones aside"
+            "resume the run: it uses every other line and sets the damaged ones aside",
         )
     aside = f", {plural(len(damaged), 'damaged line')} set aside" if damaged else ""
     return f"journal {path} ({plural(records, 'record')}{aside})"

@@ -9,14 +9,16 @@ from elmwright.pipeline.errors import UserError
 def check_output(output: Path, force: bool) -> None:
     """Refuse an output that is there already, or cannot be."""
     if output.is_dir():
-        raise UserError(f"{output} is a folder; name a file to write")
+        raise UserError("output", f"{output} is a folder; name a file to write")
     if output.exists() and not force:
-        raise UserError(f"{output} exists already; choose another name or add --force")
+        raise UserError("output", f"{output} exists already; choose another name or add --force")
     folder = output.absolute().parent
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder} to write {output.name} in")
+        raise UserError("file-missing", f"there is no folder {folder} to write {output.name} in")
     if not os.access(folder, os.W_OK):
-        raise UserError(f"{folder} cannot be written; change its permissions or choose another")
+        raise UserError(
+            "output", f"{folder} cannot be written; change its permissions or choose another"
+        )
 
 
 def check_query(word: str, sentence: str, count: int) -> None:
@@ -24,8 +26,9 @@ def check_query(word: str, sentence: str, count: int) -> None:
     words = sentence.split()
     if word not in words:
         raise UserError(
+            "argument",
             f"{word!r} is not a word of the sentence (its words: {' '.join(words)[:200]!r}); words "
-            "are separated by spaces, and capitals count"
+            "are separated by spaces, and capitals count",
         )
     if count < 1:
-        raise UserError("-k must be at least 1")
+        raise UserError("argument", "-k must be at least 1")

@@ -91,7 +91,9 @@ class Embedder:
             use_table(self.elmo, Path(recipe.table))
         n_layers = self.elmo.bilm.config.n_layers + 1
         if recipe.layers == "mix" and len(recipe.mix) != n_layers:
-            raise UserError(f"--mix has {len(recipe.mix)} numbers, the model {n_layers} layers")
+            raise UserError(
+                "argument", f"--mix has {len(recipe.mix)} numbers, the model {n_layers} layers"
+            )
         self.n_layers = n_layers if recipe.layers == "all" else 1
 
     def digest(self) -> str:
@@ -149,9 +151,11 @@ def embed_file(
     kind = output_format(output, kind)
     check_output(output, force)
     if batch_size < 1 or workers < 1:
-        raise UserError("--batch-size and --workers must be at least 1")
+        raise UserError("argument", "--batch-size and --workers must be at least 1")
     if carry_state and workers > 1:
-        raise UserError("--carry-state reads line after line, so it cannot use --workers")
+        raise UserError(
+            "argument", "--carry-state reads line after line, so it cannot use --workers"
+        )
     if mix is not None:
         layers, mix = "mix", tuple(gamma * share for share in mix)
     folder = str(resolve(model))

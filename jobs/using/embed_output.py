@@ -35,7 +35,9 @@ def output_format(path: Path, asked: str | None) -> str:
     found = asked or SUFFIXES.get(path.suffix.lower())
     if found is None:
         endings = ", ".join(SUFFIXES)
-        raise UserError(f"{path.name} ends in none of {endings}; add --format {'|'.join(FORMATS)}")
+        raise UserError(
+            "argument", f"{path.name} ends in none of {endings}; add --format {'|'.join(FORMATS)}"
+        )
     return found
 
 

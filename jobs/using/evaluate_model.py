@@ -46,9 +46,11 @@ def evaluate_folder(
     manifest = Manifest.load(corpus)
     splits = [one for one in manifest.splits if one != "train"]
     if split is not None and split not in splits:
-        raise UserError(f"{corpus} has no held-out set {split!r} (it has: {', '.join(splits)})")
+        raise UserError(
+            "split-missing", f"{corpus} has no held-out set {split!r} (it has: {', '.join(splits)})"
+        )
     if not splits:
-        raise UserError(f"{corpus} has no held-out set; set corpus.heldout")
+        raise UserError("split-missing", f"{corpus} has no held-out set; set corpus.heldout")
     bilm, softmax, word_ids, lanes = _load(folder, name)
 
     def work(ranks: Ranks, advance: Advance) -> dict[str, Score]:
@@ -90,8 +92,9 @@ def _load(folder: Path, name: str = "") -> tuple[BiLM, Softmax, dict[str, int], 
     loaded = load_folder(folder, with_softmax=True)
     if loaded.softmax is None or loaded.vocab is None:
         raise UserError(
+            "model-incomplete",
             f"{name or folder} has no softmax, so it cannot score text; use a bundle or "
-            "a checkpoint"
+            "a checkpoint",
         )
     word_ids = {word: number for number, word in enumerate(loaded.vocab)}
     return loaded.bilm, loaded.softmax, word_ids, recorded_lanes(loaded.folder)
@@ -107,5 +110,7 @@ def recorded_lanes(folder: Path) -> int:
     except (KeyError, TypeError):
         lanes = None
     if not whole(lanes, 1, MOST_LANES):
-        raise UserError(f"{path} does not say with how many lanes the model was measured")
+        raise UserError(
+            "file-damaged", f"{path} does not say with how many lanes the model was measured"
+        )
     return int(lanes)

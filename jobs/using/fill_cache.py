@@ -42,14 +42,16 @@ def write_table(
     folder = resolve(model)
     path = Path(words_file) if words_file else folder / VOCAB
     if not path.is_file():
-        raise UserError(f"there is no word list {path}; give one with --words")
+        raise UserError("file-missing", f"there is no word list {path}; give one with --words")
     elmo = Elmo.from_pretrained(folder)
     elmo.eval()
     try:
         # Of Windows, perhaps: no word has white space or a byte order mark at its ends.
         given = [word for line in read_vocab(path) if (word := line.strip().strip("\ufeff"))]
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error.reason}); convert it first") from error
+        raise UserError(
+            "file-unreadable", f"{path} is not UTF-8 ({error.reason}); convert it first"
+        ) from error
     words = list(dict.fromkeys([BEGIN_SENTENCE, END_SENTENCE, *given]))
     words = words[: TABLE_BYTES // (4 * elmo.bilm.config.projection_dim)]
     with torch.no_grad():
@@ -67,20 +69,27 @@ def use_table(elmo: Elmo, path: Path) -> None:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT or "encoder" not in metadata:
-                raise UserError(f"{path} is not a table of this version's elmwright fill-cache")
+                raise UserError(
+                    "format", f"{path} is not a table of this version's elmwright fill-cache"
+                )
             if metadata["encoder"] != encoder_digest(elmo):
                 raise UserError(
-                    f"{path} was made for another model; make one with elmwright fill-cache"
+                    "argument",
+                    f"{path} was made for another model; make one with elmwright fill-cache",
                 )
             tensors = {name: file.get_tensor(name) for name in ("vectors", "words")}
             if metadata.get("content") != _content(tensors):
-                raise UserError(f"{path} is damaged; make it again with elmwright fill-cache")
+                raise UserError(
+                    "file-damaged", f"{path} is damaged; make it again with elmwright fill-cache"
+                )
             if not tensors["vectors"].isfinite().all():
-                raise UserError(f"{path} holds numbers that are not finite; make it again")
+                raise UserError(
+                    "file-damaged", f"{path} holds numbers that are not finite; make it again"
+                )
             words = bytes(tensors["words"].numpy()).decode("utf-8").split("\n")
             elmo.fill_cache(words, tensors["vectors"])
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise UserError(f"{path} cannot be read as a table ({error})") from error
+        raise UserError("file-unreadable", f"{path} cannot be read as a table ({error})") from error
 
 
 def _content(tensors: dict[str, torch.Tensor]) -> str:

@@ -122,7 +122,9 @@ def find_neighbours(
                     _offer(nearest, (similarity, -line, -at, tuple(given)), count)
     if compared == 0:
         what = "words" if any_word else f"other sentence with the word {word!r}"
-        raise UserError(f"{source} has no {what}; give a larger text, or try --any-word")
+        raise UserError(
+            "argument", f"{source} has no {what}; give a larger text, or try --any-word"
+        )
     return Found(
         Occurrence(1.0, -1, position, tuple(words)),
         [Occurrence(s, -line, -at, given) for s, line, at, given in sorted(nearest, reverse=True)],
@@ -152,7 +154,9 @@ def heldout_sentences(corpus: str) -> Iterator[list[str]]:
     manifest = Manifest.load(corpus)
     splits = [split for name, split in manifest.splits.items() if name != "train"]
     if not splits:
-        raise UserError(f"{corpus} has no held-out set; give a file of one sentence per line")
+        raise UserError(
+            "split-missing", f"{corpus} has no held-out set; give a file of one sentence per line"
+        )
     for shard in (shard for split in splits for shard in split.shards):
         reader = ShardReader(join(corpus, shard.tar))
         for block in map(reader.read, range(len(reader))):
@@ -199,7 +203,7 @@ def _layer(vectors: npt.NDArray[np.float32], layer: str) -> npt.NDArray[np.float
     if layer == "top":
         return np.asarray(vectors[-1])
     if not (layer.isdecimal() and int(layer) < len(vectors)):
-        raise UserError(f"--layer {layer} is none of top, mean, 0 … {len(vectors) - 1}")
+        raise UserError("argument", f"--layer {layer} is none of top, mean, 0 … {len(vectors) - 1}")
     return np.asarray(vectors[int(layer)])
 
 

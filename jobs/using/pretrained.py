@@ -43,12 +43,15 @@ def choose_device(name: str) -> str:
     if name == "auto":
         return "cuda" if there else "cpu"
     if name.partition(":")[0] == "cuda" and not there:
-        raise UserError("there is no GPU that torch can use here; take --device cpu (or auto)")
+        raise UserError(
+            "device", "there is no GPU that torch can use here; take --device cpu (or auto)"
+        )
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0][:100]
         raise UserError(
-            f"torch has no device {name!r} here ({reason}); take cpu, cuda, cuda:N or auto"
+            "device",
+            f"torch has no device {name!r} here ({reason}); take cpu, cuda, cuda:N or auto",
         ) from error
     return name

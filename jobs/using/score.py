@@ -76,8 +76,9 @@ class Scorer:
         loaded = load_folder(self.folder, self.device, with_softmax=True)
         if loaded.softmax is None or loaded.vocab is None:
             raise UserError(
+                "model-incomplete",
                 f"{model} has no softmax or no vocabulary, so it cannot score text; use a bundle "
-                "with its softmax.safetensors, or a checkpoint"
+                "with its softmax.safetensors, or a checkpoint",
             )
         self.bilm, self.softmax = loaded.bilm, loaded.softmax
         self.ids = {word: number for number, word in enumerate(loaded.vocab)}
@@ -165,7 +166,7 @@ def score_file(
     if output is not None:
         check_output(output, force)
         if output.suffix not in (".tsv", ".jsonl"):
-            raise UserError(f"{output.name} ends neither in .tsv nor in .jsonl")
+            raise UserError("argument", f"{output.name} ends neither in .tsv nor in .jsonl")
     as_json = output is not None and output.suffix == ".jsonl"
     scorer = Scorer(model, device)
     lines = predictions = 0

@@ -38,7 +38,7 @@ def shards(
     """
     size = BUFFER if shuffle is True else int(shuffle)
     if size < 0 or epoch < 0:
-        raise UserError("shuffle and epoch must be 0 or more")
+        raise UserError("input", "shuffle and epoch must be 0 or more")
     return sentence_pipeline(
         corpus_of(str(path)), split, shuffle=size, seed=seed, epoch=epoch, documents=documents
     )

@@ -45,8 +45,9 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Open the model."""
         if self.pooling not in POOLINGS or self.layers not in LAYERS:
             raise UserError(
+                "input",
                 f"pooling is one of {', '.join(POOLINGS)} and layers one of {', '.join(LAYERS)}, "
-                f"not {self.pooling!r} and {self.layers!r}"
+                f"not {self.pooling!r} and {self.layers!r}",
             )
         from elmwright.jobs.using.pretrained import Elmo
 
@@ -57,7 +58,7 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def transform(self, sentences: Sequence[str | Sequence[str]]) -> npt.NDArray[np.float32]:
         """[sentences, features]; a sentence of no words is all zeros."""
         if isinstance(sentences, str):
-            raise UserError("give a list of sentences, not a single string")
+            raise UserError("input", "give a list of sentences, not a single string")
         if not hasattr(self, "elmo_"):
             self.fit()
         split = [

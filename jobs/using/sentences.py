@@ -44,7 +44,7 @@ def pieces(path: Path, size: int | None) -> list[Piece]:
     with _opened(path) as file:
         whole = os.fstat(file.fileno()).st_size
         if whole == 0:
-            raise UserError(f"{path} is empty; give one tokenised sentence a line")
+            raise UserError("no-text", f"{path} is empty; give one tokenised sentence a line")
         cuts = [0]
         while size is not None and cuts[-1] + size < whole:
             file.seek(cuts[-1] + size - 1)
@@ -63,11 +63,15 @@ def read_sentences(path: Path, piece: Piece) -> Iterator[tuple[list[str], int]]:
         while at < piece.end:
             line = file.readline(MAX_LINE_BYTES + 1)
             if not line:
-                raise UserError(f"{path} became shorter while it was read; run the command again")
+                raise UserError(
+                    "file-unreadable",
+                    f"{path} became shorter while it was read; run the command again",
+                )
             if len(line) > MAX_LINE_BYTES:
                 raise UserError(
+                    "file-unreadable",
                     f"{path}: the line at byte {at:,} has more than {MAX_LINE_BYTES:,} bytes; "
-                    "give one tokenised sentence a line"
+                    "give one tokenised sentence a line",
                 )
             text = line.removeprefix(BOM) if at == 0 else line
             at += len(line)
@@ -75,8 +79,9 @@ def read_sentences(path: Path, piece: Piece) -> Iterator[tuple[list[str], int]]:
                 words = text.decode("utf-8").split()
             except UnicodeDecodeError as error:
                 raise UserError(
+                    "file-unreadable",
                     f"{path} is not UTF-8 ({error.reason} in the line that ends at byte {at:,}); "
-                    "convert it first"
+                    "convert it first",
                 ) from error
             yield words, len(line)
 
@@ -122,7 +127,7 @@ def text_file(source: str, folder: Path) -> Iterator[Path]:
         yield copy
     except UserError as error:  # the user knows nothing of a copy
         name = "standard input" if source == "-" else source
-        raise UserError(str(error).replace(str(copy), name)) from error
+        raise error.saying(str(error).replace(str(copy), name)) from error
     finally:
         copy.unlink(missing_ok=True)
 
@@ -137,6 +142,6 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+        raise UserError("file-unreadable", f"{path} cannot be read: {error.strerror}") from error
     with file:
         yield file

@@ -51,22 +51,30 @@ def read_options(path: Path) -> ModelConfig:
     """
     options = read_object(path)
     if not options.get("bidirectional", True):
-        raise UserError(f"{path} describes a model of one direction; ELMo needs both")
+        raise UserError(
+            "model-invalid", f"{path} describes a model of one direction; ELMo needs both"
+        )
 
     def get(*keys: str) -> Any:
         value: Any = options
         for key in keys:
             if not isinstance(value, dict) or key not in value:
-                raise UserError(f"{path} has no {'.'.join(keys)}, which a character biLM needs")
+                raise UserError(
+                    "model-invalid", f"{path} has no {'.'.join(keys)}, which a character biLM needs"
+                )
             value = value[key]
         return value
 
     n_chars = get("char_cnn", "n_characters")
     if n_chars not in (N_CHARS - 1, N_CHARS):
-        raise UserError(f"{path} has char_cnn.n_characters {n_chars!r:.50}; a biLM has 261 or 262")
+        raise UserError(
+            "model-invalid",
+            f"{path} has char_cnn.n_characters {n_chars!r:.50}; a biLM has 261 or 262",
+        )
     if get("char_cnn", "activation") not in ("relu", "tanh"):
         raise UserError(
-            f"{path} has char_cnn.activation {get('char_cnn', 'activation')!r:.50}; relu or tanh"
+            "model-invalid",
+            f"{path} has char_cnn.activation {get('char_cnn', 'activation')!r:.50}; relu or tanh",
         )
     try:
         config = ModelConfig(
@@ -83,9 +91,11 @@ def read_options(path: Path) -> ModelConfig:
             residual=bool(get("lstm").get("use_skip_connections", False)),
         )
     except (TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{path} has a value of the wrong kind: {error}") from error
+        raise UserError(
+            "model-invalid", f"{path} has a value of the wrong kind: {error}"
+        ) from error
     if problem := config.problem():
-        raise UserError(f"{path} has a value of the wrong kind: {problem}")
+        raise UserError("model-invalid", f"{path} has a value of the wrong kind: {problem}")
     return config
 
 
@@ -196,7 +206,9 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read as HDF5: {reason:.200}; {AGAIN}") from error
+        raise UserError(
+            "model-invalid", f"{path} cannot be read as HDF5: {reason:.200}; {AGAIN}"
+        ) from error
 
 
 def write_weights(path: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -217,12 +229,16 @@ def _checked(path: Path, file: Any, config: ModelConfig) -> dict[str, Array]:
     size = path.stat().st_size
     if declared > PACKED * size:  # never written, or packed as no weights can be
         raise UserError(
-            f"{path} declares {declared:,} bytes of weights and holds {size:,}; {AGAIN}"
+            "model-invalid",
+            f"{path} declares {declared:,} bytes of weights and holds {size:,}; {AGAIN}",
         )
     arrays = {name: _finite(path, name, file[name]) for name in datasets(config)}
     if len(arrays["char_embed"]) == N_CHARS:
         if arrays["char_embed"][0].any():
-            raise UserError(f"{path}: char_embed has 262 rows and the first, the mask, is not zero")
+            raise UserError(
+                "model-invalid",
+                f"{path}: char_embed has 262 rows and the first, the mask, is not zero",
+            )
         arrays["char_embed"] = arrays["char_embed"][1:].copy()
     return arrays
 
@@ -240,22 +256,30 @@ def _members(
     seen = set() if seen is None else seen
     here = h5py.h5o.get_info(group.id).addr
     if here in seen:
-        raise UserError(f"{path}: the group {inside} is in two places, or inside itself")
+        raise UserError(
+            "model-invalid", f"{path}: the group {inside} is in two places, or inside itself"
+        )
     seen.add(here)
     if inside.count("/") > DEPTH:
-        raise UserError(f"{path}: {inside} lies deeper than any weights do")
+        raise UserError("model-invalid", f"{path}: {inside} lies deeper than any weights do")
     for key in group:
         name = f"{inside}{key}"
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-            raise UserError(f"{path}: {name} is a link to something else, which weights never are")
+            raise UserError(
+                "model-invalid",
+                f"{path}: {name} is a link to something else, which weights never are",
+            )
         item = group[key]
         if isinstance(item, h5py.Group):
             shapes |= _members(path, item, f"{name}/", seen) or {name: "of a group"}
         elif not isinstance(item, h5py.Dataset) or item.external or item.is_virtual:
-            raise UserError(f"{path}: {name} does not hold its own numbers, as weights do")
+            raise UserError(
+                "model-invalid", f"{path}: {name} does not hold its own numbers, as weights do"
+            )
         elif item.dtype.kind != "f":
             raise UserError(
-                f"{path}: dataset {name} holds {item.dtype}, not floating point numbers"
+                "model-invalid",
+                f"{path}: dataset {name} holds {item.dtype}, not floating point numbers",
             )
         else:
             shapes[name] = item.shape
@@ -268,21 +292,26 @@ def _check_names(path: Path, shapes: dict[str, Any], config: ModelConfig) -> Non
     if expected.keys().isdisjoint(shapes):
         some = ", ".join(f"{name} {shape}" for name, shape in list(shapes.items())[:3]) or "nothing"
         raise UserError(
+            "model-invalid",
             f"{path} is HDF5 of another layout: it holds {some}, and none of the datasets of a "
-            f"biLM (such as char_embed {expected['char_embed']})"
+            f"biLM (such as char_embed {expected['char_embed']})",
         )
     for name, shape in expected.items():
         if name not in shapes:
-            raise UserError(f"{path} has no dataset {name} (expected with shape {shape})")
+            raise UserError(
+                "model-invalid", f"{path} has no dataset {name} (expected with shape {shape})"
+            )
         with_mask = name == "char_embed" and shapes[name] == (N_CHARS, config.char_dim)
         if shapes[name] != shape and not with_mask:
             raise UserError(
-                f"{path}: dataset {name} has shape {shapes[name]}, but the options ask for {shape}"
+                "model-invalid",
+                f"{path}: dataset {name} has shape {shapes[name]}, but the options ask for {shape}",
             )
     for name, shape in shapes.items():
         if name not in expected:
             raise UserError(
-                f"{path} has a dataset {name} with shape {shape} that the options do not explain"
+                "model-invalid",
+                f"{path} has a dataset {name} with shape {shape} that the options do not explain",
             )
 
 
@@ -291,7 +320,8 @@ def _finite(path: Path, name: str, dataset: Any) -> Array:
     bad = int(array.size - np.isfinite(array).sum())
     if bad:
         raise UserError(
+            "file-damaged",
             f"{path}: dataset {name} with shape {array.shape} has {bad} values that are NaN or "
-            "infinite; the file is damaged or the training run diverged"
+            "infinite; the file is damaged or the training run diverged",
         )
     return array

@@ -85,7 +85,7 @@ def _enough_memory(path: Path) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         raise UserError(
-            f"{path} does not fit into memory; use a machine with more, or {AGAIN}"
+            "memory", f"{path} does not fit into memory; use a machine with more, or {AGAIN}"
         ) from error
 
 
@@ -101,16 +101,18 @@ def read_shape(path: Path | str) -> ModelConfig:
 def _kind(folder: Path) -> Literal["bundle", "checkpoint", "bilm"]:
     if not folder.is_dir():
         raise UserError(
+            "model-missing",
             f"{folder} is not a folder; give a bundle, a checkpoint, or a folder with "
-            f"{OPTIONS} and one .hdf5"
+            f"{OPTIONS} and one .hdf5",
         )
     if (folder / CONFIG).is_file() and (folder / MODEL).is_file():
         return "checkpoint" if (folder / "MANIFEST.json").is_file() else "bundle"
     if (folder / OPTIONS).is_file() and list(folder.glob("*.hdf5")):
         return "bilm"
     raise UserError(
+        "model-missing",
         f"{folder} holds no model; looked for {CONFIG} with {MODEL}, and for {OPTIONS} with one "
-        ".hdf5 file"
+        ".hdf5 file",
     )
 
 
@@ -118,7 +120,10 @@ def _only_hdf5(folder: Path) -> Path:
     found = sorted(folder.glob("*.hdf5"))
     if len(found) != 1:
         names = ", ".join(path.name for path in found)
-        raise UserError(f"{folder} has {len(found)} .hdf5 files ({names}); leave only the weights")
+        raise UserError(
+            "model-missing",
+            f"{folder} has {len(found)} .hdf5 files ({names}); leave only the weights",
+        )
     return found[0]
 
 
@@ -132,24 +137,29 @@ def read_config(path: Path) -> ModelConfig:
     """The model's shape from a config.json."""
     content = read_object(path)
     if not isinstance(content.get("model"), dict):
-        raise UserError(f'{path} has no section "model"; it is not the config of a model')
+        raise UserError(
+            "model-invalid", f'{path} has no section "model"; it is not the config of a model'
+        )
     if content.get("format") != FORMAT:
         raise UserError(
+            "format",
             f"{path} has format {content.get('format')!r:.50} and this version reads {FORMAT}; "
-            "use the version of elmwright that wrote it"
+            "use the version of elmwright that wrote it",
         )
     model = dict(content["model"])
     known = {field.name for field in fields(ModelConfig)}
     if model.keys() != known:
         odd = ", ".join(sorted(model.keys() ^ known))
-        raise UserError(f"{path}: the model section lacks or does not know: {odd:.300}")
+        raise UserError("format", f"{path}: the model section lacks or does not know: {odd:.300}")
     try:
         model["filters"] = tuple((width, number) for width, number in model["filters"])
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: model.filters is not a list of [width, number] pairs") from error
+        raise UserError(
+            "model-invalid", f"{path}: model.filters is not a list of [width, number] pairs"
+        ) from error
     config = ModelConfig(**model)
     if problem := config.problem():
-        raise UserError(f"{path}: model.{problem}")
+        raise UserError("model-invalid", f"{path}: model.{problem}")
     return config
 
 
@@ -186,15 +196,20 @@ def check_shapes(
     expected = set()
     for name, shape in shapes:
         if name not in tensors:
-            raise UserError(f"{source} has no tensor {name} (expected with shape {shape})")
+            raise UserError(
+                "model-invalid", f"{source} has no tensor {name} (expected with shape {shape})"
+            )
         if tuple(tensors[name].shape) != shape:
             raise UserError(
+                "model-invalid",
                 f"{source}: tensor {name} has shape {tuple(tensors[name].shape)}, but the config "
-                f"asks for {shape}"
+                f"asks for {shape}",
             )
         expected.add(name)
     for name in tensors.keys() - expected:
-        raise UserError(f"{source} has a tensor {name:.100} that the config does not explain")
+        raise UserError(
+            "model-invalid", f"{source} has a tensor {name:.100} that the config does not explain"
+        )
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -204,7 +219,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             return load_file(path)
     except (SafetensorError, OSError, RuntimeError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read as safetensors ({reason:.200}); {AGAIN}") from error
+        raise UserError(
+            "model-invalid", f"{path} cannot be read as safetensors ({reason:.200}); {AGAIN}"
+        ) from error
 
 
 def _read_softmax(
@@ -212,13 +229,16 @@ def _read_softmax(
 ) -> Softmax:
     tensors = read_tensors(path)
     if tensors.keys() != {"weight", "bias"}:
-        raise UserError(f"{path} holds {sorted(tensors)!r:.200} instead of a weight and a bias")
+        raise UserError(
+            "model-invalid", f"{path} holds {sorted(tensors)!r:.200} instead of a weight and a bias"
+        )
     weight, bias = tensors["weight"], tensors["bias"]
     size = len(vocab) if vocab is not None else bias.numel()
     if weight.shape != (size, config.projection_dim) or bias.shape != (size,):
         raise UserError(
+            "model-invalid",
             f"{path}: weight {tuple(weight.shape)} and bias {tuple(bias.shape)} do not fit "
-            f"{size} words and projection_dim {config.projection_dim}"
+            f"{size} words and projection_dim {config.projection_dim}",
         )
     for name, tensor in tensors.items():
         _check_finite(tensor, name, str(path))
@@ -227,9 +247,13 @@ def _read_softmax(
 
 def _check_finite(tensor: Tensor, name: str, source: str) -> None:
     if tensor.dtype not in FLOATS:
-        raise UserError(f"{source}: tensor {name} holds {tensor.dtype}, not floating point numbers")
+        raise UserError(
+            "model-invalid",
+            f"{source}: tensor {name} holds {tensor.dtype}, not floating point numbers",
+        )
     if not bool(torch.isfinite(tensor).all()):
         raise UserError(
+            "file-damaged",
             f"{source}: tensor {name} with shape {tuple(tensor.shape)} has values that are NaN or "
-            "infinite; the file is damaged or the training run diverged"
+            "infinite; the file is damaged or the training run diverged",
         )

@@ -115,8 +115,9 @@ class Elmo(nn.Module):
         """From any kind of model folder; `options` are those of `Elmo`."""
         if str(folder).startswith("models:/"):
             raise UserError(
+                "input",
                 f"{folder} is a registry URI; open it with "
-                f"elmwright.Elmo.from_pretrained({str(folder)!r})"
+                f"elmwright.Elmo.from_pretrained({str(folder)!r})",
             )
         return cls(load_folder(folder, device).bilm, **options).to(device)
 
@@ -260,7 +261,9 @@ def _types_of_words(
     rows = []
     for sentence in sentences:
         if isinstance(sentence, str):
-            raise UserError(f"a sentence is a list of words, not a string: {sentence[:40]!r}")
+            raise UserError(
+                "input", f"a sentence is a list of words, not a string: {sentence[:40]!r}"
+            )
         indices = [place.setdefault(word, len(place)) for word in sentence]
         rows.append(np.array(indices, dtype=np.int64))
     return list(place), rows
@@ -270,7 +273,9 @@ def _types_of_ids(ids: Tensor, max_chars: int) -> tuple[Tensor, list[npt.NDArray
     """The same for words given as character ids."""
     if ids.dim() != 3 or ids.size(2) != max_chars:
         raise UserError(
-            f"character ids have shape {tuple(ids.shape)}; expected (sentences, words, {max_chars})"
+            "input",
+            f"character ids have shape {tuple(ids.shape)}; "
+            f"expected (sentences, words, {max_chars})",
         )
     ids = ids.cpu()
     marks = torch.from_numpy(char_ids([BEGIN_SENTENCE, END_SENTENCE], max_chars)).to(ids.dtype)

@@ -33,7 +33,8 @@ def check_claim(folder: str) -> None:
     known = any(files.exists(files.join(folder, name)) for name in (MARK, NAME))
     if not known and files.list_folder(folder):
         raise UserError(
-            f"{folder} is not empty and no corpus of elmwright; name an empty or new folder"
+            "output",
+            f"{folder} is not empty and no corpus of elmwright; name an empty or new folder",
         )
 
 
@@ -50,7 +51,8 @@ def check_space(inputs: Sequence[SourceFile], folder: str) -> None:
     needed, free = space_needed(inputs, folder), free_bytes(Path(folder))
     if needed > free:
         raise UserError(
+            "disk-full",
             f"building the corpus in {folder} needs about {needed / 1e6:,.0f} MB of disk "
             f"and {free / 1e6:,.0f} MB are free; free some, choose another run.dir or set "
-            "corpus.dir"
+            "corpus.dir",
         )

@@ -210,8 +210,9 @@ class Build:
             found.funnel.merge(report["funnel"])
         if not any("train" in report["splits"] for report in reports):
             raise UserError(
+                "no-text",
                 "nothing is left to train on after duplicates and held-out text were dropped; "
-                "give more text or hold out less (corpus.heldout)"
+                "give more text or hold out less (corpus.heldout)",
             )
 
     def _make_vocab(self) -> None:

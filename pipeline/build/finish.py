@@ -142,8 +142,9 @@ def _splits(built: Built) -> dict[str, Split]:
             if files.sha256(source) != digest:
                 built.runner.forget(one)
                 raise UserError(
+                    "file-damaged",
                     f"{source} was damaged after it was written; run the same command again to "
-                    "make it anew"
+                    "make it anew",
                 )
             files.place(source, files.join(built.folder, file))
         shards.append(shard)

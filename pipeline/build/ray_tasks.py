@@ -302,13 +302,14 @@ def _result(reference: Any, name: str) -> Report:
         report: Report = ray.get(reference)
     except WorkerCrashedError:
         raise UserError(
+            "memory",
             f"a worker process died again and again in the stage {name!r}, most likely for lack of "
             "memory; lower corpus.chunk_mb, give the machine more memory or fewer CPUs "
-            "(cluster.cpus), and run the same command again: nothing is lost"
+            "(cluster.cpus), and run the same command again: nothing is lost",
         ) from None
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, UserError):
-            raise UserError(str(cause)) from None
+            raise cause.saying(str(cause)) from None
         raise
     return report

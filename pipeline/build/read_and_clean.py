@@ -69,8 +69,9 @@ def find_ngrams(
     report = runner.run("n-grams", [make])[0]
     if evaluation and not report["ngrams"]:
         raise UserError(
+            "no-text",
             f"the files of corpus.decontaminate hold no text of {n} words; check them, or "
-            "lower corpus.decontaminate_ngram"
+            "lower corpus.decontaminate_ngram",
         )
     name: str = report["name"]
     return name
@@ -90,8 +91,9 @@ def learn_pieces(
     reports = runner.run("sample", tasks)
     if not any(r["sentences"] for r in reports):
         raise UserError(
+            "no-text",
             "no sentence is left to train sentencepiece on; see which rule drops them with "
-            "elmwright corpus CONFIG --sample 1000"
+            "elmwright corpus CONFIG --sample 1000",
         )
     samples = [r["name"] for r in reports]
     train = task("pieces", prepare.train_pieces, samples, config)
@@ -139,11 +141,13 @@ def clean_chunks(
         if file.split == "train":
             found.funnel.merge(report["funnel"])
     if not any(part.split == "train" for part, _ in found.parts):
-        raise UserError(_why_empty(found))
+        raise UserError("no-text", _why_empty(found))
     for name, entry in corpus.heldout.items():
         given = not isinstance(entry, float)
         if given and not any(part.split == name for part, _ in found.parts):
-            raise UserError(f"the files of corpus.heldout.{name} hold no text; check them")
+            raise UserError(
+                "no-text", f"the files of corpus.heldout.{name} hold no text; check them"
+            )
 
 
 def _why_empty(found: Found) -> str:

@@ -42,7 +42,8 @@ def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> S
     """Clean `documents` documents and tell what happened to them."""
     if any(s.path == EMBEDDED for s in config.sources) and not harvest.frozen_parts(folder):
         raise UserError(
-            f'"{EMBEDDED}" is read when the corpus is built; build it once, then take samples'
+            "setting",
+            f'"{EMBEDDED}" is read when the corpus is built; build it once, then take samples',
         )
     records = list(take(find_inputs(folder, config)["train"], config, documents, seed))
     if config.tokenizer == "sentencepiece":

@@ -140,8 +140,9 @@ def find_inputs(folder: str, corpus: CorpusConfig) -> dict[str, list[SourceFile]
     """The input files of each split; those of train first. Each file counts once."""
     if not corpus.sources:
         raise UserError(
+            "no-text",
             "corpus.sources is empty; name files or folders of text there, or "
-            f'"{EMBEDDED}" for the documentation already on this machine'
+            f'"{EMBEDDED}" for the documentation already on this machine',
         )
     seen: set[str] = set()
     train: list[SourceFile] = []
@@ -168,8 +169,9 @@ def _files_of(folder: str, source: Source) -> list[files.Stat]:
         others = [stat for stat in found if not _is_own(folder, stat.path)]
         if not others:
             raise UserError(
+                "setting",
                 f"{source.path} in corpus.sources lies in the run's own folder, where files come "
-                "and go; move the text elsewhere"
+                "and go; move the text elsewhere",
             )
         return others
     parts = harvest.frozen_parts(folder) or []
@@ -208,12 +210,13 @@ def vocab_file(path: str) -> list[SourceFile]:
         return []
     stat = files.stat(path)
     if stat is None:
-        raise UserError(f"vocab.file = {path!r} does not exist; check the path")
+        raise UserError("file-missing", f"vocab.file = {path!r} does not exist; check the path")
     return [SourceFile(stat.path, 0, stat.bytes, stat.mtime_ns, "vocab")]
 
 
 def check_name(name: str) -> None:
     if name == "train" or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 60:
         raise UserError(
-            f'"{name}" cannot name a held-out set; use letters, digits, - and _, and not "train"'
+            "setting",
+            f'"{name}" cannot name a held-out set; use letters, digits, - and _, and not "train"',
         )

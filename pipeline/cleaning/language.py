@@ -27,7 +27,7 @@ def check(languages: Sequence[str]) -> None:
     """Refuse codes that CLD2 does not know, because nothing would ever match them."""
     for code in languages:
         if problem := code_problem(code):
-            raise UserError(f"corpus.languages: {problem}")
+            raise UserError("setting", f"corpus.languages: {problem}")
 
 
 @cache

@@ -253,7 +253,9 @@ def _load(model: str, _changed: int) -> Any:
     try:
         return library.SentencePieceProcessor(model_file=model)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise UserError(f"{model} is not a sentencepiece model; copy it again") from error
+        raise UserError(
+            "file-damaged", f"{model} is not a sentencepiece model; copy it again"
+        ) from error
 
 
 def coverage(language: str) -> float:

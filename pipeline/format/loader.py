@@ -53,10 +53,10 @@ def sentence_pipeline(
     manifest = Manifest.load(corpus)
     if split not in manifest.splits:
         names = ", ".join(manifest.splits)
-        raise UserError(f"{corpus} has no split {split!r}; it has {names}")
+        raise UserError("split-missing", f"{corpus} has no split {split!r}; it has {names}")
     chosen = manifest.splits[split]
     if not chosen.blocks:
-        raise UserError(f"the split {split} of {corpus} is empty; choose another")
+        raise UserError("split-missing", f"the split {split} of {corpus} is empty; choose another")
     stages = [
         webdataset.split_by_node,
         webdataset.split_by_worker,
@@ -82,9 +82,10 @@ class Places:
         nodes, blocks = pytorch_worker_info()[1], self.split.blocks
         if nodes > blocks:
             raise UserError(
+                "split-missing",
                 f"the split {self.split.name} of {self.corpus} has {blocks} "
                 f"block{'s' * (blocks != 1)} for {nodes} nodes, and each needs at least one; use "
-                "fewer nodes, or build the corpus with a smaller shards.block_steps"
+                "fewer nodes, or build the corpus with a smaller shards.block_steps",
             )
         for number, shard in enumerate(self.split.shards):
             for block in range(shard.blocks):

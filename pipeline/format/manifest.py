@@ -242,17 +242,21 @@ class Manifest:
             content = json.loads(read_small(path, MANIFEST_BYTES))
         except FileNotFoundError:
             raise UserError(
+                "corpus-missing",
                 f"{folder} holds no finished corpus ({NAME} is missing); build it with "
-                "`elmwright corpus`"
+                "`elmwright corpus`",
             ) from None
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is damaged ({error}); build the corpus again") from error
+            raise UserError(
+                "file-damaged", f"{path} is damaged ({error}); build the corpus again"
+            ) from error
         found = content.get("format") if isinstance(content, dict) else None
         if found != FORMAT:
             by = content.get("created_by", "unknown") if isinstance(content, dict) else found
             raise UserError(
+                "format",
                 f"{path} has format {found!r:.50}, and this version of elmwright reads format "
-                f"{FORMAT}; build the corpus again or use the version that wrote it ({by!s:.50})"
+                f"{FORMAT}; build the corpus again or use the version that wrote it ({by!s:.50})",
             )
         try:
             manifest = _from_json(content)
@@ -261,9 +265,13 @@ class Manifest:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             problem = f"{error!r:.200}"
         if problem:
-            raise UserError(f"{path} is damaged ({problem}); build the corpus again")
+            raise UserError(
+                "file-damaged", f"{path} is damaged ({problem}); build the corpus again"
+            )
         if changed:
-            raise UserError(f"{path} was changed after it was written; build the corpus again")
+            raise UserError(
+                "file-damaged", f"{path} was changed after it was written; build the corpus again"
+            )
         return manifest
 
     def files(self) -> Iterator[tuple[str, str]]:

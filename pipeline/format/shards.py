@@ -185,7 +185,9 @@ class ShardReader:
             if not files.is_url(self.path):
                 self._descriptor = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError as error:
-            raise UserError(f"{error.filename} is missing; {self._advice()}") from None
+            raise UserError(
+                "file-damaged", f"{error.filename} is missing; {self._advice()}"
+            ) from None
         self._shard = shard
         self._spans, self.digests = self._parse(data)
         """Places of each block's members, and the sha256 of its bytes."""
@@ -209,11 +211,14 @@ class ShardReader:
         try:
             block = from_members(members)
         except ValueError as error:
-            raise UserError(f"{what} is damaged ({error}); {self._advice()}") from error
+            raise UserError(
+                "file-damaged", f"{what} is damaged ({error}); {self._advice()}"
+            ) from error
         if self._shard is not None and block.padding > self._shard.padding:
             raise UserError(
+                "file-damaged",
                 f"{what} claims {block.steps} steps, and its shard has only {self._shard.padding} "
-                f"of padding; {self._advice()}"
+                f"of padding; {self._advice()}",
             )
         return block
 
@@ -251,19 +256,24 @@ class ShardReader:
             data = read()
             if sha256_bytes(data) == digest:
                 return data
-        raise UserError(f"{what} is damaged: its sha256 is not what it was; {self._advice()}")
+        raise UserError(
+            "file-damaged", f"{what} is damaged: its sha256 is not what it was; {self._advice()}"
+        )
 
     def _parse(self, data: bytes) -> tuple[NDArray[np.int64], list[str]]:
         name = index_path(self.path)
         try:
             index = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{name} is damaged ({error}); {self._advice()}") from error
+            raise UserError(
+                "file-damaged", f"{name} is damaged ({error}); {self._advice()}"
+            ) from error
         found = index.get("format") if isinstance(index, dict) else None
         if found != INDEX_FORMAT or index.get("members") != list(MEMBERS):
             raise UserError(
+                "format",
                 f"{name} has format {found!r:.50}, and this version of elmwright reads format "
-                f"{INDEX_FORMAT}; build the corpus again"
+                f"{INDEX_FORMAT}; build the corpus again",
             )
         try:
             spans = _spans(index["blocks"])
@@ -274,7 +284,7 @@ class ShardReader:
         if self._shard is not None and not wrong and len(spans) != self._shard.blocks:
             wrong = f"{len(spans)} blocks, and the manifest says {self._shard.blocks}"
         if wrong:
-            raise UserError(f"{name} is damaged ({wrong}); {self._advice()}")
+            raise UserError("file-damaged", f"{name} is damaged ({wrong}); {self._advice()}")
         return spans, digests
 
     def _advice(self) -> str:

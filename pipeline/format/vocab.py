@@ -61,20 +61,25 @@ def load_vocab(path: str | Path) -> list[str]:
     try:
         words = read_words(path)
     except FileNotFoundError:
-        raise UserError(f"the vocabulary {path} does not exist; check the path") from None
+        raise UserError(
+            "vocabulary", f"the vocabulary {path} does not exist; check the path"
+        ) from None
     if tuple(words[:3]) != (BOS, EOS, UNK):
         raise UserError(
-            f"{path} must begin with the lines {BOS}, {EOS}, {UNK}; it is no vocabulary"
+            "vocabulary",
+            f"{path} must begin with the lines {BOS}, {EOS}, {UNK}; it is no vocabulary",
         )
     seen: dict[str, int] = {}
     for number, word in enumerate(words, 1):
         if not word or word.split() != [word]:
             raise UserError(
-                f"line {number} of {path} is empty or holds white space; one word a line"
+                "vocabulary",
+                f"line {number} of {path} is empty or holds white space; one word a line",
             )
         if word in seen:
             raise UserError(
-                f"line {number} of {path} repeats line {seen[word]}, {word!r}; remove it"
+                "vocabulary",
+                f"line {number} of {path} repeats line {seen[word]}, {word!r}; remove it",
             )
         seen[word] = number
     return words
@@ -85,7 +90,7 @@ def load_counts(path: str | Path) -> Counts:
     try:
         counts: Counts = read_row(read_small(path, TEXT_BYTES)).astype(np.int64)
     except ValueError as error:
-        raise UserError(f"{path} is {error}; build the corpus again") from error
+        raise UserError("file-damaged", f"{path} is {error}; build the corpus again") from error
     return counts
 
 

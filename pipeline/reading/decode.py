@@ -264,8 +264,9 @@ def check_encoding(encoding: str) -> None:
         pass
     except (LookupError, ValueError):
         raise UserError(
+            "setting",
             f"corpus.encoding = {encoding!r} is not an encoding Python knows; use one such as "
-            "utf-8, latin-1 or cp1252"
+            "utf-8, latin-1 or cp1252",
         ) from None
 
 

@@ -230,5 +230,7 @@ def frozen_parts(folder: str) -> list[str] | None:
         return None
     names = read_object(path).get("parts")
     if not isinstance(names, dict) or not all(re.fullmatch(r"part-\d+\.jsonl", n) for n in names):
-        raise UserError(f"{path} is damaged: it names no parts of a harvest; delete its folder")
+        raise UserError(
+            "file-damaged", f"{path} is damaged: it names no parts of a harvest; delete its folder"
+        )
     return [files.join(folder, FOLDER, name) for name in names]

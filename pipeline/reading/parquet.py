@@ -56,12 +56,14 @@ def _column(table: Any, file: SourceFile) -> int:
             paths = [table.schema.column(n).path for n in range(len(table.schema))]
             return paths.index(file.text_field)
         raise UserError(
+            "source",
             f'the column "{file.text_field}" of {file.path} is {kind} and not text; set '
-            "corpus.text_field to a column of text"
+            "corpus.text_field to a column of text",
         )
     raise UserError(
+        "source",
         f'{file.path} has no column "{file.text_field}"; set corpus.text_field to one of '
-        f"{', '.join(schema.names[:30])}"
+        f"{', '.join(schema.names[:30])}",
     )
 
 

@@ -80,7 +80,7 @@ def _pieces(record: Record, limit: int, format_: str) -> Iterator[Record]:
 def _check_unchanged(file: SourceFile) -> None:
     if not files.unchanged(file.path, file.bytes, file.mtime_ns):
         raise UserError(
-            f"{file.path} changed while the corpus was being built; run the command again"
+            "source", f"{file.path} changed while the corpus was being built; run the command again"
         )
 
 
@@ -90,12 +90,14 @@ def _refusal(file: SourceFile, record: Record) -> UserError:
     place = f"{file.path}, {unit} {record.offset}"
     if record.problem == NO_FIELD:
         return UserError(
+            "no-text",
             f'{place}: no text in the field "{file.text_field}" ({record.detail}); set '
-            "corpus.text_field to the field that holds the text, or corpus.strict = false"
+            "corpus.text_field to the field that holds the text, or corpus.strict = false",
         )
     detail = f" ({record.detail})" if record.detail else ""
     return UserError(
-        f"{place}: {record.problem}{detail}; mend or remove it, or set corpus.strict = false"
+        "source",
+        f"{place}: {record.problem}{detail}; mend or remove it, or set corpus.strict = false",
     )
 
 

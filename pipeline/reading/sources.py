@@ -114,7 +114,9 @@ def expand(source: str, what: str = "corpus.sources") -> list[files.Stat]:
         if os.path.isfile(path) and (stat := files.stat(path)):
             return [stat]
         if os.path.exists(path):
-            raise UserError(f"{source} in {what} is neither a file nor a folder; name a file")
+            raise UserError(
+                "file-unreadable", f"{source} in {what} is neither a file nor a folder; name a file"
+            )
         return _expand_glob(path, source, what)
 
 
@@ -125,15 +127,15 @@ def _expand_url(source: str, what: str) -> list[files.Stat]:
         return _expand_glob(source, source, what)
     if found := files.list_folder(source.rstrip("/")):
         return _visible(found, source, source, what)
-    raise UserError(f"{source} in {what} does not exist; check the path")
+    raise UserError("file-missing", f"{source} in {what} does not exist; check the path")
 
 
 def _expand_glob(pattern: str, source: str, what: str) -> list[files.Stat]:
     if not glob.has_magic(source):
-        raise UserError(f"{source} in {what} does not exist; check the path")
+        raise UserError("file-missing", f"{source} in {what} does not exist; check the path")
     found = files.matching(pattern)
     if not found:
-        raise UserError(f"{source} in {what} matches no file; check the pattern")
+        raise UserError("file-missing", f"{source} in {what} matches no file; check the pattern")
     return found
 
 
@@ -142,7 +144,7 @@ def _visible(found: list[files.Stat], folder: str, source: str, what: str) -> li
     start = len(folder.rstrip("/"))
     kept = [file for file in found if "/." not in file.path[start:] and not file.path.endswith("/")]
     if not kept:
-        raise UserError(f"the folder {source} in {what} holds no files; put text there")
+        raise UserError("no-text", f"the folder {source} in {what} holds no files; put text there")
     return kept
 
 
@@ -151,8 +153,9 @@ def _check_name(path: str) -> None:
         path.encode()
     except UnicodeEncodeError:
         raise UserError(
+            "file-unreadable",
             f"the name {path.encode('utf-8', 'backslashreplace').decode()} is not UTF-8; rename "
-            "the file or leave it out of corpus.sources"
+            "the file or leave it out of corpus.sources",
         ) from None
 
 
@@ -170,8 +173,9 @@ def source_file(
     format_ = _format(stat.path, source.format)
     if format_ == "parquet" and compression(stat.path):
         raise UserError(
+            "file-unreadable",
             f"{stat.path} is Parquet inside another compression, which cannot be read in parts; "
-            "unpack it (Parquet is compressed inside)"
+            "unpack it (Parquet is compressed inside)",
         )
     encoding = source.encoding or config.encoding
     check_encoding(encoding)
@@ -213,7 +217,9 @@ def check_readable(files_: Sequence[SourceFile]) -> None:
             with files.reading(file.path):
                 pass
         except OSError as error:
-            raise UserError(f"cannot read {file.path} ({error.strerror}); check it") from error
+            raise UserError(
+                "file-unreadable", f"cannot read {file.path} ({error.strerror}); check it"
+            ) from error
 
 
 def cut(files_: Sequence[SourceFile], config: CorpusConfig) -> list[Chunk]:

@@ -32,23 +32,29 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        sentence = explain(error, path)
-        if sentence is None:
+        mistake = explain(error, path)
+        if mistake is None:
             raise
-        raise UserError(sentence) from error
+        raise mistake from error
 
 
-def explain(error: OSError, path: Path) -> str | None:
-    """The sentence for an operating-system error that is the user's to put right, else None."""
+def explain(error: OSError, path: Path) -> UserError | None:
+    """An operating-system error that is the user's to put right as a UserError, else None."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
+        return UserError(
+            "disk-full",
             f"no space left on the disk of {path.parent}; free some and run the same command "
-            "again: nothing is lost"
+            "again: nothing is lost",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"no permission to use {path}; change its permissions or choose another place"
+        return UserError(
+            "permission",
+            f"no permission to use {path}; change its permissions or choose another place",
+        )
     if error.errno == errno.EROFS:
-        return f"{path.parent} is on a read-only disk; choose another place to write to"
+        return UserError(
+            "permission", f"{path.parent} is on a read-only disk; choose another place to write to"
+        )
     return None
 
 

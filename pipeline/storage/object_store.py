@@ -38,8 +38,9 @@ def with_patience(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
             if attempt == attempts:
                 reason = " ".join(str(error).split())[:300]
                 raise UserError(
+                    "store-failed",
                     f"the object store failed {attempts} times ({reason}); run the same command "
-                    "again when it answers: nothing is lost"
+                    "again when it answers: nothing is lost",
                 ) from error
             time.sleep(pause)
             pause *= 2
@@ -59,16 +60,21 @@ def explaining(path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; check the bucket and the path") from None
+        raise UserError(
+            "file-missing", f"{path} does not exist; check the bucket and the path"
+        ) from None
     except OSError as error:
         text = str(error)
         if _REFUSED.search(text):
             raise UserError(
+                "store-refused",
                 f"the store refuses {path}; check the credentials in the environment "
-                "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
+                "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)",
             ) from error
         if "NO_SUCH_BUCKET" in text or "bucket does not exist" in text.lower():
-            raise UserError(f"the bucket of {path} does not exist; create it") from error
+            raise UserError(
+                "file-missing", f"the bucket of {path} does not exist; create it"
+            ) from error
         raise
 
 
@@ -77,7 +83,9 @@ def file_system(path: str) -> tuple[Any, str]:
     scheme, _, inner = path.partition("://")
     if re.search("[@:]", inner.partition("/")[0]):  # Arrow's error would repeat a password
         keys = "its keys in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://)"
-        raise UserError(f"the {scheme}:// address must not hold a login; remove it and set {keys}")
+        raise UserError(
+            "secret", f"the {scheme}:// address must not hold a login; remove it and set {keys}"
+        )
     return _connect(scheme, os.getpid()), inner
 
 

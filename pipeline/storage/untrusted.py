@@ -49,14 +49,21 @@ def read_small(path: str | Path, limit: int = JSON_BYTES) -> bytes:
     """The content of a file of at most `limit` bytes."""
     found = files.stat(path)
     if found is not None and found.bytes > limit:
-        raise UserError(f"{path} has {found.bytes:,} bytes, and such a file is small; {AGAIN}")
+        raise UserError(
+            "file-damaged", f"{path} has {found.bytes:,} bytes, and such a file is small; {AGAIN}"
+        )
     try:
         with explained(Path(path)):
             data = files.read_up_to(path, limit)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}; {AGAIN}") from error
+        raise UserError(
+            "file-unreadable", f"{path} cannot be read: {error.strerror or error}; {AGAIN}"
+        ) from error
     if len(data) > limit:
-        raise UserError(f"{path} has more than {limit:,} bytes, and such a file is small; {AGAIN}")
+        raise UserError(
+            "file-damaged",
+            f"{path} has more than {limit:,} bytes, and such a file is small; {AGAIN}",
+        )
     return data
 
 
@@ -65,9 +72,9 @@ def parse_object(data: bytes, where: str | Path, advice: str = AGAIN) -> dict[st
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({error}); {advice}") from error
+        raise UserError("file-damaged", f"{where} is not JSON ({error}); {advice}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{where} is not a JSON object; {advice}")
+        raise UserError("file-damaged", f"{where} is not a JSON object; {advice}")
     return content
 
 
@@ -80,18 +87,24 @@ def read_words(path: str | Path) -> list[str]:
     """The lines of a UTF-8 file. Only the newline ends a line: words may hold other separators."""
     found = files.stat(path)
     if found is not None and found.bytes > TEXT_BYTES:
-        raise UserError(f"{path} has {found.bytes:,} bytes, too many for a list of words; {AGAIN}")
+        raise UserError(
+            "file-damaged",
+            f"{path} has {found.bytes:,} bytes, too many for a list of words; {AGAIN}",
+        )
     data = bytearray()
     with files.reading(path) as file:
         while piece := file.read(LINE_BYTES):
             if len(piece) == LINE_BYTES and b"\n" not in piece:
-                raise UserError(f"{path} has a line of more than a megabyte; {AGAIN}")
+                raise UserError(
+                    "file-damaged", f"{path} has a line of more than a megabyte; {AGAIN}"
+                )
             data += piece
     try:
         return data.decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it"
+            "file-unreadable",
+            f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it",
         ) from error
 
 

@@ -252,7 +252,10 @@ def measure(corpus: Path, limit: int | None = None) -> dict[str, dict[int, float
     size = manifest.vocab.size
     heldout = {name: split for name, split in manifest.splits.items() if name != "train"}
     if not heldout:
-        raise UserError(f"{corpus} has no held-out set; set corpus.heldout and build it again")
+        raise UserError(
+            "split-missing",
+            f"{corpus} has no held-out set; set corpus.heldout and build it again",
+        )
     train = read_split(corpus, manifest.splits["train"])
     whole = limit is None or limit >= train.targets.size
     if limit is not None:

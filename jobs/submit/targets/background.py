@@ -73,7 +73,9 @@ class Background:
     def stop(self, job: Job) -> None:
         mark = mark_of(job)
         if mark["host"] != socket.gethostname():
-            raise UserError(f"{job.submission.run} is a process of {mark['host']}; cancel it there")
+            raise UserError(
+                "run-state", f"{job.submission.run} is a process of {mark['host']}; cancel it there"
+            )
         send(mark, signal.SIGTERM)
 
     def kill(self, job: Job) -> None:

@@ -27,8 +27,9 @@ def address_of(interface: str) -> str:
         except OSError as error:
             there = ", ".join(name for _, name in socket.if_nameindex())
             raise UserError(
+                "target",
                 f"interface {interface!r} has no IPv4 address on {platform.node()} "
-                f"({error.strerror}; there are {there}); change interface of the target"
+                f"({error.strerror}; there are {there}); change interface of the target",
             ) from None
     return socket.inet_ntoa(answer[20:24])
 

@@ -61,17 +61,19 @@ class Kubernetes:
         workers, cpus = job_size(submission)
         if workers * (cpus // train.threads) < train.processes:
             raise UserError(
+                "capacity",
                 f"train.processes = {train.processes} with {train.threads} threads each do not fit "
                 f"into {workers} worker pods with {cpus} CPUs each; raise nodes or cpus of the "
-                "target"
+                "target",
             )
         gpus = self.target.gpus
         if train.device == "cuda" and workers * min(gpus, cpus // train.threads) < train.processes:
             raise UserError(
+                "capacity",
                 f'train.device = "cuda" needs a GPU and {train.threads} CPUs for each of '
                 f"{train.processes} processes, but the target asks Kubernetes for {workers} worker "
                 f"pods with {gpus} GPUs and {cpus} CPUs each; raise nodes, gpus or cpus of the "
-                "target"
+                "target",
             )
         self._note_room(workers, cpus, gpus)
 
@@ -162,7 +164,9 @@ class Kubernetes:
             return self._in_kubernetes(job, error)
         if state.word == "interrupted" and state.exit_code is None:
             # Perhaps not submitted to Ray yet, or the address leads to another run's cluster.
-            unknown = Unreachable(f"{self.target.address} says of the job: {state.why}")
+            unknown = Unreachable(
+                "cluster-unreachable", f"{self.target.address} says of the job: {state.why}"
+            )
             return self._in_kubernetes(job, unknown)
         return state
 
@@ -176,7 +180,9 @@ class Kubernetes:
                 return state_of_exit(code)
             if why is None:
                 raise
-            raise Unreachable(f"{why}; and Kubernetes cannot be asked: {error}") from error
+            raise Unreachable(
+                "cluster-unreachable", f"{why}; and Kubernetes cannot be asked: {error}"
+            ) from error
         state = State("interrupted", "Kubernetes does not know it any more")
         if found:
             state = state_of_rayjob(found.get("status") or {})
@@ -216,10 +222,11 @@ class Kubernetes:
             status = self._rayjob(job).get("status") or {}
             cluster = status.get("rayClusterName") or "CLUSTER"
             raise UserError(
+                "cluster-unreachable",
                 "the k8s target has no Ray address; make the head's dashboard reachable ('kubectl "
                 f"port-forward -n {self.target.namespace} service/{cluster}-head-svc 8265') and "
                 'set address = "http://localhost:8265" for the target; the token is in the secret '
-                f"{cluster}, as infra/README.md shows"
+                f"{cluster}, as infra/README.md shows",
             )
         return RayCluster(self.target)
 
@@ -231,21 +238,24 @@ class Kubernetes:
             )
         except FileNotFoundError:
             raise Unreachable(
+                "cluster-unreachable",
                 "kubectl is not on this machine's PATH; install it, or create what "
-                "'elmwright submit … --dry-run' prints by other means"
+                "'elmwright submit … --dry-run' prints by other means",
             ) from None
         except subprocess.TimeoutExpired:
             if text:
                 raise Failed("Kubernetes does not answer (kubectl took more than 60 s)") from None
             raise Unreachable(
-                "Kubernetes does not answer (kubectl took more than 60 s); check its context"
+                "cluster-unreachable",
+                "Kubernetes does not answer (kubectl took more than 60 s); check its context",
             ) from None
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
             kind = Unreachable if any(s in lines[-1].lower() for s in SILENT) else UserError
             raise kind(
+                "cluster-unreachable",
                 f"kubectl {arguments[0]} failed ({lines[-1][:300]}); check its context, the "
-                "namespace, and that KubeRay is installed"
+                "namespace, and that KubeRay is installed",
             )
         return done.stdout
 
@@ -255,20 +265,23 @@ def check_paths(submission: Submission, config: RunConfig) -> None:
     relative = relative_paths(config)
     if relative:
         raise UserError(
+            "shared-path",
             f"{relative[0]!r} is relative to a folder of this machine, which no pod has; write "
-            f"absolute paths below {RUNS_PATH}, or s3:// URLs"
+            f"absolute paths below {RUNS_PATH}, or s3:// URLs",
         )
     if is_url(submission.dir):
         return
     if not submission.target.volume:
         raise UserError(
+            "shared-path",
             f"run.dir {submission.dir} would be lost with its pods: name a claim as volume of the "
-            f"target, which is mounted at {RUNS_PATH}, or use an s3:// URL"
+            f"target, which is mounted at {RUNS_PATH}, or use an s3:// URL",
         )
     if not submission.dir.startswith(f"{RUNS_PATH}/"):
         raise UserError(
+            "shared-path",
             f"run.dir {submission.dir} is on no volume of the pods; put it below {RUNS_PATH}, "
-            f"where the claim {submission.target.volume} is mounted, or use an s3:// URL"
+            f"where the claim {submission.target.volume} is mounted, or use an s3:// URL",
         )
 
 

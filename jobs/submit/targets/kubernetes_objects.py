@@ -72,8 +72,9 @@ def filled(content: bytes) -> str:
     size = f"code and config are {len(content):,} bytes"
     if len(content) > CONFIG_MAP_BYTES:
         raise UserError(
+            "target",
             f"{size}, and a ConfigMap takes {CONFIG_MAP_BYTES:,}; make the config smaller, or "
-            "submit to the Ray address of a cluster that is up, which has no such limit"
+            "submit to the Ray address of a cluster that is up, which has no such limit",
         )
     return f"{size} of the {CONFIG_MAP_BYTES:,} that a ConfigMap takes"
 

@@ -170,8 +170,9 @@ class RayCluster:
         need = next(r for r in map(Requirement, requirements()) if r.name == "ray")
         if not need.specifier.contains(found, prereleases=True):
             raise UserError(
+                "environment",
                 f"the cluster at {self.address} runs Ray {found}, elmwright needs "
-                f"{need.specifier}; bring the cluster to such a version"
+                f"{need.specifier}; bring the cluster to such a version",
             )
         return found
 
@@ -208,15 +209,17 @@ class RayCluster:
         reason = lines[-1][:300] if lines else "nothing"
         if status in (502, 503, 504):
             raise Unreachable(
+                "cluster-unreachable",
                 f"the Ray cluster at {self.address} does not answer: what stands before it says "
-                f"{status}; check that the cluster is up"
+                f"{status}; check that the cluster is up",
             )
         raise Failed(f"the Ray cluster at {self.address} answers {status}: {reason}")
 
     def _not_ray(self) -> UserError:
         return UserError(
+            "cluster-unreachable",
             f"{self.address} is not the dashboard of a Ray cluster; name that, usually "
-            "http://HEAD:8265"
+            "http://HEAD:8265",
         )
 
     def _call(
@@ -229,20 +232,23 @@ class RayCluster:
                 status, body = self._once(method, path, data, timeout)
         if status == 401:
             raise NotLetIn(
+                "cluster-refused",
                 f"the Ray cluster at {self.address} wants a token; set RAY_AUTH_TOKEN, or "
                 f"RAY_AUTH_TOKEN_PATH to the file that holds it, or put it into {DEFAULT_TOKEN}, "
-                "or name its file as token_file of the target"
+                "or name its file as token_file of the target",
             )
         if status == 403 and not self._token:
             raise NotLetIn(
+                "cluster-refused",
                 f"{self.address} refuses us (403) and asks for no token; check the address, and "
-                "what stands between this machine and the cluster's dashboard"
+                "what stands between this machine and the cluster's dashboard",
             )
         if status == 403:
             raise NotLetIn(
+                "cluster-refused",
                 f"the Ray cluster at {self.address} refuses the token in "
                 f"{find_token(self.target)[1]}: it is expired or another cluster's; put the "
-                "current one there ('ray get-auth-token' on the cluster's head prints it)"
+                "current one there ('ray get-auth-token' on the cluster's head prints it)",
             )
         return status, body
 
@@ -270,8 +276,9 @@ class RayCluster:
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             reason = getattr(error, "reason", error)
             raise Unreachable(
+                "cluster-unreachable",
                 f"the Ray cluster at {self.address} does not answer ({reason}); check the address, "
-                "that the cluster is up, and that this machine may reach its dashboard"
+                "that the cluster is up, and that this machine may reach its dashboard",
             ) from error
 
 

@@ -27,7 +27,8 @@ def _token(text: str, where: str) -> str:
     token = text.strip()
     if token and not re.fullmatch(r"[!-~]+", token):
         raise UserError(
+            "secret",
             f"{where} does not hold a token: that is one word of ASCII letters, digits and signs "
-            "on a line of its own ('ray get-auth-token' on the cluster's head prints it)"
+            "on a line of its own ('ray get-auth-token' on the cluster's head prints it)",
         )
     return token

@@ -48,23 +48,26 @@ class Slurm:
         nodes, cpus = job_size(submission)
         if nodes * cpus < train.processes * train.threads:
             raise UserError(
+                "capacity",
                 f"train.processes × train.threads needs {train.processes * train.threads} CPUs, "
                 f"but the target asks Slurm for {nodes} machines with {cpus} each; raise nodes or "
-                "cpus of the target"
+                "cpus of the target",
             )
         gpus = self.target.gpus
         if train.device == "cuda" and nodes * gpus < train.processes:
             raise UserError(
+                "capacity",
                 f'train.device = "cuda" needs {train.processes} GPUs, but the target asks Slurm '
-                f"for {nodes} machines with {gpus} each; raise nodes or gpus of the target"
+                f"for {nodes} machines with {gpus} each; raise nodes or gpus of the target",
             )
         one = {"CPU": float(cpus), "GPU": float(gpus)}
         room = nodes * room_for([one], train.threads, gpu=train.device == "cuda")
         if room < train.processes:
             raise UserError(
+                "capacity",
                 f"{train.processes} processes with {train.threads} CPUs each do not fit: the "
                 f"target asks Slurm for {nodes} machines with {cpus} CPUs and {gpus} GPUs each, "
-                f"which have room for {room}; raise cpus or nodes of the target"
+                f"which have room for {room}; raise cpus or nodes of the target",
             )
         found = machines_of(self.target)
         if sum(c >= cpus and g >= gpus for c, g in found) < nodes:
@@ -75,10 +78,11 @@ class Slurm:
             where = f"partition {self.target.partition}" if self.target.partition else "the cluster"
             need = f"{cpus} CPUs" + (f" and {gpus} GPUs" if gpus else "")
             raise UserError(
+                "capacity",
                 f"the run needs {nodes} machines with {need} each, but {where} has "
                 f"{sizes or 'none'}{'' if self.target.partition else ' in its default partition'}; "
                 "lower train.processes or train.threads, or change nodes, cpus, gpus or partition "
-                "of the target"
+                "of the target",
             )
 
     def running(self, run: str) -> str:
@@ -234,7 +238,9 @@ def _path(text: str) -> str:
 
 def _one_word(text: str) -> str:
     if re.search(r"\s|['\"]", text):
-        raise UserError(f"{text}: Slurm cannot write to a path with spaces or quotes in it")
+        raise UserError(
+            "target", f"{text}: Slurm cannot write to a path with spaces or quotes in it"
+        )
     return text
 
 
@@ -261,8 +267,9 @@ def run_slurm(*command: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except FileNotFoundError:
         raise Unreachable(
+            "cluster-unreachable",
             f"{command[0]} is not on this machine's PATH; submit from a machine of the Slurm "
-            "cluster, such as its login node"
+            "cluster, such as its login node",
         ) from None
     except subprocess.TimeoutExpired:
         raise _silent(command[0], "it took more than 60 s") from None
@@ -274,8 +281,9 @@ def run_slurm(*command: str) -> str:
         raise _silent(command[0], reason)
     if command[0] == "sbatch":
         raise UserError(
+            "capacity",
             f"Slurm does not take the job ({reason}); change partition, nodes, cpus, gpus or time "
-            "of the target, or what the run needs"
+            "of the target, or what the run needs",
         )
     raise Failed(f"{command[0]} failed ({reason})")
 
@@ -287,4 +295,6 @@ def _silent(command: str, why: str) -> Exception:
             f"Slurm did not answer while the job was being sent ({why}); 'elmwright jobs' tells "
             "whether it arrived, once Slurm answers again"
         )
-    return Unreachable(f"Slurm does not answer ({command}: {why}); try again when it does")
+    return Unreachable(
+        "cluster-unreachable", f"Slurm does not answer ({command}: {why}); try again when it does"
+    )

@@ -129,8 +129,9 @@ def _check_cuda(nodes: list[dict[str, Any]]) -> None:
     without = sorted({f"{host} (torch {version})" for host, version, cuda in answers if not cuda})
     if without:
         raise UserError(
+            "device",
             f"torch was built without CUDA on {', '.join(without)}, where Ray has GPUs; install "
-            'the CUDA build of torch there, or set train.device = "cpu"'
+            'the CUDA build of torch there, or set train.device = "cpu"',
         )
 
 

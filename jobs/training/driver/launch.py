@@ -63,11 +63,12 @@ def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) ->
         return
     if state["corpus_fingerprint"] != manifest.fingerprint:
         raise UserError(
+            "run-changed",
             f"the corpus in {folder.corpus} is not the one that {info.path} was trained on; "
-            "give the run another run.name"
+            "give the run another run.name",
         )
     if problem := changed_settings(saved["run_config"], to_dict(config)):
-        raise UserError(problem)
+        raise UserError("run-changed", problem)
 
 
 def check_size(config: RunConfig, manifest: Manifest) -> None:
@@ -75,14 +76,16 @@ def check_size(config: RunConfig, manifest: Manifest) -> None:
     split, train = manifest.splits["train"], config.train
     if manifest.block_steps % train.window:
         raise UserError(
+            "setting",
             f"the corpus has blocks of {manifest.block_steps} steps, not a multiple of "
-            f"train.window = {train.window}"
+            f"train.window = {train.window}",
         )
     if split.steps < train.lanes * train.window:
         raise UserError(
+            "setting",
             f"the corpus has {split.steps:,} training tokens, less than one batch of "
             f"train.lanes × train.window = {train.lanes * train.window:,}; "
-            "add text or make train.lanes smaller"
+            "add text or make train.lanes smaller",
         )
 
 
@@ -294,10 +297,12 @@ def worker(job: dict[str, Any]) -> None:
 def _ending(error: BaseException, folder: RunFolder) -> dict[str, str]:
     """What is to be said of an error that trying again would not change; nothing of others."""
     if isinstance(error, OSError):
-        return {"user": for_others(explain(error, Path(error.filename or folder.root)) or "")}
+        error = explain(error, Path(error.filename or folder.root)) or error
     if isinstance(error, Failed):
         return {"failed": for_others(str(error))}
-    return {"user": for_others(str(error))} if isinstance(error, UserError) else {}
+    if isinstance(error, UserError):
+        return {"user": for_others(str(error)), "code": error.code}
+    return {}
 
 
 def _mistake_file(folder: RunFolder, attempt: int) -> str:
@@ -313,7 +318,7 @@ def _raise_ending(error: Exception, folder: RunFolder, attempt: int) -> None:
     endings += [_ending(failure, folder) for failure in (error, *failures.values())]
     for ending in endings:
         if ending.get("user"):
-            raise UserError(ending["user"])
+            raise UserError(ending.get("code", "setting"), ending["user"])
         if ending.get("failed"):
             raise Failed(ending["failed"])
 

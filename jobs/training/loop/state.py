@@ -173,7 +173,9 @@ def _fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in own.items():
         if tensors[name].is_floating_point() != tensor.is_floating_point():
             found = tensors[name].dtype
-            raise UserError(f"{path}: tensor {name} holds {found}, not {tensor.dtype}")
+            raise UserError(
+                "file-damaged", f"{path}: tensor {name} holds {found}, not {tensor.dtype}"
+            )
     return tensors
 
 
@@ -210,7 +212,7 @@ def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: Fi
 def check_shape(other: LoadedModel, config: RunConfig) -> None:
     """A model can only be trained further in its own shape."""
     if problem := shape_problem(config.model, other.config):
-        raise UserError(problem)
+        raise UserError("run-changed", problem)
 
 
 def probes(scores: dict[str, Score]) -> dict[str, Any]:

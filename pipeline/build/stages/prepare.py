@@ -94,8 +94,9 @@ def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConf
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(
+            "no-text",
             f"sentencepiece cannot be trained ({reason}); change [corpus.sentencepiece], most "
-            "likely its size, or give more text"
+            "likely its size, or give more text",
         ) from error
     files.write_bytes(files.join(work, f"{out}.model"), model)
     return {"name": f"{out}.model", "sentences": len(chosen)}

@@ -97,7 +97,7 @@ def test_what_a_killed_export_left_is_cleared_and_what_it_had_moved_is_put_back(
     (work / "new" / "model.safetensors").write_text("half")
 
     def fail(*_: Any) -> None:
-        raise UserError("no more")
+        raise UserError("output", "no more")
 
     with monkeypatch.context() as now:
         now.setattr(export, "measure", fail)

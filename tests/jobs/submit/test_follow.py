@@ -86,7 +86,7 @@ def test_a_cluster_that_is_silent_for_a_moment_does_not_end_the_following(
     class Shaky(Scripted):
         def state(self, job: Job) -> State:
             if misses and misses.pop(0):
-                raise Unreachable("gone for a moment")
+                raise Unreachable("cluster-unreachable", "gone for a moment")
             return super().state(job)
 
     place = Shaky({job.submission.id: [("all\n", state_of_exit(0))]})

@@ -66,7 +66,7 @@ def test_no_field_of_a_manifest_can_hang_a_reader(corpus: Path) -> None:
         problems = verify_corpus(found, corpus)
         if found.splits["train"].blocks > 3:
             assert any("train-00000" in problem for problem in problems)
-            raise UserError(f"{path}: {problems[0]}")
+            raise UserError("file-damaged", f"{path}: {problems[0]}")
 
     def sealed(data: bytes) -> None:
         """With the fingerprint that such a manifest would have."""

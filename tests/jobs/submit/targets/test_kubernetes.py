@@ -118,7 +118,7 @@ def test_a_rayjob_that_is_refused_leaves_no_config_map_behind(kubectl: Path) -> 
 
     def refuse(*arguments: str, text: str = "") -> str:
         if arguments[0] == "create" and '"RayJob"' in text:
-            raise UserError("denied by a policy")
+            raise UserError("cluster-unreachable", "denied by a policy")
         return ask(*arguments, text=text)
 
     place.kubectl = refuse  # type: ignore[method-assign]

@@ -76,7 +76,7 @@ def test_after_the_last_restart_it_fails_in_a_sentence(
 
 
 def test_a_users_mistake_is_not_tried_again(run: tuple[RunConfig, RunFolder, Console]) -> None:
-    fits = Fits(UserError("no such GPU"))
+    fits = Fits(UserError("device", "no such GPU"))
     with pytest.raises(UserError, match="no such GPU"):
         launch(*run, stopped=lambda: False, fit=fits)
 
@@ -110,7 +110,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_run(
 def test_a_cluster_that_has_lost_machines_is_no_mistake_of_the_users(
     run: tuple[RunConfig, RunFolder, Console],
 ) -> None:
-    lost = launching.NoRoom("needs 2 CPUs, the cluster has 1")
+    lost = launching.NoRoom("capacity", "needs 2 CPUs, the cluster has 1")
     with pytest.raises(Interrupted, match=r"lost machines .*resumes when there is room"):
         launch(*run, stopped=lambda: False, fit=Fits(RuntimeError("a node died"), lost))
     with pytest.raises(UserError, match="needs 2 CPUs"):

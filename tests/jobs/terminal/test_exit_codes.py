@@ -1,0 +1,74 @@
+"""How a command ends: an exit code, a sentence for people, a code for programs."""
+
+import errno
+import json
+
+import pytest
+
+from elmwright.jobs.cli.command import main
+from elmwright.jobs.terminal.exit_codes import exit_code
+from elmwright.pipeline.errors import Failed, Interrupted, UserError
+
+ENDINGS = [
+    (UserError("busy", "it is in use; wait"), 2, "busy", "error: it is in use; wait"),
+    (Failed("it broke; see the log"), 1, "failed", "failed: it broke; see the log"),
+    (Interrupted("at step 3"), 75, "interrupted", "stopped: at step 3"),
+    (KeyboardInterrupt(), 75, "interrupted", "stopped: interrupted; nothing is lost"),
+    (
+        OSError(errno.ENOSPC, "full", "/x/y"),
+        2,
+        "disk-full",
+        "error: no space left on the disk of /x",
+    ),
+    (
+        OSError("AWS Error NETWORK_CONNECTION"),
+        1,
+        "store-failed",
+        "failed: the object store does not",
+    ),
+]
+
+
+def work(error: BaseException) -> int:
+    raise error
+
+
+@pytest.mark.parametrize(("error", "number", "_code", "sentence"), ENDINGS)
+def test_a_person_reads_one_sentence(
+    error: BaseException, number: int, _code: str, sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(lambda: work(error)) == number
+    said = capfd.readouterr()
+    assert " ".join(said.err.split()).startswith(sentence)
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(("error", "number", "code", "sentence"), ENDINGS)
+def test_a_program_reads_one_object(
+    error: BaseException, number: int, code: str, sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(lambda: work(error), as_json=True) == number
+    said = capfd.readouterr()
+    ending = json.loads(said.err)["error"]
+    assert (ending["exit"], ending["code"]) == (number, code)
+    assert ending["message"].startswith(sentence.partition(": ")[2])
+    assert said.out == ""
+
+
+def test_a_defect_has_the_code_unexpected(
+    capfd: pytest.CaptureFixture[str], tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert exit_code(lambda: work(KeyError("x")), as_json=True) == 1
+    first = capfd.readouterr().err.splitlines()[0]
+    assert json.loads(first)["error"]["code"] == "unexpected"
+
+
+def test_json_of_a_command_that_fails_is_on_standard_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "nowhere.toml", "--json"]) == 2
+    said = capfd.readouterr()
+    assert json.loads(said.err)["error"]["code"] == "file-missing"
+    assert said.out == ""
