@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elmwright.jobs.using.layer_choice import LAYERS, choose_layers
+
 BATCH = 32
 
 
@@ -41,15 +43,11 @@ class Embedder:
     ) -> list[npt.NDArray[np.float32]]:
         """Vectors of each sentence."""
         layers = (params or {}).get("layers", "all")
-        if layers not in ("all", "top", "mean"):
+        if layers not in LAYERS:
             raise _mistake(f"layers is {layers!r}; it may be all, top or mean")
         sentences = [_words(sentence) for sentence in _column(model_input)]
-        found = self.elmo.embed(sentences, batch_size=BATCH)
-        if layers == "top":
-            return [vectors[-1:] for vectors in found]
-        if layers == "mean":
-            return [vectors.mean(axis=0, keepdims=True) for vectors in found]
-        return found
+        embedded = self.elmo.embed(sentences, batch_size=BATCH)
+        return [choose_layers(vectors, layers) for vectors in embedded]
 
 
 def _column(model_input: Any) -> list[Any]:

@@ -34,6 +34,7 @@ from elmwright.jobs.rundir.work_folder import alone_in
 from elmwright.jobs.terminal.signals import stop_signals
 from elmwright.jobs.using.argument_checks import check_output
 from elmwright.jobs.using.embed_output import Vectors, output_format, vectors_file
+from elmwright.jobs.using.layer_choice import choose_layers
 from elmwright.jobs.using.sentences import (
     Piece,
     batches,
@@ -113,21 +114,17 @@ class Embedder:
         with atomic_file(part) as file:
             for batch, read in batches(read_sentences(text, piece), exactly):
                 for vectors in self.elmo.embed(batch, batch_size=size):
-                    file.write(np.ascontiguousarray(choose_layers(vectors, self.recipe)).data)
+                    file.write(np.ascontiguousarray(_chosen(vectors, self.recipe)).data)
                 words += sum(map(len, batch))
                 advance(read, f"{words / (time.monotonic() - start):,.0f} words/s")
         return piece.end - piece.start
 
 
-def choose_layers(vectors: Vectors, recipe: Recipe) -> Vectors:
-    """(layers + 1, words, width) → the layers asked for."""
-    if recipe.layers == "top":
-        return vectors[-1:]
-    if recipe.layers == "mean":
-        return np.asarray(vectors.mean(axis=0, keepdims=True), np.float32)
+def _chosen(vectors: Vectors, recipe: Recipe) -> Vectors:
+    """(layers + 1, words, width) → the layers asked for, or their mix."""
     if recipe.layers == "mix":
         return np.asarray(np.tensordot(np.array([recipe.mix], np.float32), vectors, 1), np.float32)
-    return vectors
+    return choose_layers(vectors, recipe.layers)
 
 
 def embed_file(

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.argument_checks import check_query
+from elmwright.jobs.using.layer_choice import choose_layers
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
 from elmwright.jobs.using.unknown_words import warn_of_unknown
@@ -107,7 +108,7 @@ def find_neighbours(
     elmo = Elmo.from_pretrained(place, device=device)
     elmo.eval()
     position = words.index(word)
-    own = _unit(_layer(elmo.embed([words])[0], layer)[position])
+    own = _unit(choose_layers(elmo.embed([words])[0], layer)[0, position])
     nearest: list[tuple[float, int, int, tuple[str, ...]]] = []  # a heap, the worst on top
     compared = 0
     with TemporaryDirectory() as folder, _text(source, Path(folder)) as text:
@@ -115,7 +116,7 @@ def find_neighbours(
         for line, given, vectors in _embedded(elmo, text, None if any_word else word):
             if given == words:
                 continue
-            cosines = _unit(_layer(vectors, layer)) @ own
+            cosines = _unit(choose_layers(vectors, layer)[0]) @ own
             for at, similarity in enumerate(cosines.tolist()):
                 if any_word or given[at] == word:
                     compared += 1
@@ -195,16 +196,6 @@ def _embedded(
     for batch, _ in batches(wanted()):
         for given, vectors in zip(batch, elmo.embed(batch), strict=True):
             yield numbers.pop(0), given, vectors
-
-
-def _layer(vectors: npt.NDArray[np.float32], layer: str) -> npt.NDArray[np.float32]:
-    if layer == "mean":
-        return np.asarray(vectors.mean(axis=0), np.float32)
-    if layer == "top":
-        return np.asarray(vectors[-1])
-    if not (layer.isdecimal() and int(layer) < len(vectors)):
-        raise UserError("argument", f"--layer {layer} is none of top, mean, 0 … {len(vectors) - 1}")
-    return np.asarray(vectors[int(layer)])
 
 
 def _unit(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, TransformerMixin
 
+from elmwright.jobs.using.layer_choice import LAYERS, choose_layers
 from elmwright.pipeline.errors import UserError
 
 POOLINGS = ("mean", "max")
-LAYERS = ("top", "mean", "all")
 
 
 class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -78,10 +78,7 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _pool(self, vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """(layers, words, width) → features."""
-        if self.layers == "top":
-            vectors = vectors[-1:]
-        elif self.layers == "mean":
-            vectors = vectors.mean(axis=0, keepdims=True)
+        vectors = choose_layers(vectors, self.layers)
         over_words = vectors.mean(axis=1) if self.pooling == "mean" else vectors.max(axis=1)
         return np.asarray(over_words.ravel(), np.float32)
 
