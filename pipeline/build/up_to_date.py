@@ -7,9 +7,9 @@ recognised at once.
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from elmwright.pipeline.build.ray_tasks import RECIPE
 from elmwright.pipeline.config import (
@@ -24,6 +24,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import NAME, Input, Manifest, canonical
 from elmwright.pipeline.reading import harvest, sources
 from elmwright.pipeline.reading.sources import SourceFile
+from elmwright.pipeline.records import BadField, from_data, to_data
 from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
 
@@ -42,11 +43,10 @@ def corpus_key(corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, s
 
 def settings_of(
     corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, seed: int
-) -> dict[str, Any]:
-    settings = as_settings(corpus)
-    for name in _HOW:
-        del settings[name]
-    return {"corpus": settings, "vocab": asdict(vocab), "shards": asdict(shards), "seed": seed}
+) -> dict[str, object]:
+    """The settings that determine the corpus, as plain data."""
+    settings = {name: value for name, value in as_settings(corpus).items() if name not in _HOW}
+    return {"corpus": settings, "vocab": to_data(vocab), "shards": to_data(shards), "seed": seed}
 
 
 def is_current(
@@ -94,6 +94,14 @@ def input_path(folder: str, item: Input) -> str:
     return os.path.normpath(files.join(folder, item.path))
 
 
+@dataclass(frozen=True)
+class _Digest:
+    """The digest of an input, and the size and time of the file when it was read for it."""
+
+    stat: tuple[int, int]
+    sha256: str
+
+
 class _Digests:
     """Digests of inputs whose time or place is not the manifest's, in a file beside the manifest.
 
@@ -101,14 +109,15 @@ class _Digests:
     """
 
     def __init__(self, folder: str) -> None:
-        self._folder, self._file = folder, files.join(folder, SEEN)
-        self._known: dict[str, Any] | None = None
-        self._changed = False
+        self._folder = folder
+        self._file = files.join(folder, SEEN)
+        self._known: dict[str, _Digest] | None = None
+        self._has_changed = False
 
     def same(self, item: Input, file: SourceFile) -> bool:
         """Whether a file is the input of the manifest: at its place and time, or by its content."""
-        here = input_path(self._folder, item) == file.path
-        if here and files.unchanged(file.path, item.bytes, item.mtime_ns):
+        is_here = input_path(self._folder, item) == file.path
+        if is_here and files.unchanged(file.path, item.bytes, item.mtime_ns):
             return True
         # The ending of a name tells how a file is read.
         if os.path.basename(item.path) != os.path.basename(file.path):
@@ -117,21 +126,29 @@ class _Digests:
 
     def _of(self, file: SourceFile) -> str:
         if self._known is None:
-            self._known = files.read_json(self._file) or {}
-        key, stat = file.path, [file.bytes, file.mtime_ns]
+            self._known = self._read()
+        key, stat = file.path, (file.bytes, file.mtime_ns)
         if not (files.is_url(key) or files.is_url(self._folder)):
             key = os.path.relpath(key, self._folder)
         saved = self._known.get(key)
-        if not (isinstance(saved, dict) and saved.get("stat") == stat):
-            self._known[key] = saved = {"stat": stat, "sha256": files.sha256(file.path)}
-            self._changed = True
-        return str(saved.get("sha256"))
+        if saved is None or saved.stat != stat:
+            self._known[key] = saved = _Digest(stat, files.sha256(file.path))
+            self._has_changed = True
+        return saved.sha256
+
+    def _read(self) -> dict[str, _Digest]:
+        known = {}
+        for name, entry in (files.read_json(self._file) or {}).items():
+            with suppress(BadField):  # a damaged entry only costs reading that input again
+                known[name] = from_data(_Digest, entry, ignore_unknown=True)
+        return known
 
     def save(self) -> None:
-        if not (self._changed and self._known):
+        """Write the digests that were taken, if there are any."""
+        if not (self._has_changed and self._known):
             return
         try:
-            files.write_json(self._file, self._known)
+            files.write_json(self._file, to_data(self._known))
         except (OSError, UserError) as error:  # a corpus may be read-only: it is only slower then
             log.info("digests of inputs are not kept: %s", error)
 

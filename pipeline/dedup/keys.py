@@ -12,7 +12,7 @@ keys takes 1.8 CPU seconds and 390 MB. 128 bits: a false match among 10^9 senten
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -52,6 +52,13 @@ KEPT = 255
 """In place of a rule: the row stays."""
 
 
+@dataclass(frozen=True)
+class LoserCount:
+    """How many rows of one range of keys lose."""
+
+    losers: int
+
+
 def keys_of(texts: Iterable[str]) -> NDArray[np.uint64]:
     """[texts, 2] 128-bit xxh3 keys, high and low half."""
     digests = b"".join([xxhash.xxh3_128_digest(text.encode()) for text in texts])
@@ -87,7 +94,7 @@ def reduce_keys(
     unit: str,
     once: bool,
     out: str,
-) -> dict[str, Any]:
+) -> LoserCount:
     """Decide which documents, lines or sentences of one key range are dropped; write them to `out`.
 
     `tables` lists (part, its key table); `unit` is the rule by which copies lose where `once` is
@@ -107,7 +114,7 @@ def reduce_keys(
     losers["part"], losers["rule"] = part_of[lost], rule[lost]
     losers["row"], losers["sentence"] = table["row"][lost], table["sentence"][lost]
     save_losers(out, losers)
-    return {"losers": len(losers)}
+    return LoserCount(len(losers))
 
 
 def _rules(table: Table, copy_rule: int, *, once: bool) -> NDArray[np.uint8]:
