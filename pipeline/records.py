@@ -95,10 +95,9 @@ class _Builder:
                 values[key] = self.value(value, hints[key], prefix + key)
             elif not self.ignore_unknown:
                 raise UnknownField(f"{prefix}{key}", tuple(hints))
-        for field in dataclasses.fields(cls):
-            is_needed = field.default is field.default_factory is dataclasses.MISSING
-            if is_needed and field.name not in values:
-                raise BadField(prefix + field.name, "is missing")
+        for name in _required(cls):
+            if name not in values:
+                raise BadField(prefix + name, "is missing")
         return cls(**values)
 
     def value(self, value: Any, hint: Any, key: str) -> Any:
@@ -170,6 +169,13 @@ class _Builder:
 def _hints(cls: type) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(cls)}
     return {name: hint for name, hint in typing.get_type_hints(cls).items() if name in names}
+
+
+@lru_cache(maxsize=256)
+def _required(cls: type) -> list[str]:
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(cls)
+    return [field.name for field in fields if field.default is field.default_factory is missing]
 
 
 def type_name(hint: Any, *, many: bool = False) -> str:

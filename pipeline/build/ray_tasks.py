@@ -69,7 +69,11 @@ class Task(Generic[R]):
 
 @dataclass(frozen=True)
 class Done(Generic[R]):
-    """The content of a completion mark."""
+    """The content of a completion mark.
+
+    The fields of a result are its keys in the file. A task whose mark lacks a field, or has a value
+    of another type in it, runs again.
+    """
 
     report: R
     """The result of the stage."""
@@ -117,7 +121,7 @@ class Runner:
         self, work: str, progress: Progress, in_flight: int | None, stop: Callable[[], bool]
     ) -> None:
         """Keep outputs and marks below `work`; run at most `in_flight` tasks at a time, by
-        default two a core."""
+        default two per core."""
         self.work, self.progress, self.stop = work, progress, stop
         self.in_flight = in_flight
         self.recall = files.join(work, f"recall-{os.getpid()}-{time.time_ns()}")
@@ -208,7 +212,7 @@ class Runner:
         return marks
 
     def _shown(self, name: str, total: int) -> AbstractContextManager[Advance]:
-        """Part of the stage that is open, or a bar of its own."""
+        """A part of the open stage's bar, or a bar of its own."""
         return self._stage.piece(total) if self._stage else self.progress(name, total, "tasks")
 
     def _done(self, one: Task[R], sizes: Mapping[str, int]) -> Done[R] | None:
@@ -230,7 +234,7 @@ class Runner:
         return files.join(self.work, f"{one.out}{_MARK}")
 
     def _recall(self, running: Collection[Any], *, wait: bool = True) -> None:
-        """Let queued tasks end before they begin, and give those at work a moment to finish.
+        """Make queued tasks end before they begin, and give running tasks a moment to finish.
 
         Not by `ray.cancel`: in Ray 2.60 a task that ends while it is cancelled brings down the
         driver ("Tried to complete task that was not pending").
@@ -247,7 +251,7 @@ class Runner:
             files.remove(self.recall)
 
     def prune(self) -> None:
-        """Remove every output of a task that was not asked for, and what killed tasks left."""
+        """Remove the output of every task that this build did not run, and of killed tasks."""
         listed = files.list_folder(self.work)
         # Marks first: killed in between, no mark may stand for an output that is gone.
         for file in sorted(listed, key=lambda file: not file.path.endswith(_MARK)):
@@ -271,7 +275,7 @@ def read_mark(data: bytes, call: Callable[..., R]) -> Done[R]:
 
 @lru_cache(maxsize=1)
 def _remote() -> Any:
-    """The one remote function: Ray keeps what it knows of a function for ever."""
+    """The only remote function: Ray never frees the definition of one."""
     import ray
 
     return ray.remote(max_retries=5)(run_once)
@@ -298,11 +302,12 @@ def run_once(
 
 
 def _outputs(work: str, out: str) -> dict[str, int]:
-    """Names and sizes of what a task wrote; in a store an object is whole or not there."""
+    """Names and sizes of a task's output; none in a store, where no object is half written."""
     if files.is_url(work):
         return {}
-    found = [*glob.glob(f"{work}/{glob.escape(out)}*"), *glob.glob(f"{work}/{glob.escape(out)}/*")]
-    return {path[len(work) + 1 :]: os.path.getsize(path) for path in found if os.path.isfile(path)}
+    start = f"{work}/{glob.escape(out)}"
+    paths = [*glob.glob(f"{start}*"), *glob.glob(f"{start}/*")]
+    return {path[len(work) + 1 :]: os.path.getsize(path) for path in paths if os.path.isfile(path)}
 
 
 def peak_mb() -> float:

@@ -60,29 +60,29 @@ def is_current(
     if not files.exists(files.join(folder, NAME)):
         return None
     try:
-        # A manifest that is damaged or of another format is as good as none: build again.
+        # A manifest that is damaged or of another format counts as none: build again.
         manifest = Manifest.load(folder)
         if manifest.key != key or not _all_there(folder, manifest):
             return None
         if not any(files.exists(input_path(folder, item)) for item in manifest.inputs):
             return manifest  # the raw text was taken away: the corpus does not need it any more
-        found = [file for inputs in find_inputs(folder, corpus).values() for file in inputs]
-        found += [*evaluation_files(corpus), *vocab_file(vocab)]
+        inputs = [file for split in find_inputs(folder, corpus).values() for file in split]
+        inputs += [*evaluation_files(corpus), *vocab_file(vocab)]
     except UserError:
         return None
-    if len(found) != len(manifest.inputs):
+    if len(inputs) != len(manifest.inputs):
         return None
-    known = _Digests(folder)
-    same = all(map(known.same, manifest.inputs, found))
-    known.save()
-    return manifest if same else None
+    digests = _Digests(folder)
+    is_same = all(map(digests.same, manifest.inputs, inputs))
+    digests.save()
+    return manifest if is_same else None
 
 
 def _all_there(folder: str, manifest: Manifest) -> bool:
-    there = {file.path: file.bytes for file in files.list_folder(folder)}
+    sizes = {file.path: file.bytes for file in files.list_folder(folder)}
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    return all(files.join(folder, name) in there for name, _ in manifest.files()) and all(
-        there[files.join(folder, shard.tar)] == shard.bytes for shard in shards
+    return all(files.join(folder, name) in sizes for name, _ in manifest.files()) and all(
+        sizes[files.join(folder, shard.tar)] == shard.bytes for shard in shards
     )
 
 
@@ -165,24 +165,23 @@ def find_inputs(folder: str, corpus: CorpusConfig) -> dict[str, list[SourceFile]
     for index, source in enumerate(corpus.sources):
         for stat in _fresh(_files_of(folder, source), seen):
             train.append(sources.source_file(stat, len(train), "train", corpus, source, index))
-    found = {"train": train}
+    inputs = {"train": train}
     for name, paths in sorted(corpus.heldout.items()):
         check_name(name)
         if isinstance(paths, float):
             continue
         seen = set()
         stats = [s for path in paths for s in sources.expand(path, f"corpus.heldout.{name}")]
-        found[name] = [
+        inputs[name] = [
             sources.source_file(stat, number, name, corpus)
             for number, stat in enumerate(_fresh(stats, seen))
         ]
-    return found
+    return inputs
 
 
 def _files_of(folder: str, source: Source) -> list[files.Stat]:
     if source.path != EMBEDDED:
-        found = sources.expand(source.path)
-        others = [stat for stat in found if not _is_own(folder, stat.path)]
+        others = [s for s in sources.expand(source.path) if not _is_own(folder, s.path)]
         if not others:
             raise UserError(
                 f"{source.path} in corpus.sources lies in the run's own folder, where files come "
@@ -194,7 +193,7 @@ def _files_of(folder: str, source: Source) -> list[files.Stat]:
 
 
 def _is_own(folder: str, path: str) -> bool:
-    """Whether a file lies in the corpus folder, or in that of its run: what we write ourselves."""
+    """Whether a file is in the corpus folder or in the folder of its run, which we write to."""
     run = os.path.dirname(folder)
     ours = [folder, *([run] if os.path.exists(os.path.join(run, "run.lock")) else [])]
     return any(path.startswith(f"{place.rstrip('/')}/") for place in ours)
@@ -230,6 +229,7 @@ def vocab_file(path: str) -> list[SourceFile]:
 
 
 def check_name(name: str) -> None:
+    """Refuse a name that no held-out set may have."""
     if name == "train" or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 60:
         raise UserError(
             f'"{name}" cannot name a held-out set; use letters, digits, - and _, and not "train"'

@@ -98,7 +98,7 @@ def reduce_keys(
     """Decide which documents, lines or sentences of one key range are dropped; write them to `out`.
 
     `tables` lists (part, its key table); `unit` is the rule by which copies lose where `once` is
-    set: `DOCUMENT`, `LINE` or `SENTENCE`. Copies are told within a side; the first place wins.
+    set: `DOCUMENT`, `LINE` or `SENTENCE`. Copies are compared within a side; the first place wins.
     What two sides share loses by `OVERLAP`: on train's and the split-off side, if a given held-out
     set has it too, else on the split-off side. Given held-out rows never lose.
     """
@@ -151,5 +151,5 @@ def save_losers(path: str, losers: Table) -> None:
 
 def losers_of(part: int, paths: Sequence[str]) -> Table:
     """All rows of one part that lose, from the files of all reducers, by row and sentence."""
-    found = [disk.load_part(path, part) for path in paths]
-    return sort_table(np.concatenate([np.zeros(0, LOSER), *found]), ("row", "sentence"))
+    tables = [disk.load_part(path, part) for path in paths]
+    return sort_table(np.concatenate([np.zeros(0, LOSER), *tables]), ("row", "sentence"))

@@ -1,9 +1,9 @@
 """The first large stage of a build: raw files in, cleaned and tokenised *parts* out.
 
 No Ray here: a stage is a plain function `stage(work, out, …)` that can be run and tested alone. It
-reads files named relative to `work`, writes files whose names begin with `out`, and returns counts.
-Its output is written atomically and is the same bytes every time, so that a task that is killed is
-simply run again.
+reads files named relative to `work`, writes files whose names begin with `out`, and returns names
+and counts. Its output is written atomically and is the same bytes every time, so that a task that
+is killed is simply run again.
 
 `clean_chunk` is where most of the time goes. It knows nothing of other chunks, of held-out shares
 or of the order of the sources: so its output stays good when those change, or when a source is

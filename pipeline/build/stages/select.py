@@ -101,12 +101,12 @@ def find_limits(shares: Sequence[float], smallest: Sequence[int]) -> tuple[int, 
 
 def smallest_hashes(work: str, _out: str, names: Sequence[str], seed: int) -> SmallestHashes:
     """The smallest held-out hashes of some parts."""
-    found = [np.zeros(0, np.uint64)]
+    smallest = np.zeros(0, np.uint64)
     for name in names:
         index = text_parts.load_index(files.join(work, f"{name}.npy"))
         hashes = mix(doc_keys(index), seed, HELDOUT)
-        found.append(np.sort(hashes)[:SMALLEST])
-    return SmallestHashes(tuple(np.sort(np.concatenate(found))[:SMALLEST].tolist()))
+        smallest = np.sort(np.concatenate([smallest, hashes]))[:SMALLEST]
+    return SmallestHashes(tuple(smallest.tolist()))
 
 
 def doc_keys(index: NDArray[np.void]) -> NDArray[np.uint64]:
@@ -162,16 +162,16 @@ def heldout_bands(
     work: str, out: str, parts_of: Sequence[Part], losers: Sequence[str], sides: Sides
 ) -> KeyCount:
     """The band keys of all held-out documents: few, so one task can hold them."""
-    found = [_band_rows(work, part, losers, sides) for part in parts_of]
-    keys = [np.unique(rows["hi"][rows["heldout"] > dedup.TRAIN]) for rows in found]
+    tables = [_band_rows(work, part, losers, sides) for part in parts_of]
+    keys = [np.unique(rows["hi"][rows["heldout"] > dedup.TRAIN]) for rows in tables]
     ngrams.save_set(files.join(work, out), np.concatenate(keys))
     return KeyCount(sum(map(len, keys)))
 
 
 def join_sets(work: str, out: str, names: Sequence[str]) -> SetCount:
     """Join several sets to one."""
-    found = [ngrams.load_set(files.join(work, name)) for name in names]
-    ngrams.save_set(files.join(work, out), np.concatenate(found))
+    sets = [ngrams.load_set(files.join(work, name)) for name in names]
+    ngrams.save_set(files.join(work, out), np.concatenate(sets))
     return SetCount(len(names))
 
 
@@ -232,16 +232,14 @@ def sentence_keys(
     for row, text in enumerate(texts):
         if row in dead:
             continue
-        found = text.split("\n")
+        row_units = text.split("\n")
         if by_line:
-            found = _join_lines(found, lines[row])
-        which = range(len(found))
-        if row in lost:
-            which = [number for number in which if number not in lost[row]]  # type: ignore[assignment]
-            found = [found[number] for number in which]
-        counts[row] = len(found)
-        units.extend(found)
-        numbers.extend(which)
+            row_units = _join_lines(row_units, lines[row])
+        lost_here = lost.get(row, {})
+        row_numbers = [number for number in range(len(row_units)) if number not in lost_here]
+        counts[row] = len(row_numbers)
+        units.extend(row_units[number] for number in row_numbers)
+        numbers.extend(row_numbers)
     keys = dedup.keys_of(units)
     owner = np.repeat(np.arange(len(texts)), counts)
     rows = np.zeros(len(keys), dedup.KEY)
