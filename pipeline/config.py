@@ -5,7 +5,7 @@ published rule sets (`gopher_quality` and so on) act only where `corpus.rules` n
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 MOST_STEPS = 1 << 22
 """The largest block_steps: a block is held in memory as five rows of so many numbers, 84 MB."""
@@ -265,8 +265,8 @@ ADDED = {"cut_documents": 0}
 """Settings of `[corpus]` that came later, with the value that changes nothing."""
 
 
-def as_settings(corpus: CorpusConfig) -> dict[str, Any]:
-    """What digests are taken over: all settings, but those that came later only where they act.
+def as_settings(corpus: CorpusConfig) -> dict[str, object]:
+    """The settings as plain data, for digests: those of `ADDED` only where they have an effect.
 
     So a corpus made before they existed is still recognised, and so are its intermediate files.
     """

@@ -2,13 +2,15 @@
 
 `to_data` gives dicts, lists and scalars. `from_data` builds a dataclass from them by the types of
 its fields, and names the first field that does not fit. Nothing is converted by guessing: a whole
-number may stand for a number, a list for a tuple, and that is all. Where a dataclass has a method
+number may stand for a number, a list for a tuple, digits for the whole number that is a key of a
+table (JSON has no other keys than strings), and that is all. Where a dataclass has a method
 `from_text`, a string may stand for it.
 """
 
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -20,6 +22,8 @@ T = TypeVar("T")
 
 LARGEST = 1 << 63
 """Whole numbers are smaller than this, as in TOML and in Arrow."""
+_EXACT = (str, int, bool)
+_DIGITS = re.compile(r"-?[0-9]{1,20}")
 _NAMES = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
@@ -51,7 +55,7 @@ def to_data(record: Any) -> Any:
         fields = dataclasses.fields(record)
         return {field.name: to_data(getattr(record, field.name)) for field in fields}
     if isinstance(record, Mapping):
-        return {str(key): to_data(value) for key, value in record.items()}
+        return {key: to_data(value) for key, value in record.items()}
     if isinstance(record, list | tuple):
         return [to_data(item) for item in record]
     return record.value if isinstance(record, Enum) else record
@@ -64,19 +68,22 @@ def from_data(
     prefix: str = "",
     ignore_unknown: bool = False,
     finite: bool = True,
+    largest: int = LARGEST,
 ) -> T:
     """A dataclass made of plain data; raises BadField.
 
     `prefix` begins the names of fields in errors. `ignore_unknown` skips keys that are no fields,
-    which a newer version may have written. `finite` refuses infinity and NaN.
+    which a newer version may have written. `finite` refuses infinity and NaN. Whole numbers from
+    `largest` up are refused. A field whose type is a type variable takes anything.
     """
-    return typing.cast(T, _Builder(ignore_unknown, finite).record(cls, data, prefix))
+    return typing.cast(T, _Builder(ignore_unknown, finite, largest).record(cls, data, prefix))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Builder:
     ignore_unknown: bool
     finite: bool
+    largest: int
 
     def record(self, cls: type, data: object, prefix: str) -> Any:
         if not isinstance(data, Mapping):
@@ -88,17 +95,18 @@ class _Builder:
                 values[key] = self.value(value, hints[key], prefix + key)
             elif not self.ignore_unknown:
                 raise UnknownField(f"{prefix}{key}", tuple(hints))
-        for field in dataclasses.fields(cls):
-            is_needed = field.default is field.default_factory is dataclasses.MISSING
-            if is_needed and field.name not in values:
-                raise BadField(prefix + field.name, "is missing")
+        for name in _required(cls):
+            if name not in values:
+                raise BadField(prefix + name, "is missing")
         return cls(**values)
 
     def value(self, value: Any, hint: Any, key: str) -> Any:
-        if hint is Any:
+        if hint is Any or isinstance(hint, TypeVar):
             return value
-        if type(value) is int and abs(value) >= LARGEST:
+        if type(value) is int and abs(value) >= self.largest:
             raise BadField(key, "expected a number of at most 18 digits")
+        if hint in _EXACT and type(value) is hint:
+            return value  # most values: a manifest may list a million files
         if dataclasses.is_dataclass(hint):
             if isinstance(value, str) and hasattr(hint, "from_text"):
                 return hint.from_text(value)
@@ -120,9 +128,11 @@ class _Builder:
                 pairs = zip(value, arguments, strict=True)
                 return tuple(self.value(item, argument, key) for item, argument in pairs)
         if origin in (dict, Mapping) and isinstance(value, Mapping):
-            items = value.items()
             return {
-                str(name): self.value(item, arguments[1], f"{key}.{name}") for name, item in items
+                self._table_key(name, arguments[0], key): self.value(
+                    item, arguments[1], f"{key}.{name}"
+                )
+                for name, item in value.items()
             }
         if isinstance(hint, type) and issubclass(hint, Enum):
             if value in [member.value for member in hint]:
@@ -133,6 +143,14 @@ class _Builder:
         elif type(value) is hint:
             return value
         raise BadField(key, f"expected {type_name(hint)}, got {value!r:.200}")
+
+    def _table_key(self, name: object, hint: Any, key: str) -> str | int:
+        text = str(name)
+        if hint is not int:
+            return text
+        if not _DIGITS.fullmatch(text):
+            raise BadField(f"{key}.{text:.200}", "expected a whole number as the key")
+        return typing.cast(int, self.value(int(text), int, f"{key}.{text}"))
 
     def _choice(self, value: Any, hint: Any, key: str) -> Any:
         """The first type of a union that takes the value; a list never stands for a scalar."""
@@ -151,6 +169,13 @@ class _Builder:
 def _hints(cls: type) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(cls)}
     return {name: hint for name, hint in typing.get_type_hints(cls).items() if name in names}
+
+
+@lru_cache(maxsize=256)
+def _required(cls: type) -> list[str]:
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(cls)
+    return [field.name for field in fields if field.default is field.default_factory is missing]
 
 
 def type_name(hint: Any, *, many: bool = False) -> str:

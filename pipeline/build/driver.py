@@ -26,7 +26,7 @@ from elmwright.pipeline.build.read_and_clean import (
     find_ngrams,
     learn_pieces,
 )
-from elmwright.pipeline.build.results import WORK, Built, Found
+from elmwright.pipeline.build.results import WORK, Built, Results
 from elmwright.pipeline.build.stages import keep, pack, select
 from elmwright.pipeline.build.stages.repeats import Lost, count_pieces, find_repeats
 from elmwright.pipeline.build.stages.select import Sides
@@ -88,11 +88,9 @@ def _harvest(folder: str, runner: Runner) -> None:
     groups = harvest.group_modules(harvest.list_modules())
     tasks = [task("harvest", harvest.harvest_group, group) for group in groups]
     with runner.stage("collecting text", 1) as stage:
-        reports = runner.run("harvest", tasks)
-        names = ("modules", "skipped", "documents")
-        seen = {name: sum(r[name] for r in reports) for name in names}
-        harvest.finish(folder, runner.work, [one.out for one in tasks], seen)
-        stage.result = plural(seen["documents"], "document")
+        counts = runner.run("harvest", tasks)
+        documents = harvest.finish(folder, runner.work, [one.out for one in tasks], counts)
+        stage.result = plural(documents, "document")
 
 
 class Build:
@@ -110,7 +108,7 @@ class Build:
         """Settings as in `build_corpus`; `folder` is absolute or a URL."""
         self.corpus, self.vocab, self.shards = corpus, vocab, shards
         self.seed, self.folder, self.runner = seed, folder, runner
-        self.found = Found()
+        self.results = Results()
         self.shares = {n: s for n, s in sorted(corpus.heldout.items()) if isinstance(s, float)}
         self.has_given = len(self.shares) < len(corpus.heldout)
         self.has_heldout = self.has_given or any(self.shares.values())
@@ -119,73 +117,74 @@ class Build:
         """All stages, up to the shards."""
         inputs = find_inputs(self.folder, self.corpus)
         evaluation = evaluation_files(self.corpus)
-        read = [file for found in inputs.values() for file in found]
-        self.found.files = [*read, *evaluation, *vocab_file(self.vocab.file)]
-        check_space(self.found.files, self.folder)
+        read = [file for split_files in inputs.values() for file in split_files]
+        self.results.files = [*read, *evaluation, *vocab_file(self.vocab.file)]
+        check_space(self.results.files, self.folder)
         stage = self.runner.stage
         with stage("reading", 2) as line:
-            known_files = digest_inputs(self.runner, self.found)
-            inputs = {split: known_files(found) for split, found in inputs.items()}
+            known_files = digest_inputs(self.runner, self.results)
+            inputs = {split: known_files(some) for split, some in inputs.items()}
             evaluation = known_files(evaluation)
             chunks = sources.cut(known_files(read), self.corpus)
             known = find_ngrams(self.runner, self.corpus, inputs, evaluation)
-            line.result = plural(len(self.found.files), "file")
+            line.result = plural(len(self.results.files), "file")
         if self.corpus.tokenizer == "sentencepiece":
             with stage("learning pieces", 2) as line:
                 shares = list(self.shares.values())
-                self.found.model = learn_pieces(self.runner, self.corpus, chunks, self.seed, shares)
+                self.results.model = learn_pieces(
+                    self.runner, self.corpus, chunks, self.seed, shares
+                )
                 line.result = plural(self.corpus.sentencepiece.size, "piece")
         with stage("cleaning", 1) as line:
             clean_chunks(
-                self.runner, self.corpus, chunks, known, self.found, has_heldout=self.has_heldout
+                self.runner, self.corpus, chunks, known, self.results, has_heldout=self.has_heldout
             )
-            line.result = plural(self.found.funnel.counts[READ][0], "document")
+            line.result = plural(self.results.funnel.counts[READ][0], "document")
         with stage("finding copies", count_pieces(self.corpus, self.has_heldout)) as line:
             sides = self._sides()
             lost = find_repeats(
-                self.runner, self.corpus, [part for part, _ in self.found.parts], sides
+                self.runner, self.corpus, [part for part, _ in self.results.parts], sides
             )
             line.result = f"in {plural(self._documents(), 'document')}"
         with stage("shuffling", 1) as line:
             self._keep(sides, lost)
-            kept = sum(m["sentences"] for _, r in self.found.kept for m in r["splits"].values())
-            line.result = plural(kept, "sentence")
+            tables = [table for _, part in self.results.kept for table in part.splits.values()]
+            line.result = plural(sum(table.sentences for table in tables), "sentence")
         with stage("counting words", 2) as line:
             self._make_vocab()
-            line.result = f"vocabulary of {self.found.vocab['size']:,}"
+            line.result = f"vocabulary of {self.results.vocab.size:,}"
         with stage("writing shards", 2) as line:
             self._pack()
-            line.result = plural(len(self.found.shards), "shard")
+            line.result = plural(len(self.results.shards), "shard")
         return Built(
-            self.corpus, self.vocab, self.shards, self.seed, self.folder, self.runner, self.found
+            self.corpus, self.vocab, self.shards, self.seed, self.folder, self.runner, self.results
         )
 
     def _documents(self) -> int:
         """Documents of train that the rules have left."""
         return sum(
-            part["documents"]
-            for chunk, _, report in self.found.cleaned
-            for part in report["parts"]
+            part.documents
+            for chunk, _, cleaned in self.results.cleaned
+            for part in cleaned.parts
             if chunk[0].file.split == "train"
         )
 
     def _sides(self) -> Sides:
-        """How documents are held out by hash: at least one for each share asked for."""
-        names = [part.name for part, _ in self.found.parts if part.split == "train"]
+        """How documents are held out by hash: at least one document for each share."""
+        names = [part.name for part, _ in self.results.parts if part.split == "train"]
         documents = self._documents()
         shares = [share for share in self.shares.values() if share > 0]
         held = tuple(name for name, share in self.shares.items() if share > 0)
-        smallest: list[int] = []
+        smallest: tuple[int, ...] = ()
         if shares and len(shares) < documents < 100 / min(shares):
             look = task("smallest", select.smallest_hashes, names, self.seed)
-            smallest = self.runner.run("held-out", [look])[0]["smallest"]
+            smallest = self.runner.run("held-out", [look])[0].smallest
         return Sides(self.seed, held, select.find_limits(shares, smallest))
 
     def _keep(self, sides: Sides, lost: Lost) -> None:
         """Drop what is repeated or shared, and shuffle and count the rest."""
-        corpus, found = self.corpus, self.found
-        everything = [part for part, _ in found.parts]
-        found.near = lost.near
+        corpus, results = self.corpus, self.results
+        results.near = lost.near
         by_sentence = self.shards.shuffle == "sentence"
         repeats = by_sentence and corpus.dedup_lines != "sentence"
         tasks = [
@@ -202,13 +201,13 @@ class Build:
                 save_documents=corpus.save_documents if part.split == "train" else "none",
                 file_names=names,
             )
-            for part, names in found.parts
+            for part, names in results.parts
         ]
-        reports = self.runner.run("shuffle", tasks)
-        found.kept = list(zip(everything, reports, strict=True))
-        for report in reports:
-            found.funnel.merge(report["funnel"])
-        if not any("train" in report["splits"] for report in reports):
+        kept = self.runner.run("shuffle", tasks)
+        results.kept = list(zip([part for part, _ in results.parts], kept, strict=True))
+        for part in kept:
+            results.funnel.merge(part.funnel)
+        if not any("train" in part.splits for part in kept):
             raise UserError(
                 "no-text",
                 "nothing is left to train on after duplicates and held-out text were dropped; "
@@ -216,38 +215,36 @@ class Build:
             )
 
     def _make_vocab(self) -> None:
-        names = [r["counts"] for _, r in self.found.kept if r["counts"]]
-        types = sum(r["types"] for _, r in self.found.kept)
-        count = pack.ranges(types)
+        kept = [part for _, part in self.results.kept]
+        names = [part.counts for part in kept if part.counts]
+        count = pack.ranges(sum(part.types for part in kept))
         tasks = [task("counts", pack.count_range, names, number, count) for number in range(count)]
-        reports = self.runner.run("word counts", tasks)
-        sentences = sum(
-            r["splits"]["train"]["sentences"] for _, r in self.found.kept if "train" in r["splits"]
-        )
+        ranges = self.runner.run("word counts", tasks)
+        sentences = sum(part.splits["train"].sentences for part in kept if "train" in part.splits)
         given = ""
         if self.vocab.file:
-            given = self.found.digests[-1] or files.sha256(self.vocab.file)
+            given = self.results.digests[-1] or files.sha256(self.vocab.file)
         make = task(
             "vocab",
             pack.make_vocab,
-            [r["name"] for r in reports],
-            [r["lengths"] for r in reports],
+            [words.name for words in ranges],
+            [words.lengths for words in ranges],
             self.vocab,
             sentences,
             given,
         )
-        self.found.vocab = self.runner.run("vocabulary", [make])[0]
+        self.results.vocab = self.runner.run("vocabulary", [make])[0]
 
     def _pack(self) -> None:
-        found, steps = self.found, self.shards.block_steps
-        splits = {name for _, r in found.kept for name in r["splits"]}
-        tasks: list[Task] = []
+        results, steps = self.results, self.shards.block_steps
+        splits = {name for _, part in results.kept for name in part.splits}
+        tasks: list[Task[pack.PackedShard]] = []
         split_of: list[str] = []
         for name in sorted(splits, key=lambda name: (name != "train", name)):
-            mine = [r["splits"][name] for _, r in found.kept if name in r["splits"]]
-            total = sum(m["words"] + m["sentences"] for m in mine)
+            tables = [part.splits[name] for _, part in results.kept if name in part.splits]
+            total = sum(table.words + table.sentences for table in tables)
             count = max(1, -(-total // (steps * self.shards.blocks_per_shard)))
-            names = [m["name"] for m in mine]
+            names = [table.name for table in tables]
             for number in range(count):
                 tasks.append(
                     task(
@@ -258,25 +255,29 @@ class Build:
                         number,
                         count,
                         steps=steps,
-                        vocab_name=found.vocab["name"],
-                        vocab_sha256=found.vocab["sha256"],
+                        vocab_name=results.vocab.name,
+                        vocab_sha256=results.vocab.sha256,
                     )
                 )
                 split_of.append(name)
-        reports = self.runner.run("shards", tasks)
-        found.shards = [
-            entry for entry in zip(split_of, tasks, reports, strict=True) if entry[2]["shard"]
+        packed = self.runner.run("shards", tasks)
+        results.shards = [
+            (split, one, result.shard)
+            for split, one, result in zip(split_of, tasks, packed, strict=True)
+            if result.shard
         ]
-        counts = f"{found.vocab['name']}.counts.npy"
+        counts = f"{results.vocab.name}.counts.npy"
         heldout = sorted(splits - {"train"})
-        tasks = [task("unigram", pack.unigram, counts, self.tars(name)) for name in heldout]
-        reports = self.runner.run("unigram", tasks)
-        found.perplexity = {n: r["perplexity"] for n, r in zip(heldout, reports, strict=True)}
+        measure = [task("unigram", pack.unigram, counts, self.tars(name)) for name in heldout]
+        unigrams = self.runner.run("unigram", measure)
+        results.perplexity = {
+            name: unigram.perplexity for name, unigram in zip(heldout, unigrams, strict=True)
+        }
 
     def tars(self, split: str) -> list[str]:
         """The shards of a split, relative to the work folder."""
         return [
-            f"{one.out}/{report['shard']['name']}.tar"
-            for name, one, report in self.found.shards
+            f"{one.out}/{shard.name}.tar"
+            for name, one, shard in self.results.shards
             if name == split
         ]

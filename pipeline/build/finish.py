@@ -8,17 +8,17 @@ and a report, and only then is the manifest written: until that moment there is 
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
+from typing import TypeVar
 
 from elmwright.pipeline.build.ray_tasks import task
 from elmwright.pipeline.build.results import WORK, Built
 from elmwright.pipeline.build.stages import keep
 from elmwright.pipeline.build.up_to_date import settings_of
 from elmwright.pipeline.cleaning.cleaner import rule_names
-from elmwright.pipeline.cleaning.funnel import BROKEN, DECONTAMINATE, KEPT, READ, WEIGHT
+from elmwright.pipeline.cleaning.funnel import BROKEN, DECONTAMINATE, KEPT, READ, WEIGHT, ZERO
 from elmwright.pipeline.dedup import keys
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import (
@@ -42,39 +42,38 @@ PIECES = "sentencepiece.model"
 REPORT, STATISTICS = "report.html", "statistics.json"
 QUARANTINE, DECONTAMINATED = "quarantine.jsonl", "decontaminated.jsonl"
 DOCUMENTS = "documents"
+K = TypeVar("K", int, str)
 
 
 def finish(built: Built, key: str) -> Manifest:
     """Put everything in its place and write report and manifest."""
     _check_funnel(built)
-    work, folder, found = built.runner.work, built.folder, built.found
-    for old in (QUARANTINE, DECONTAMINATED, *([] if found.model else [PIECES])):
+    work, folder, results = built.runner.work, built.folder, built.results
+    for old in (QUARANTINE, DECONTAMINATED, *([] if results.model else [PIECES])):
         files.remove(files.join(folder, old))
     _lists(built)
     _documents(built)
     for file in ("vocab.txt", "counts.npy"):
-        files.place(files.join(work, f"{found.vocab['name']}.{file}"), files.join(folder, file))
+        files.place(files.join(work, f"{results.vocab.name}.{file}"), files.join(folder, file))
     extra = {}
-    if found.model:
-        files.place(files.join(work, found.model), files.join(folder, PIECES))
+    if results.model:
+        files.place(files.join(work, results.model), files.join(folder, PIECES))
         extra[PIECES] = files.sha256(files.join(folder, PIECES))
     splits = _splits(built)
-    vocab = found.vocab
+    vocab = results.vocab
     manifest = Manifest(
         created_by=f"elmwright {version('elmwright')}",
         key=key,
         block_steps=built.shards.block_steps,
         splits=splits,
-        vocab=Vocab(
-            "vocab.txt", vocab["sha256"], vocab["size"], "counts.npy", vocab["counts_sha256"]
-        ),
+        vocab=Vocab("vocab.txt", vocab.sha256, vocab.size, "counts.npy", vocab.counts_sha256),
         funnel=_funnel(built),
         inputs=tuple(
             _input(folder, file, digest)
-            for file, digest in zip(found.files, found.digests, strict=True)
+            for file, digest in zip(results.files, results.digests, strict=True)
         ),
-        long_words=vocab["truncated"][_key(vocab["truncated"], 50)],
-        unigram_perplexity=found.perplexity,
+        long_words=vocab.truncated[50],
+        unigram_perplexity=results.perplexity,
         config=json.loads(
             canonical(settings_of(built.corpus, built.vocab, built.shards, built.seed))
         ),
@@ -89,39 +88,36 @@ def finish(built: Built, key: str) -> Manifest:
 
 
 def _title(folder: str) -> str:
-    """What a report is headed: the run's folder, or the corpus's own."""
+    """The title of a report: the name of the run's folder, or of the corpus folder."""
     *before, last = folder.rstrip("/").split("/")
     return before[-1] if last == "corpus" and before and before[-1] else last
 
 
-def _key(table: dict[Any, Any], number: int) -> Any:
-    """JSON turns the numbers of a table into text; a fresh report still has numbers."""
-    return number if number in table else str(number)
-
-
 def _check_funnel(built: Built) -> None:
-    missing = built.found.funnel.missing()
+    missing = built.results.funnel.missing()
     if any(missing):
-        raise AssertionError(f"the funnel does not add up: {missing} {built.found.funnel.counts}")
+        raise AssertionError(f"the funnel does not add up: {missing} {built.results.funnel.counts}")
 
 
 def _lists(built: Built) -> None:
     """Put the quarantine and the list of decontaminated documents together."""
-    for name, counted in ((QUARANTINE, "reasons"), (DECONTAMINATED, "shared")):
-        ending = name.removesuffix(".jsonl")
-        outs = [f"{out}.{ending}.jsonl" for _, out, r in built.found.cleaned if r[counted]]
-        if outs:
-            gather_them = task("lists", keep.gather_lists, outs)
-            made = built.runner.run(ending, [gather_them])[0]["name"]
-            target = files.join(built.folder, name)
-            files.place(files.join(built.runner.work, made), target)
+    cleaned = built.results.cleaned
+    _join(built, QUARANTINE, [out for _, out, chunk in cleaned if chunk.reasons])
+    _join(built, DECONTAMINATED, [out for _, out, chunk in cleaned if chunk.shared])
+
+
+def _join(built: Built, name: str, outs: Sequence[str]) -> None:
+    if outs:
+        join = task("lists", keep.gather_lists, [f"{out}.{name}" for out in outs])
+        joined = built.runner.run(name.removesuffix(".jsonl"), [join])[0].name
+        files.place(files.join(built.runner.work, joined), files.join(built.folder, name))
 
 
 def _documents(built: Built) -> None:
-    """Put documents that were asked for in their place, and remove those of earlier settings."""
+    """Put saved documents in their place, and remove those of earlier settings."""
     folder = files.join(built.folder, DOCUMENTS)
-    names = [name for _, _, r in built.found.cleaned for name in r["documents"]]
-    names += [name for _, r in built.found.kept for name in r["documents"]]
+    names = [name for _, _, chunk in built.results.cleaned for name in chunk.documents]
+    names += [name for _, part in built.results.kept for name in part.documents]
     wanted = {files.join(folder, name.replace("/", "-")): name for name in names}
     for file in files.list_folder(folder):
         if file.path not in wanted:
@@ -133,10 +129,8 @@ def _documents(built: Built) -> None:
 def _splits(built: Built) -> dict[str, Split]:
     """The shards of each split, put in their place."""
     splits: dict[str, list[Shard]] = {}
-    for name, one, report in built.found.shards:
+    for name, one, shard in built.results.shards:
         shards = splits.setdefault(name, [])
-        before = sum(shard.documents for shard in shards)
-        shard = replace(Shard(**report["shard"]), first_document=before)
         for file, digest in ((shard.tar, shard.sha256), (shard.index, shard.index_sha256)):
             source = files.join(built.runner.work, one.out, file.partition("/")[2])
             if files.sha256(source) != digest:
@@ -147,12 +141,13 @@ def _splits(built: Built) -> dict[str, Split]:
                     "make it anew",
                 )
             files.place(source, files.join(built.folder, file))
-        shards.append(shard)
+        before = sum(earlier.documents for earlier in shards)
+        shards.append(replace(shard, first_document=before))
     return {name: Split(name, tuple(shards)) for name, shards in splits.items()}
 
 
 def _funnel(built: Built) -> tuple[FunnelStep, ...]:
-    counts = built.found.funnel.counts
+    counts = built.results.funnel.counts
     rules = (
         READ,
         BROKEN,
@@ -164,7 +159,7 @@ def _funnel(built: Built) -> tuple[FunnelStep, ...]:
     )
     rules = (*rules, *(rule for rule in counts if rule not in rules))
     ordered = sorted(rules, key=lambda rule: rule == KEPT)
-    return tuple(FunnelStep(rule, *counts.get(rule, (0, 0, 0))) for rule in ordered)
+    return tuple(FunnelStep(rule, *counts.get(rule, ZERO)) for rule in ordered)
 
 
 def _input(folder: str, file: SourceFile, digest: str) -> Input:
@@ -180,75 +175,66 @@ def _input(folder: str, file: SourceFile, digest: str) -> Input:
 
 def gather(built: Built) -> Statistics:
     """The statistics of a build."""
-    found = built.found
-    train = [
-        (chunk, report) for chunk, _, report in found.cleaned if chunk[0].file.split == "train"
-    ]
-    splits = [split for _, report in found.kept for split in report["splits"].values()]
-    vocab = found.vocab
+    results = built.results
+    train = [cleaned for chunk, _, cleaned in results.cleaned if chunk[0].file.split == "train"]
+    tables = [table for _, part in results.kept for table in part.splits.values()]
+    vocab = results.vocab
     return Statistics(
         sources=_sources(built),
         examples=statistics.examples_of(
             statistics.merge_examples(
-                *(report["examples"] for _, report in train),
-                *(report["examples"] for _, report in found.kept),
+                *(cleaned.examples for cleaned in train),
+                *(part.examples for _, part in results.kept),
             )
         ),
-        quarantine=_sum(report["reasons"] for _, report in train),
-        languages=_sum(report["languages"] for _, report in train),
-        document_words=_numbers(split["document_words"] for split in splits),
-        sentence_words=_numbers(split["sentence_words"] for split in splits),
-        clusters=_numbers([found.near.get("clusters", {})]),
-        duplicate_pairs=found.near.get("edges", 0),
-        zipf=tuple((int(a), int(b)) for a, b in vocab["zipf"]),
-        coverage=tuple((int(a), float(b)) for a, b in vocab["coverage"]),
-        truncated={int(chars): share for chars, share in vocab["truncated"].items()},
-        repaired=_sum(report["repaired"] for _, report in train),
+        quarantine=_sum(cleaned.reasons for cleaned in train),
+        languages=_sum(cleaned.languages for cleaned in train),
+        document_words=_sum(table.document_words for table in tables),
+        sentence_words=_sum(table.sentence_words for table in tables),
+        clusters=_sum([results.near.clusters]),
+        duplicate_pairs=results.near.edges,
+        zipf=vocab.zipf,
+        coverage=vocab.coverage,
+        truncated=vocab.truncated,
+        repaired=_sum(cleaned.repaired for cleaned in train),
         stages=tuple(built.runner.times),
     )
 
 
-def _sum(tables: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
+def _sum(tables: Iterable[Mapping[K, int]]) -> dict[K, int]:
+    total: Counter[K] = Counter()
     for table in tables:
         total.update(table)
     return dict(sorted(total.items()))
 
 
-def _numbers(tables: Iterable[dict[Any, int]]) -> dict[int, int]:
-    total: Counter[int] = Counter()
-    for table in tables:
-        total.update({int(key): count for key, count in table.items()})
-    return dict(sorted(total.items()))
-
-
 def _sources(built: Built) -> tuple[SourceCount, ...]:
-    found = built.found
+    results = built.results
     counts = []
     for number, source in enumerate(built.corpus.sources):
-        mine = [
-            report
-            for chunk, _, report in found.cleaned
+        chunks = [
+            cleaned
+            for chunk, _, cleaned in results.cleaned
             if chunk[0].file.split == "train" and chunk[0].file.source == number
         ]
         kept = [
-            report["kept"]
-            for part, report in found.kept
+            kept_part.kept
+            for part, kept_part in results.kept
             if part.split == "train" and part.source == number
         ]
-        own = [f for f in found.files if f.split == "train" and f.source == number]
+        inputs = [f for f in results.files if f.split == "train" and f.source == number]
         counts.append(
             SourceCount(
                 name=source.name or source.path,
                 licence=source.licence,
                 weight=source.weight,
-                files=len(own),
-                bytes=sum(file.bytes for file in own),
-                documents=sum(r["funnel"].get(READ, [0, 0, 0])[0] for r in mine),
-                words=sum(r["funnel"].get(READ, [0, 0, 0])[2] for r in mine),
-                kept_documents=sum(k[0] for k in kept),
-                kept_words=sum(k[2] for k in kept),
-                broken=sum(sum(r["reasons"].values()) for r in mine),
+                files=len(inputs),
+                bytes=sum(file.bytes for file in inputs),
+                documents=sum(chunk.funnel.get(READ, ZERO)[0] for chunk in chunks),
+                words=sum(chunk.words for chunk in chunks),
+                kept_documents=sum(documents for documents, _, _ in kept),
+                kept_words=sum(words for _, _, words in kept),
+                broken=sum(sum(chunk.reasons.values()) for chunk in chunks),
             )
         )
     return tuple(counts)

@@ -6,9 +6,10 @@ arguments are such names. So a name stands for its whole history: whatever chang
 input file, a task further up, gives another name, and what did not change is found already done.
 That is all there is to resuming after a kill, and to building again after a change.
 
-A task that is done leaves a completion mark, a small JSON file with its report; one whose mark is
-there is not run again. Ray runs a task again if its worker dies, we run it again if a store drops
-the connection, and what the user must put right comes back as the `UserError` it was.
+A task that is done leaves a completion mark (`Done`), a small JSON file with its result, which is
+the frozen dataclass that the stage's annotation says it returns; a task whose mark is there is not
+run again. Ray runs a task again if its worker dies, we run it again if a store drops the
+connection, and what the user must put right comes back as the `UserError` it was.
 """
 
 import glob
@@ -20,22 +21,24 @@ import time
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from elmwright.pipeline.config import CorpusConfig, as_settings
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.progress import Advance, Progress, Stage, stage
+from elmwright.pipeline.reading.sources import SourceFile
+from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.report.statistics import StageTime
 from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.object_store import with_patience
 
-Report = dict[str, Any]
-"""What a task returns: counts and names, small, JSON."""
+R = TypeVar("R")
+"""The result of a task: a frozen dataclass of counts and names, small."""
 
 RECIPE = 3
 """Raised whenever a change of the code changes what the same settings give."""
@@ -44,19 +47,19 @@ PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Generic[R]):
     """One call of a stage."""
 
     stage: str
     """The stage's name: its folder below the work folder."""
     digest: str
     """Over all that determines the result."""
-    call: Callable[..., Report]
+    call: Callable[..., R]
     """The stage, called as `call(work, out, *args, **named)`."""
-    args: tuple[Any, ...]
-    """What it takes."""
-    named: dict[str, Any]
-    """What it takes by name."""
+    args: tuple[object, ...]
+    """Its arguments."""
+    named: Mapping[str, object]
+    """Its arguments by name."""
 
     @property
     def out(self) -> str:
@@ -64,7 +67,25 @@ class Task:
         return f"{self.stage}/{self.digest}"
 
 
-def task(stage: str, call: Callable[..., Report], *args: Any, **named: Any) -> Task:
+@dataclass(frozen=True)
+class Done(Generic[R]):
+    """The content of a completion mark.
+
+    The fields of a result are its keys in the file. A task whose mark lacks a field, or has a value
+    of another type in it, runs again.
+    """
+
+    report: R
+    """The result of the stage."""
+    outputs: Mapping[str, int]
+    """Sizes of the output files, by name."""
+    cpu_seconds: float
+    """Processor time of the task."""
+    peak_mb: float
+    """The largest memory that the worker process had until the task ended."""
+
+
+def task(stage: str, call: Callable[..., R], *args: object, **named: object) -> Task[R]:
     """A task that calls `call(work, out, *args, **named)`."""
     content = [RECIPE, _tools(), stage, call.__name__, _plain(args), _plain(named)]
     return Task(stage, sha256_bytes(canonical(content))[:20], call, args, named)
@@ -81,10 +102,10 @@ def _plain(value: Any) -> Any:
     """Arguments as data that can be hashed."""
     if isinstance(value, CorpusConfig):
         return as_settings(value)
-    if hasattr(value, "identity"):
-        return value.identity()
-    if is_dataclass(value) and not isinstance(value, type):
-        # Not `asdict`, which would not ask what is inside for its identity.
+    if isinstance(value, SourceFile):
+        return {name: getattr(value, name) for name in value.identity()}
+    if is_dataclass(value):
+        # Not `to_data`, which knows nothing of identities.
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
@@ -100,7 +121,7 @@ class Runner:
         self, work: str, progress: Progress, in_flight: int | None, stop: Callable[[], bool]
     ) -> None:
         """Keep outputs and marks below `work`; run at most `in_flight` tasks at a time, by
-        default two a core."""
+        default two per core."""
         self.work, self.progress, self.stop = work, progress, stop
         self.in_flight = in_flight
         self.recall = files.join(work, f"recall-{os.getpid()}-{time.time_ns()}")
@@ -118,53 +139,53 @@ class Runner:
             finally:
                 self._stage = None
 
-    def run(self, name: str, tasks: Sequence[Task]) -> list[Report]:
-        """The reports of all tasks, in the order of the tasks."""
+    def run(self, name: str, tasks: Sequence[Task[R]]) -> list[R]:
+        """The results of all tasks, in the order of the tasks."""
         if not tasks:
             return []
         self.used.update(one.out for one in tasks)
         listed = files.list_folder(files.join(self.work, tasks[0].stage))
-        there = {file.path[len(self.work) + 1 :]: file.bytes for file in listed}
-        done: dict[int, Report] = {}
+        sizes = {file.path[len(self.work) + 1 :]: file.bytes for file in listed}
+        earlier: dict[int, Done[R]] = {}
         waiting = []
         for number, one in enumerate(tasks):
-            found = self._done(one, there)
-            if found is None:
+            mark = self._done(one, sizes)
+            if mark is None:
                 waiting.append(number)
             else:
-                done[number] = found
+                earlier[number] = mark
         started = time.monotonic()
         ran = len(waiting)
-        reports = self._run(name, tasks, done, waiting[::-1])
-        fresh = [reports[number] for number in range(len(tasks)) if number not in done]
+        marks = self._run(name, tasks, earlier, waiting[::-1])
+        fresh = [marks[number] for number in range(len(tasks)) if number not in earlier]
         self.times.append(
             StageTime(
                 name,
                 len(tasks),
                 ran,
                 round(time.monotonic() - started, 2) if ran else 0.0,
-                round(sum(one["cpu_seconds"] for one in fresh), 2),
-                max((one["peak_mb"] for one in fresh), default=0.0),
+                round(sum(mark.cpu_seconds for mark in fresh), 2),
+                max((mark.peak_mb for mark in fresh), default=0.0),
             )
         )
-        return [reports[number]["report"] for number in range(len(tasks))]
+        return [marks[number].report for number in range(len(tasks))]
 
     def _run(
         self,
         name: str,
-        tasks: Sequence[Task],
-        done: dict[int, Report],
+        tasks: Sequence[Task[R]],
+        earlier: Mapping[int, Done[R]],
         waiting: list[int],
-    ) -> dict[int, Report]:
+    ) -> dict[int, Done[R]]:
         import ray
 
         limit = self.in_flight or max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
-        reports = dict(done)
+        marks = dict(earlier)
         running: dict[Any, int] = {}
         words = 0
         started = time.monotonic()
         with self._shown(name, len(tasks)) as advance:
-            advance(len(done))
+            advance(len(earlier))
             try:
                 while waiting or running:
                     if self.stop():
@@ -178,8 +199,8 @@ class Runner:
                     ready, _ = ray.wait(list(running), timeout=0.5) if running else ([], [])
                     for reference in ready:
                         number = running.pop(reference)
-                        reports[number] = _result(reference, name)
-                        words += reports[number]["report"].get("words", 0)
+                        marks[number] = _result(reference, name)
+                        words += getattr(marks[number].report, "words", 0)
                         rate = words / max(0.001, time.monotonic() - started)
                         advance(1, f"{rate:,.0f} words/s" if words else "")
             except KeyboardInterrupt:  # pressed again: whoever did that does not want to wait
@@ -188,32 +209,32 @@ class Runner:
             except BaseException:
                 self._recall(running)
                 raise
-        return reports
+        return marks
 
     def _shown(self, name: str, total: int) -> AbstractContextManager[Advance]:
-        """Part of the stage that is open, or a bar of its own."""
+        """A part of the open stage's bar, or a bar of its own."""
         return self._stage.piece(total) if self._stage else self.progress(name, total, "tasks")
 
-    def _done(self, one: Task, there: Mapping[str, int]) -> Report | None:
-        """What a task that is done left; None if its mark or one of its outputs is not whole."""
-        if f"{one.out}{_MARK}" not in there:
+    def _done(self, one: Task[R], sizes: Mapping[str, int]) -> Done[R] | None:
+        """The mark of a finished task; None if the mark or one of the outputs is not whole."""
+        if f"{one.out}{_MARK}" not in sizes:
             return None
         try:
-            done: Report = json.loads(files.read_bytes(self._mark(one)))
-            whole = all(there.get(name) == size for name, size in done["outputs"].items())
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            mark = read_mark(files.read_bytes(self._mark(one)), one.call)
+        except (ValueError, RecursionError):
             return None
-        return done if whole else None
+        is_whole = all(sizes.get(name) == size for name, size in mark.outputs.items())
+        return mark if is_whole else None
 
-    def forget(self, one: Task) -> None:
-        """Let a task be run again: its output is not what it was."""
+    def forget(self, one: Task[R]) -> None:
+        """Remove the mark of a task whose output has changed, so that the task is run again."""
         files.remove(self._mark(one))
 
-    def _mark(self, one: Task) -> str:
+    def _mark(self, one: Task[R]) -> str:
         return files.join(self.work, f"{one.out}{_MARK}")
 
     def _recall(self, running: Collection[Any], *, wait: bool = True) -> None:
-        """Let queued tasks end before they begin, and give those at work a moment to finish.
+        """Make queued tasks end before they begin, and give running tasks a moment to finish.
 
         Not by `ray.cancel`: in Ray 2.60 a task that ends while it is cancelled brings down the
         driver ("Tried to complete task that was not pending").
@@ -230,7 +251,7 @@ class Runner:
             files.remove(self.recall)
 
     def prune(self) -> None:
-        """Remove every output of a task that was not asked for, and what killed tasks left."""
+        """Remove the output of every task that this build did not run, and of killed tasks."""
         listed = files.list_folder(self.work)
         # Marks first: killed in between, no mark may stand for an output that is gone.
         for file in sorted(listed, key=lambda file: not file.path.endswith(_MARK)):
@@ -243,9 +264,18 @@ _MARK = ".done.json"
 _OURS = re.compile(r"([a-z]+/[0-9a-f]{20})")
 
 
+def read_mark(data: bytes, call: Callable[..., R]) -> Done[R]:
+    """The completion mark of a task that called `call`; ValueError if it is damaged."""
+    kind: type[R] = get_type_hints(call)["return"]
+    mark = from_data(Done, json.loads(data), ignore_unknown=True)
+    # Hashes have 64 bits, and the perplexity of an empty set is not finite.
+    report = from_data(kind, mark.report, ignore_unknown=True, finite=False, largest=1 << 64)
+    return replace(mark, report=report)
+
+
 @lru_cache(maxsize=1)
 def _remote() -> Any:
-    """The one remote function: Ray keeps what it knows of a function for ever."""
+    """The only remote function: Ray never frees the definition of one."""
     import ray
 
     return ray.remote(max_retries=5)(run_once)
@@ -254,33 +284,30 @@ def _remote() -> Any:
 def run_once(
     mark: str,
     recall: str,
-    call: Callable[..., Report],
+    call: Callable[..., R],
     work: str,
     out: str,
-    args: tuple[Any, ...],
-    named: dict[str, Any],
-) -> Report:
-    """Call a stage and leave its mark: only now does its output count as there."""
+    args: tuple[object, ...],
+    named: Mapping[str, object],
+) -> Done[R] | None:
+    """Call a stage, then write its mark, which makes its output valid; None if it was recalled."""
     if files.exists(recall):
-        return {"report": {}, "cpu_seconds": 0.0, "peak_mb": 0.0}
+        return None
     before = time.process_time()
     report = with_patience(lambda: call(work, out, *args, **named))
-    done = {
-        "report": report,
-        "outputs": _outputs(work, out),
-        "cpu_seconds": round(time.process_time() - before, 3),
-        "peak_mb": peak_mb(),
-    }
-    files.write_bytes(mark, json.dumps(done).encode())
+    cpu_seconds = round(time.process_time() - before, 3)
+    done = Done(report, _outputs(work, out), cpu_seconds, peak_mb())
+    files.write_bytes(mark, json.dumps(to_data(done)).encode())
     return done
 
 
 def _outputs(work: str, out: str) -> dict[str, int]:
-    """Names and sizes of what a task wrote; in a store an object is whole or not there."""
+    """Names and sizes of a task's output; none in a store, where no object is half written."""
     if files.is_url(work):
         return {}
-    found = [*glob.glob(f"{work}/{glob.escape(out)}*"), *glob.glob(f"{work}/{glob.escape(out)}/*")]
-    return {path[len(work) + 1 :]: os.path.getsize(path) for path in found if os.path.isfile(path)}
+    start = f"{work}/{glob.escape(out)}"
+    paths = [*glob.glob(f"{start}*"), *glob.glob(f"{start}/*")]
+    return {path[len(work) + 1 :]: os.path.getsize(path) for path in paths if os.path.isfile(path)}
 
 
 def peak_mb() -> float:
@@ -293,13 +320,13 @@ def peak_mb() -> float:
     return round(int(line.split()[1]) / 1024, 1)
 
 
-def _result(reference: Any, name: str) -> Report:
-    """A task's report; what went wrong for the user comes out as it went in."""
+def _result(reference: Any, name: str) -> Done[Any]:
+    """The mark of a task that Ray has run; a `UserError` of the task is raised here again."""
     import ray
     from ray.exceptions import RayTaskError, WorkerCrashedError
 
     try:
-        report: Report = ray.get(reference)
+        done: Done[Any] = ray.get(reference)
     except WorkerCrashedError:
         raise UserError(
             "memory",
@@ -312,4 +339,4 @@ def _result(reference: Any, name: str) -> Report:
         if isinstance(cause, UserError):
             raise cause.saying(str(cause)) from None
         raise
-    return report
+    return done

@@ -6,15 +6,16 @@ its place among the others, and the settings that matter when it is cleaned. So 
 valid when anything else in the config changes.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from elmwright.pipeline.build.ray_tasks import Runner, task
-from elmwright.pipeline.build.results import Found
+from elmwright.pipeline.build.results import Results
 from elmwright.pipeline.build.stages import clean, prepare, select
 from elmwright.pipeline.build.stages.select import Part
-from elmwright.pipeline.cleaning.funnel import READ
+from elmwright.pipeline.cleaning.funnel import READ, ZERO
 from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading import sources
@@ -25,13 +26,13 @@ FILES_PER_DIGEST = 64
 
 
 def digest_inputs(
-    runner: Runner, found: Found
+    runner: Runner, results: Results
 ) -> Callable[[Sequence[SourceFile]], list[SourceFile]]:
-    """sha256 of the inputs on disks; objects in a store are not read twice for it.
+    """Note the sha256 of inputs on disks in `results`; objects in a store are not read twice.
 
-    Returns what puts them into files.
+    Returns a function that adds the digests to files.
     """
-    local = [file for file in found.files if not files.is_url(file.path)]
+    local = [file for file in results.files if not files.is_url(file.path)]
     groups = [local[n : n + FILES_PER_DIGEST] for n in range(0, len(local), FILES_PER_DIGEST)]
     tasks = [
         task(
@@ -42,10 +43,9 @@ def digest_inputs(
         )
         for group in groups
     ]
-    reports = runner.run("digests", tasks)
-    digests = [digest for report in reports for digest in report["sha256"]]
+    digests = [digest for group in runner.run("digests", tasks) for digest in group.sha256]
     of = dict(zip((file.path for file in local), digests, strict=True))
-    found.digests = [of.get(file.path, "") for file in found.files]
+    results.digests = [of.get(file.path, "") for file in results.files]
     return lambda some: [replace(file, sha256=of.get(file.path, "")) for file in some]
 
 
@@ -56,7 +56,7 @@ def find_ngrams(
     evaluation: Sequence[SourceFile],
 ) -> str | None:
     """The file of n-grams that documents of train must not hold, if there is anything to avoid."""
-    given = [file for split, found in inputs.items() if split != "train" for file in found]
+    given = [file for split, some in inputs.items() if split != "train" for file in some]
     if corpus.heldout_overlap == "keep":
         given = []
     n = corpus.decontaminate_ngram
@@ -66,15 +66,14 @@ def find_ngrams(
     # What is broken here would quietly leave text in train that must not be there.
     config = replace(_cleaning(corpus), strict=True)
     make = task("ngrams", prepare.make_ngrams, chunks, config)
-    report = runner.run("n-grams", [make])[0]
-    if evaluation and not report["ngrams"]:
+    ngram_set = runner.run("n-grams", [make])[0]
+    if evaluation and not ngram_set.ngrams:
         raise UserError(
             "no-text",
             f"the files of corpus.decontaminate hold no text of {n} words; check them, or "
             "lower corpus.decontaminate_ngram",
         )
-    name: str = report["name"]
-    return name
+    return ngram_set.name
 
 
 def learn_pieces(
@@ -88,17 +87,16 @@ def learn_pieces(
         for chunk in chunks
         if chunk[0].file.split == "train"
     ]
-    reports = runner.run("sample", tasks)
-    if not any(r["sentences"] for r in reports):
+    samples = runner.run("sample", tasks)
+    if not any(sample.sentences for sample in samples):
         raise UserError(
             "no-text",
             "no sentence is left to train sentencepiece on; see which rule drops them with "
             "elmwright corpus CONFIG --sample 1000",
         )
-    samples = [r["name"] for r in reports]
-    train = task("pieces", prepare.train_pieces, samples, config)
-    model: str = runner.run("sentencepiece", [train])[0]["name"]
-    return model
+    names = [sample.name for sample in samples]
+    train = task("pieces", prepare.train_pieces, names, config)
+    return runner.run("sentencepiece", [train])[0].name
 
 
 def clean_chunks(
@@ -106,11 +104,11 @@ def clean_chunks(
     corpus: CorpusConfig,
     chunks: Sequence[Chunk],
     known: str | None,
-    found: Found,
+    results: Results,
     *,
     has_heldout: bool,
 ) -> None:
-    """Clean every chunk, without what shares the `known` n-grams, and note its parts in `found`."""
+    """Clean every chunk, without what shares `known` n-grams, and note its parts in `results`."""
     signatures = corpus.dedup == "near" or has_heldout
     tasks = []
     for chunk in chunks:
@@ -122,46 +120,42 @@ def clean_chunks(
             # A held-out set is taken whole or not at all.
             replace(_cleaning(corpus), strict=True) if given else _cleaning(corpus),
             given=given,
-            model=found.model,
+            model=results.model,
             known=None if given else known,
             signatures=signatures,
             save_dropped=corpus.save_documents != "none" and not given,
         )
         tasks.append(one)
-    reports = runner.run("clean", tasks)
-    for chunk, one, report in zip(chunks, tasks, reports, strict=True):
-        found.cleaned.append((chunk, one.out, report))
+    for chunk, one, cleaned in zip(chunks, tasks, runner.run("clean", tasks), strict=True):
+        results.cleaned.append((chunk, one.out, cleaned))
         file = chunk[0].file
         names = tuple(dict.fromkeys(piece.file.name for piece in chunk))
         weight = corpus.sources[file.source].weight if file.split == "train" else 1.0
-        for part in report["parts"]:
-            number = len(found.parts)
-            known_part = Part(number, part["name"], file.split, file.number, file.source, weight)
-            found.parts.append((known_part, names))
+        for clean_part in cleaned.parts:
+            number = len(results.parts)
+            part = Part(number, clean_part.name, file.split, file.number, file.source, weight)
+            results.parts.append((part, names))
         if file.split == "train":
-            found.funnel.merge(report["funnel"])
-    if not any(part.split == "train" for part, _ in found.parts):
-        raise UserError("no-text", _why_empty(found))
+            results.funnel.merge(cleaned.funnel)
+    if not any(part.split == "train" for part, _ in results.parts):
+        raise UserError(_why_empty(results))
     for name, entry in corpus.heldout.items():
         given = not isinstance(entry, float)
-        if given and not any(part.split == name for part, _ in found.parts):
-            raise UserError(
-                "no-text", f"the files of corpus.heldout.{name} hold no text; check them"
-            )
+        if given and not any(part.split == name for part, _ in results.parts):
+            raise UserError(f"the files of corpus.heldout.{name} hold no text; check them")
 
 
-def _why_empty(found: Found) -> str:
+def _why_empty(results: Results) -> str:
     """The sentence for a user whose text is all gone: nothing read, all broken, or one rule."""
-    counts = dict(found.funnel.counts)
-    read = counts.pop(READ, [0, 0, 0])
+    counts = dict(results.funnel.counts)
+    read = counts.pop(READ, ZERO)
     if not read[0]:
         return "the sources hold no text; check corpus.sources and corpus.documents"
     rule = max(counts, key=lambda name: counts[name][0])
     if rule == "broken":
-        reasons: dict[str, int] = {}
-        for _, _, report in found.cleaned:
-            for reason, count in report["reasons"].items():
-                reasons[reason] = reasons.get(reason, 0) + count
+        reasons: Counter[str] = Counter()
+        for _, _, cleaned in results.cleaned:
+            reasons.update(cleaned.reasons)
         worst = max(reasons, key=lambda reason: reasons[reason])
         return (
             f"none of {read[0]} documents could be read ({worst}); check corpus.sources, "

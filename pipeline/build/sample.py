@@ -8,11 +8,10 @@ be told of a document alone is told: near-copies and repeated sentences need the
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 from elmwright.pipeline.build.up_to_date import find_inputs
 from elmwright.pipeline.cleaning.cleaner import Cleaner, rule_names
-from elmwright.pipeline.cleaning.funnel import BROKEN, KEPT, READ, Funnel
+from elmwright.pipeline.cleaning.funnel import BROKEN, KEPT, READ, Counts, Funnel
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import keyed_hash
@@ -20,7 +19,7 @@ from elmwright.pipeline.reading import harvest, sources
 from elmwright.pipeline.reading.readers import Record, read
 from elmwright.pipeline.reading.sources import Piece, SourceFile
 from elmwright.pipeline.report import statistics
-from elmwright.pipeline.report.statistics import Example
+from elmwright.pipeline.report.statistics import Example, Gathered
 
 PLACES = 32
 """Pieces of input a sample is taken from."""
@@ -30,8 +29,8 @@ PLACES = 32
 class Sample:
     """What the rules did to a sample."""
 
-    funnel: dict[str, list[int]]
-    """Rule → [documents, sentences, words], in the order of the rules."""
+    funnel: Counts
+    """Documents, sentences and words of each rule, in the order of the rules."""
     examples: dict[str, tuple[Example, ...]]
     """A few dropped documents of each rule."""
     kept: tuple[Example, ...]
@@ -89,7 +88,7 @@ def _clean(records: Sequence[tuple[SourceFile, Record]], config: CorpusConfig) -
     funnel = Funnel()
     for rule in (READ, BROKEN, *rule_names(config)):
         funnel.add(rule, 0, 0, 0)
-    dropped: dict[str, list[list[Any]]] = {}
+    dropped: Gathered = {}
     kept: list[Example] = []
     good = [(file, record) for file, record in records if record.text is not None]
     for file, record in records:

@@ -7,9 +7,9 @@ recognised at once.
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from elmwright.pipeline.build.ray_tasks import RECIPE
 from elmwright.pipeline.config import (
@@ -24,6 +24,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import NAME, Input, Manifest, canonical
 from elmwright.pipeline.reading import harvest, sources
 from elmwright.pipeline.reading.sources import SourceFile
+from elmwright.pipeline.records import BadField, from_data, to_data
 from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
 
@@ -42,11 +43,10 @@ def corpus_key(corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, s
 
 def settings_of(
     corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, seed: int
-) -> dict[str, Any]:
-    settings = as_settings(corpus)
-    for name in _HOW:
-        del settings[name]
-    return {"corpus": settings, "vocab": asdict(vocab), "shards": asdict(shards), "seed": seed}
+) -> dict[str, object]:
+    """The settings that determine the corpus, as plain data."""
+    settings = {name: value for name, value in as_settings(corpus).items() if name not in _HOW}
+    return {"corpus": settings, "vocab": to_data(vocab), "shards": to_data(shards), "seed": seed}
 
 
 def is_current(
@@ -60,29 +60,29 @@ def is_current(
     if not files.exists(files.join(folder, NAME)):
         return None
     try:
-        # A manifest that is damaged or of another format is as good as none: build again.
+        # A manifest that is damaged or of another format counts as none: build again.
         manifest = Manifest.load(folder)
         if manifest.key != key or not _all_there(folder, manifest):
             return None
         if not any(files.exists(input_path(folder, item)) for item in manifest.inputs):
             return manifest  # the raw text was taken away: the corpus does not need it any more
-        found = [file for inputs in find_inputs(folder, corpus).values() for file in inputs]
-        found += [*evaluation_files(corpus), *vocab_file(vocab)]
+        inputs = [file for split in find_inputs(folder, corpus).values() for file in split]
+        inputs += [*evaluation_files(corpus), *vocab_file(vocab)]
     except UserError:
         return None
-    if len(found) != len(manifest.inputs):
+    if len(inputs) != len(manifest.inputs):
         return None
-    known = _Digests(folder)
-    same = all(map(known.same, manifest.inputs, found))
-    known.save()
-    return manifest if same else None
+    digests = _Digests(folder)
+    is_same = all(map(digests.same, manifest.inputs, inputs))
+    digests.save()
+    return manifest if is_same else None
 
 
 def _all_there(folder: str, manifest: Manifest) -> bool:
-    there = {file.path: file.bytes for file in files.list_folder(folder)}
+    sizes = {file.path: file.bytes for file in files.list_folder(folder)}
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    return all(files.join(folder, name) in there for name, _ in manifest.files()) and all(
-        there[files.join(folder, shard.tar)] == shard.bytes for shard in shards
+    return all(files.join(folder, name) in sizes for name, _ in manifest.files()) and all(
+        sizes[files.join(folder, shard.tar)] == shard.bytes for shard in shards
     )
 
 
@@ -94,6 +94,14 @@ def input_path(folder: str, item: Input) -> str:
     return os.path.normpath(files.join(folder, item.path))
 
 
+@dataclass(frozen=True)
+class _Digest:
+    """The digest of an input, and the size and time of the file when it was read for it."""
+
+    stat: tuple[int, int]
+    sha256: str
+
+
 class _Digests:
     """Digests of inputs whose time or place is not the manifest's, in a file beside the manifest.
 
@@ -101,14 +109,15 @@ class _Digests:
     """
 
     def __init__(self, folder: str) -> None:
-        self._folder, self._file = folder, files.join(folder, SEEN)
-        self._known: dict[str, Any] | None = None
-        self._changed = False
+        self._folder = folder
+        self._file = files.join(folder, SEEN)
+        self._known: dict[str, _Digest] | None = None
+        self._has_changed = False
 
     def same(self, item: Input, file: SourceFile) -> bool:
         """Whether a file is the input of the manifest: at its place and time, or by its content."""
-        here = input_path(self._folder, item) == file.path
-        if here and files.unchanged(file.path, item.bytes, item.mtime_ns):
+        is_here = input_path(self._folder, item) == file.path
+        if is_here and files.unchanged(file.path, item.bytes, item.mtime_ns):
             return True
         # The ending of a name tells how a file is read.
         if os.path.basename(item.path) != os.path.basename(file.path):
@@ -117,21 +126,29 @@ class _Digests:
 
     def _of(self, file: SourceFile) -> str:
         if self._known is None:
-            self._known = files.read_json(self._file) or {}
-        key, stat = file.path, [file.bytes, file.mtime_ns]
+            self._known = self._read()
+        key, stat = file.path, (file.bytes, file.mtime_ns)
         if not (files.is_url(key) or files.is_url(self._folder)):
             key = os.path.relpath(key, self._folder)
         saved = self._known.get(key)
-        if not (isinstance(saved, dict) and saved.get("stat") == stat):
-            self._known[key] = saved = {"stat": stat, "sha256": files.sha256(file.path)}
-            self._changed = True
-        return str(saved.get("sha256"))
+        if saved is None or saved.stat != stat:
+            self._known[key] = saved = _Digest(stat, files.sha256(file.path))
+            self._has_changed = True
+        return saved.sha256
+
+    def _read(self) -> dict[str, _Digest]:
+        known = {}
+        for name, entry in (files.read_json(self._file) or {}).items():
+            with suppress(BadField):  # a damaged entry only costs reading that input again
+                known[name] = from_data(_Digest, entry, ignore_unknown=True)
+        return known
 
     def save(self) -> None:
-        if not (self._changed and self._known):
+        """Write the digests that were taken, if there are any."""
+        if not (self._has_changed and self._known):
             return
         try:
-            files.write_json(self._file, self._known)
+            files.write_json(self._file, to_data(self._known))
         except (OSError, UserError) as error:  # a corpus may be read-only: it is only slower then
             log.info("digests of inputs are not kept: %s", error)
 
@@ -149,24 +166,23 @@ def find_inputs(folder: str, corpus: CorpusConfig) -> dict[str, list[SourceFile]
     for index, source in enumerate(corpus.sources):
         for stat in _fresh(_files_of(folder, source), seen):
             train.append(sources.source_file(stat, len(train), "train", corpus, source, index))
-    found = {"train": train}
+    inputs = {"train": train}
     for name, paths in sorted(corpus.heldout.items()):
         check_name(name)
         if isinstance(paths, float):
             continue
         seen = set()
         stats = [s for path in paths for s in sources.expand(path, f"corpus.heldout.{name}")]
-        found[name] = [
+        inputs[name] = [
             sources.source_file(stat, number, name, corpus)
             for number, stat in enumerate(_fresh(stats, seen))
         ]
-    return found
+    return inputs
 
 
 def _files_of(folder: str, source: Source) -> list[files.Stat]:
     if source.path != EMBEDDED:
-        found = sources.expand(source.path)
-        others = [stat for stat in found if not _is_own(folder, stat.path)]
+        others = [s for s in sources.expand(source.path) if not _is_own(folder, s.path)]
         if not others:
             raise UserError(
                 "setting",
@@ -179,7 +195,7 @@ def _files_of(folder: str, source: Source) -> list[files.Stat]:
 
 
 def _is_own(folder: str, path: str) -> bool:
-    """Whether a file lies in the corpus folder, or in that of its run: what we write ourselves."""
+    """Whether a file is in the corpus folder or in the folder of its run, which we write to."""
     run = os.path.dirname(folder)
     ours = [folder, *([run] if os.path.exists(os.path.join(run, "run.lock")) else [])]
     return any(path.startswith(f"{place.rstrip('/')}/") for place in ours)
@@ -215,6 +231,7 @@ def vocab_file(path: str) -> list[SourceFile]:
 
 
 def check_name(name: str) -> None:
+    """Refuse a name that no held-out set may have."""
     if name == "train" or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 60:
         raise UserError(
             "setting",

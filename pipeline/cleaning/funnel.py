@@ -5,10 +5,9 @@ read, less all the rules, is what was kept: a corpus whose funnel does not add u
 build says so.
 """
 
-from collections.abc import Iterable, Mapping
-
-Counts = dict[str, list[int]]
-"""Rule → [documents, sentences, words]."""
+Counts = dict[str, tuple[int, int, int]]
+"""Rule → (documents, sentences, words)."""
+ZERO = (0, 0, 0)
 
 READ, KEPT = "read", "kept"
 BROKEN = "broken"
@@ -28,18 +27,16 @@ class Funnel:
 
     def add(self, rule: str, documents: int, sentences: int, words: int) -> None:
         """Count what a rule did."""
-        known = self.counts.setdefault(rule, [0, 0, 0])
-        known[0] += documents
-        known[1] += sentences
-        known[2] += words
+        before = self.counts.get(rule, ZERO)
+        self.counts[rule] = (before[0] + documents, before[1] + sentences, before[2] + words)
 
-    def merge(self, counts: Mapping[str, Iterable[int]]) -> None:
+    def merge(self, counts: Counts) -> None:
         """Add the counts of another."""
         for rule, (documents, sentences, words) in counts.items():
             self.add(rule, documents, sentences, words)
 
     def missing(self) -> list[int]:
         """What was read and is neither kept nor dropped by a rule; zeros if all is well."""
-        read = self.counts.get(READ, [0, 0, 0])
+        read = self.counts.get(READ, ZERO)
         others = [counts for rule, counts in self.counts.items() if rule != READ]
         return [read[place] - sum(counts[place] for counts in others) for place in range(3)]

@@ -19,7 +19,8 @@ linked to, pointers are followed to their end, and links inside a component drop
 rounds. A million links take about 1 CPU second, be they a chain or a random graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,32 @@ FOLD_EDGES = 4_000_000
 """Links read before they are folded: 0.6 GB at `PEAK_BYTES` each."""
 
 PEAK_BYTES = 150
-"""Held for each link while stars are made; a test holds it to the truth."""
+"""Bytes held per link while stars are computed; a test measures them."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """How many rows of one range of band keys were read, and how many links they gave."""
+
+    rows: int
+    edges: int
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """The clusters of near-duplicates in a corpus."""
+
+    edges: int
+    """Links of all ranges."""
+    clusters: Mapping[int, int]
+    """Documents in a cluster → clusters of that size."""
+    losers: Mapping[str, int]
+    """Rule → documents that lose by it."""
+    bytes_per_edge: float
+    """The most memory that was held, per link."""
+
+
+NO_CLUSTERS = Clusters(0, {}, {}, 0.0)
 
 
 def band_rows(
@@ -88,7 +114,7 @@ def band_rows(
 
 def link_range(
     tables: Sequence[tuple[int, str]], reducer: int, n_reducers: int, *, out: str
-) -> dict[str, Any]:
+) -> Links:
     """Link the documents that share a band key of one range, and write the links to `out`.
 
     `tables` lists (part, its band table); the part given here counts, not the one in the rows.
@@ -101,7 +127,7 @@ def link_range(
     table["part"] = part_of
     edges = stars(_edges(table[table["hi"] != NOTHING]))
     disk.save(out, edges, "a_part")
-    return {"rows": rows, "edges": len(edges)}
+    return Links(rows, len(edges))
 
 
 def _edges(table: Table) -> Table:
@@ -133,10 +159,11 @@ def stars(edges: Table) -> Table:
     center = a[best]
     order = np.lexsort((ids, ids[center]))
     order = order[center[order] != order]
-    made: Table = edges[best[order]]
-    made["b_part"], made["b_row"] = ids[order] >> np.uint64(32), ids[order] & np.uint64(0xFFFFFFFF)
-    made["b_heldout"] = heldout[order]
-    return made
+    links: Table = edges[best[order]]
+    links["b_part"] = ids[order] >> np.uint64(32)
+    links["b_row"] = ids[order] & np.uint64(0xFFFFFFFF)
+    links["b_heldout"] = heldout[order]
+    return links
 
 
 def _id(edges: Table, end: str) -> NDArray[np.uint64]:
@@ -173,7 +200,7 @@ def components(a: NDArray[np.int64], b: NDArray[np.int64], size: int) -> NDArray
             label = further
 
 
-def resolve(edges: Sequence[str], *, dedup: bool, out: str) -> dict[str, Any]:
+def resolve(edges: Sequence[str], *, dedup: bool, out: str) -> Clusters:
     """Join the links of all reducers into clusters and write who loses to `out`.
 
     A cluster with a given held-out document keeps no other: the rest lose by `OVERLAP`. With
@@ -193,12 +220,12 @@ def resolve(edges: Sequence[str], *, dedup: bool, out: str) -> dict[str, Any]:
     exact.save_losers(out, losers)
     numbers, counts = np.unique(sizes, return_counts=True)
     rules = np.bincount(losers["rule"], minlength=len(exact.RULES)).tolist()
-    return {
-        "edges": count,
-        "clusters": dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
-        "losers": {rule: n for rule, n in zip(exact.RULES, rules, strict=True) if n},
-        "bytes_per_edge": PEAK_BYTES * most / max(1, count),
-    }
+    return Clusters(
+        edges=count,
+        clusters=dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
+        losers={rule: n for rule, n in zip(exact.RULES, rules, strict=True) if n},
+        bytes_per_edge=PEAK_BYTES * most / max(1, count),
+    )
 
 
 def _folded(held: list[Table]) -> Table:

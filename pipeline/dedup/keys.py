@@ -12,7 +12,7 @@ keys takes 1.8 CPU seconds and 390 MB. 128 bits: a false match among 10^9 senten
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -52,6 +52,13 @@ KEPT = 255
 """In place of a rule: the row stays."""
 
 
+@dataclass(frozen=True)
+class LoserCount:
+    """How many rows of one range of keys lose."""
+
+    losers: int
+
+
 def keys_of(texts: Iterable[str]) -> NDArray[np.uint64]:
     """[texts, 2] 128-bit xxh3 keys, high and low half."""
     digests = b"".join([xxhash.xxh3_128_digest(text.encode()) for text in texts])
@@ -87,11 +94,11 @@ def reduce_keys(
     unit: str,
     once: bool,
     out: str,
-) -> dict[str, Any]:
+) -> LoserCount:
     """Decide which documents, lines or sentences of one key range are dropped; write them to `out`.
 
     `tables` lists (part, its key table); `unit` is the rule by which copies lose where `once` is
-    set: `DOCUMENT`, `LINE` or `SENTENCE`. Copies are told within a side; the first place wins.
+    set: `DOCUMENT`, `LINE` or `SENTENCE`. Copies are compared within a side; the first place wins.
     What two sides share loses by `OVERLAP`: on train's and the split-off side, if a given held-out
     set has it too, else on the split-off side. Given held-out rows never lose.
     """
@@ -107,7 +114,7 @@ def reduce_keys(
     losers["part"], losers["rule"] = part_of[lost], rule[lost]
     losers["row"], losers["sentence"] = table["row"][lost], table["sentence"][lost]
     save_losers(out, losers)
-    return {"losers": len(losers)}
+    return LoserCount(len(losers))
 
 
 def _rules(table: Table, copy_rule: int, *, once: bool) -> NDArray[np.uint8]:
@@ -144,5 +151,5 @@ def save_losers(path: str, losers: Table) -> None:
 
 def losers_of(part: int, paths: Sequence[str]) -> Table:
     """All rows of one part that lose, from the files of all reducers, by row and sentence."""
-    found = [disk.load_part(path, part) for path in paths]
-    return sort_table(np.concatenate([np.zeros(0, LOSER), *found]), ("row", "sentence"))
+    tables = [disk.load_part(path, part) for path in paths]
+    return sort_table(np.concatenate([np.zeros(0, LOSER), *tables]), ("row", "sentence"))

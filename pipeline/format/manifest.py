@@ -9,12 +9,13 @@ machine or the time: the same text and settings give the same fingerprint everyw
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from elmwright.pipeline.config import MOST_STEPS
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.untrusted import is_digest, read_small, whole
@@ -23,10 +24,6 @@ FORMAT = 1
 NAME = "MANIFEST.json"
 MANIFEST_BYTES = 1 << 30
 """The largest manifest: a corpus made from some million files."""
-COUNTS = (
-    "bytes", "blocks", "documents", "sentences", "words", "unknown", "steps", "padding",
-    "first_document",
-)  # fmt: skip
 LARGEST = 1 << 53
 """No count is larger."""
 SHARDS = "shards"
@@ -216,14 +213,9 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The file's content: canonical, so equal manifests are equal bytes."""
-        content = {f.name: getattr(self, f.name) for f in fields(self)}
-        content["splits"] = {
-            name: {"shards": [asdict(shard) for shard in split.shards]}
-            for name, split in self.splits.items()
-        }
-        content["vocab"] = asdict(self.vocab)
-        content["funnel"] = [asdict(step) for step in self.funnel]
-        content["inputs"] = [asdict(item) for item in self.inputs]
+        content = to_data(self)
+        for split in content["splits"].values():
+            del split["name"]
         content["fingerprint"] = self.fingerprint
         content["unk_share"] = self.unk_share
         return json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False).encode() + b"\n"
@@ -247,31 +239,28 @@ class Manifest:
                 "`elmwright corpus`",
             ) from None
         except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is damaged ({error}); build the corpus again") from error
+        layout = content.get("format") if isinstance(content, dict) else None
+        if layout != FORMAT:
+            by = content.get("created_by", "unknown") if isinstance(content, dict) else layout
             raise UserError(
-                "file-damaged", f"{path} is damaged ({error}); build the corpus again"
-            ) from error
-        found = content.get("format") if isinstance(content, dict) else None
-        if found != FORMAT:
-            by = content.get("created_by", "unknown") if isinstance(content, dict) else found
-            raise UserError(
-                "format",
-                f"{path} has format {found!r:.50}, and this version of elmwright reads format "
-                f"{FORMAT}; build the corpus again or use the version that wrote it ({by!s:.50})",
+                f"{path} has format {layout!r:.50}, and this version of elmwright reads format "
+                f"{FORMAT}; build the corpus again or use the version that wrote it ({by!s:.50})"
             )
         try:
-            manifest = _from_json(content)
+            splits = content["splits"]
+            names = sorted(splits, key=lambda name: (name != "train", name))
+            content["splits"] = {name: {**splits[name], "name": name} for name in names}
+            # Where a held-out set has no words, its perplexity is not finite.
+            manifest = from_data(Manifest, content, ignore_unknown=True, finite=False)
             problem = _problem(manifest)
-            changed = not problem and manifest.fingerprint != content["fingerprint"]
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            is_changed = not problem and manifest.fingerprint != content["fingerprint"]
+        except (KeyError, TypeError, ValueError) as error:
             problem = f"{error!r:.200}"
         if problem:
-            raise UserError(
-                "file-damaged", f"{path} is damaged ({problem}); build the corpus again"
-            )
-        if changed:
-            raise UserError(
-                "file-damaged", f"{path} was changed after it was written; build the corpus again"
-            )
+            raise UserError(f"{path} is damaged ({problem}); build the corpus again")
+        if is_changed:
+            raise UserError(f"{path} was changed after it was written; build the corpus again")
         return manifest
 
     def files(self) -> Iterator[tuple[str, str]]:
@@ -285,22 +274,8 @@ class Manifest:
                 yield shard.index, shard.index_sha256
 
 
-def _from_json(content: dict[str, Any]) -> Manifest:
-    names = sorted(content["splits"], key=lambda name: (name != "train", name))
-    known = {f.name for f in fields(Manifest)}
-    values = {name: value for name, value in content.items() if name in known}
-    values["splits"] = {
-        name: Split(name, tuple(Shard(**shard) for shard in content["splits"][name]["shards"]))
-        for name in names
-    }
-    values["vocab"] = Vocab(**content["vocab"])
-    values["funnel"] = tuple(FunnelStep(**step) for step in content["funnel"])
-    values["inputs"] = tuple(Input(**item) for item in content["inputs"])
-    return Manifest(**values)
-
-
 def _problem(manifest: Manifest) -> str:
-    """What is wrong with the values of a manifest that a file may have said; empty if nothing is.
+    """The first value of a manifest that is out of range; empty if there is none.
 
     Names become paths and counts become loops and arrays, so both are checked here, once.
     """
@@ -324,18 +299,15 @@ def _problem(manifest: Manifest) -> str:
                 return f"a shard is called {shard.name!r:.100}"
             if not (is_digest(shard.sha256) and is_digest(shard.index_sha256)):
                 return f"digests of shard {shard.name:.100}"
-            counts = {name: getattr(shard, name) for name in COUNTS}
+            counts = {name: count for name, count in vars(shard).items() if type(count) is int}
             if not all(whole(count, 0, LARGEST) for count in counts.values()):
                 return f"counts of shard {shard.name:.100}: {counts!r:.200}"
-    numbers = (manifest.long_words, *manifest.unigram_perplexity.values())
-    if not all(type(number) in (int, float) for number in numbers):
-        return "a measurement is no number"
     return ""
 
 
-def _is_inside(name: object) -> bool:
+def _is_inside(name: str) -> bool:
     """Whether this names a file of the corpus folder."""
-    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) < 256:
+    if not name.isprintable() or not 0 < len(name) < 256:
         return False
     return not name.startswith(("/", "~")) and not {"", ".", ".."} & set(name.split("/"))
 
@@ -346,6 +318,7 @@ def canonical(value: object) -> bytes:
 
 
 def finished_corpus(folder: str) -> Manifest | None:
+    """The manifest of a corpus folder; None if there is none or it cannot be read."""
     try:
         return Manifest.load(folder)
     except UserError:

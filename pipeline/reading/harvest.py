@@ -20,9 +20,11 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.untrusted import read_object
@@ -58,6 +60,15 @@ CODE_MARKS = 0.7
 """A paragraph with more marks of code than this a line is code."""
 
 
+@dataclass(frozen=True)
+class HarvestCounts:
+    """How many modules were read, how many of them could not be parsed, and the documents."""
+
+    modules: int
+    skipped: int
+    documents: int
+
+
 def list_modules() -> list[tuple[str, str]]:
     """(name, path) of every module on this machine, sorted; the name is a path below its root."""
     modules: dict[str, str] = {}
@@ -86,8 +97,8 @@ def group_modules(modules: Sequence[tuple[str, str]]) -> list[list[tuple[str, st
     return groups
 
 
-def harvest_group(work: str, out: str, modules: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Write the prose of some modules to `out`.jsonl; returns what was seen."""
+def harvest_group(work: str, out: str, modules: Sequence[tuple[str, str]]) -> HarvestCounts:
+    """Write the prose of some modules to `out`.jsonl, and count them."""
     records = []
     skipped = 0
     # Syntax trees are many small objects without cycles: collecting them costs a sixth of the time.
@@ -105,7 +116,7 @@ def harvest_group(work: str, out: str, modules: Sequence[tuple[str, str]]) -> di
         gc.enable()
     data = "".join(f"{record}\n" for record in records).encode("utf-8", "replace")
     files.write_bytes(files.join(work, f"{out}.jsonl"), data)
-    return {"modules": len(modules), "skipped": skipped, "documents": len(records)}
+    return HarvestCounts(len(modules), skipped, len(records))
 
 
 def module_prose(path: Path) -> Iterator[str]:
@@ -210,8 +221,11 @@ def _break(kept: list[str]) -> None:
         kept.append("")
 
 
-def finish(folder: str, work: str, outs: Sequence[str], seen: dict[str, int]) -> None:
-    """Put the parts of a harvest in their place, and make it final by naming them."""
+def finish(folder: str, work: str, outs: Sequence[str], counts: Sequence[HarvestCounts]) -> int:
+    """Put the parts of a harvest in their place, and make it final by naming them.
+
+    Returns the number of documents.
+    """
     digests = {}
     for number, out in enumerate(outs):
         part = files.join(work, f"{out}.jsonl")
@@ -219,8 +233,14 @@ def finish(folder: str, work: str, outs: Sequence[str], seen: dict[str, int]) ->
         digests[name] = files.sha256(part)
         files.place(part, files.join(folder, FOLDER, name))
     digest = sha256_bytes("\n".join(digests.values()).encode())
-    source = {"format": 1, "parts": digests, "sha256": digest, **seen}
-    files.write_bytes(files.join(folder, FOLDER, NAME), json.dumps(source, indent=1).encode())
+    total = HarvestCounts(
+        sum(part.modules for part in counts),
+        sum(part.skipped for part in counts),
+        sum(part.documents for part in counts),
+    )
+    source = {"format": 1, "parts": digests, "sha256": digest, **to_data(total)}
+    files.write_json(files.join(folder, FOLDER, NAME), source)
+    return total.documents
 
 
 def frozen_parts(folder: str) -> list[str] | None:

@@ -13,7 +13,7 @@ that adding one leaves the tasks of the others, and what they have already done,
 import glob
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -75,15 +75,14 @@ class SourceFile:
     sha256: str = ""
     """Digest of its content, once it is known."""
 
-    def identity(self) -> dict[str, Any]:
-        """What determines a task's result: the content, where its digest is known.
+    def identity(self) -> tuple[str, ...]:
+        """Names of the fields that determine the result of a task.
 
-        So a project that was moved or copied finds the tasks done that it did elsewhere.
+        Where the digest is known, path and time do not matter: after a project is moved or copied,
+        its tasks still count as done.
         """
-        known = asdict(self)
-        if self.sha256:
-            del known["path"], known["mtime_ns"]
-        return known
+        irrelevant = ("path", "mtime_ns") if self.sha256 else ()
+        return tuple(item.name for item in fields(self) if item.name not in irrelevant)
 
 
 @dataclass(frozen=True)

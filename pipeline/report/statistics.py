@@ -2,18 +2,19 @@
 
 Gathered task by task as the corpus is built, added up by the driver, saved as `statistics.json`.
 Every sample in it (examples of dropped text) is chosen by hash, so equal corpora have equal
-statistics, but for the times of `stages`. What a task returns is plain JSON (`Gathered` for the
-examples, dicts of counts for the rest), and adding up gives the same in any order, so tasks may
-end, fail and be run again as they like.
+statistics, but for the times of `stages`. Adding up gives the same in any order of tasks
+(`Gathered` for the examples, tables of counts for the rest), so tasks may end, fail and be run
+again at any time.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from elmwright.pipeline.records import to_data
 
 EXAMPLES = 4
 """Dropped documents to keep for each rule."""
@@ -22,9 +23,10 @@ EXAMPLE_CHARS = 600
 LONGEST_SENTENCE = 100
 """The last bin of `sentence_words`, which holds all longer sentences too."""
 
-Gathered = dict[str, list[list[Any]]]
-"""Examples on their way to the driver: rule → rows [hash, source, offset, text, detail], by rising
-hash. Plain JSON, because it is stored in a task's result file."""
+Row = tuple[int, str, int, str, str]
+"""An example on its way to the driver: (hash, source, offset, text, detail)."""
+Gathered = dict[str, tuple[Row, ...]]
+"""Rule → its examples, by rising hash."""
 
 
 @dataclass(frozen=True)
@@ -124,33 +126,33 @@ def to_json(statistics: Statistics) -> bytes:
 
     ASCII with escapes, because an example may hold half a surrogate pair, which UTF-8 cannot.
     """
-    return json.dumps(asdict(statistics), sort_keys=True, indent=1).encode() + b"\n"
+    return json.dumps(to_data(statistics), sort_keys=True, indent=1).encode() + b"\n"
 
 
 def gather(into: Gathered, rule: str, key: int, example: Example, *, keep: int = EXAMPLES) -> None:
     """Note a dropped document if its 64-bit hash `key` is among the rule's smallest so far."""
-    rows = into.setdefault(rule, [])
+    rows = into.get(rule, ())
     if len(rows) < keep or key <= rows[-1][0]:
         text = example.text[:EXAMPLE_CHARS]
-        rows.append([key, example.source, example.offset, text, example.detail])
-        into[rule] = _smallest(rows, keep)
+        row = (key, example.source, example.offset, text, example.detail)
+        into[rule] = _smallest([*rows, row], keep)
 
 
 def merge_examples(*parts: Gathered, keep: int = EXAMPLES) -> Gathered:
     """The examples of many tasks: of each rule those with the smallest hashes, in any order of
     tasks the same. Of equal hashes (copies of one text) one stays, the first by its place."""
-    merged: Gathered = {}
+    merged: dict[str, list[Row]] = {}
     for part in parts:
         for rule, rows in part.items():
             merged.setdefault(rule, []).extend(rows)
     return {rule: _smallest(merged[rule], keep) for rule in sorted(merged)}
 
 
-def _smallest(rows: list[list[Any]], keep: int) -> list[list[Any]]:
-    first: dict[int, list[Any]] = {}
+def _smallest(rows: list[Row], keep: int) -> tuple[Row, ...]:
+    first: dict[int, Row] = {}
     for row in sorted(rows):
         first.setdefault(row[0], row)
-    return list(first.values())[:keep]
+    return tuple(first.values())[:keep]
 
 
 def examples_of(gathered: Gathered) -> dict[str, tuple[Example, ...]]:

@@ -141,11 +141,12 @@ def prepare(work: Path, texts: list[str]) -> Callable[[str], shards.Shard]:
     digest, _ = vocab.save_vocab(str(work / "v"), chosen, by_id)
 
     def run(out: str) -> Shard:
-        report = pack.make_shard(
+        packed = pack.make_shard(
             str(work), out, ["part"], "train", 0, 1, steps=STEPS, vocab_name="v",
             vocab_sha256=digest,
         )  # fmt: skip
-        return Shard(**report["shard"])
+        assert packed.shard is not None
+        return packed.shard
 
     return run
 

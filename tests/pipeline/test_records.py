@@ -40,6 +40,7 @@ class Whole:
     amount: float | tuple[str, ...] = 0.5
     is_done: bool = False
     extra: Any = None
+    by_number: Mapping[int, float] = field(default_factory=dict)
 
 
 names = st.text(max_size=5)
@@ -56,6 +57,7 @@ wholes = st.builds(
     st.floats(0, 1) | st.lists(names, max_size=2).map(tuple),
     st.booleans(),
     st.none() | names,
+    st.dictionaries(st.integers(-(2**62), 2**62), st.floats(0, 1), max_size=3),
 )
 
 
@@ -94,6 +96,14 @@ def test_a_record_survives_json(whole: Whole) -> None:
         (
             {"count": 1, "amount": float("nan")},
             "amount: expected a number or a list of strings, got nan",
+        ),
+        (
+            {"count": 1, "by_number": {"2": 0.5, "1_0": 0.5}},
+            "by_number.1_0: expected a whole number as the key",
+        ),
+        (
+            {"count": 1, "by_number": {str(2**63): 0.5}},
+            f"by_number.{2**63}: expected a number of at most 18 digits",
         ),
     ],
 )

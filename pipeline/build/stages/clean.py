@@ -1,9 +1,9 @@
 """The first large stage of a build: raw files in, cleaned and tokenised *parts* out.
 
 No Ray here: a stage is a plain function `stage(work, out, …)` that can be run and tested alone. It
-reads files named relative to `work`, writes files whose names begin with `out`, and returns counts.
-Its output is written atomically and is the same bytes every time, so that a task that is killed is
-simply run again.
+reads files named relative to `work`, writes files whose names begin with `out`, and returns names
+and counts. Its output is written atomically and is the same bytes every time, so that a task that
+is killed is simply run again.
 
 `clean_chunk` is where most of the time goes. It knows nothing of other chunks, of held-out shares
 or of the order of the sources: so its output stays good when those change, or when a source is
@@ -19,25 +19,24 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
 import xxhash
 from numpy.typing import NDArray
 
-from elmwright.pipeline.build.ray_tasks import Report
 from elmwright.pipeline.cleaning.cleaner import Cleaned, Cleaner
-from elmwright.pipeline.cleaning.funnel import BROKEN, DECONTAMINATE, READ, Funnel
+from elmwright.pipeline.cleaning.funnel import BROKEN, DECONTAMINATE, READ, ZERO, Counts, Funnel
 from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.dedup import minhash, ngrams, text_parts
 from elmwright.pipeline.dedup.keys import keys_of
 from elmwright.pipeline.reading.readers import Record, read
 from elmwright.pipeline.reading.sources import Chunk, SourceFile
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.report.statistics import Example, Gathered, gather
 from elmwright.pipeline.storage import files
 
@@ -86,16 +85,78 @@ def read_batches(
         yield records, texts
 
 
+@dataclass(frozen=True)
+class QuarantineRow:
+    """A line of quarantine.jsonl: a record that could not be read."""
+
+    file: str
+    offset: int
+    problem: str
+    detail: str
+    beginning: str
+
+
+@dataclass(frozen=True)
+class SharedRow:
+    """A line of decontaminated.jsonl: a document that shares an n-gram with an evaluation file."""
+
+    file: str
+    offset: int
+    ngram: str
+
+
+@dataclass(frozen=True)
+class DroppedRow:
+    """A line of a list of documents that cleaning dropped."""
+
+    rule: str
+    detail: str
+    file: str
+    offset: int
+    text: str
+
+
+@dataclass(frozen=True)
+class CleanPart:
+    """A part that was written: its files without their endings, and its counts."""
+
+    name: str
+    documents: int
+    words: int
+
+
+@dataclass(frozen=True)
+class CleanChunk:
+    """A cleaned chunk: its parts and its counts."""
+
+    parts: tuple[CleanPart, ...]
+    funnel: Counts
+    examples: Gathered
+    """Some of the dropped documents."""
+    reasons: Mapping[str, int]
+    """Broken records, by reason."""
+    languages: Mapping[str, int]
+    """Documents by language."""
+    repaired: Mapping[str, int]
+    """Documents changed, by repair."""
+    shared: int
+    """Documents that share an n-gram with an evaluation file."""
+    documents: tuple[str, ...]
+    """Files of dropped documents, if asked for."""
+    words: int
+    """Words read."""
+
+
 @dataclass
 class _Chunk:
-    """What a chunk has given so far."""
+    """The state of `clean_chunk` between batches."""
 
     funnel: Funnel = field(default_factory=Funnel)
     examples: Gathered = field(default_factory=dict)
-    quarantine: list[dict[str, Any]] = field(default_factory=list)
+    quarantine: list[QuarantineRow] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
-    shared: list[dict[str, Any]] = field(default_factory=list)
-    dropped: list[dict[str, Any]] = field(default_factory=list)
+    shared: list[SharedRow] = field(default_factory=list)
+    dropped: list[DroppedRow] = field(default_factory=list)
     dropped_size: int = 0
     documents: list[str] = field(default_factory=list)
     languages: Counter[str] = field(default_factory=Counter)
@@ -104,7 +165,7 @@ class _Chunk:
     keys: list[NDArray[np.uint64]] = field(default_factory=list)
     bands: list[NDArray[np.uint64]] = field(default_factory=list)
     size: int = 0
-    parts: list[Report] = field(default_factory=list)
+    parts: list[CleanPart] = field(default_factory=list)
 
 
 def clean_chunk(
@@ -118,7 +179,7 @@ def clean_chunk(
     known: str | None,
     signatures: bool,
     save_dropped: bool,
-) -> Report:
+) -> CleanChunk:
     """Clean and tokenise a chunk; `given` says that it is of a held-out set given as files."""
     pieces = _local_copy(work, model)
     cleaner = Cleaner(config, model=pieces, filters=not given)
@@ -142,21 +203,21 @@ def clean_chunk(
     if state.rows:
         _write_part(work, out, state)
     _write_lists(work, out, state)
-    return {
-        "parts": state.parts,
-        "funnel": state.funnel.counts,
-        "examples": state.examples,
-        "reasons": state.reasons,
-        "languages": state.languages,
-        "repaired": state.repaired,
-        "shared": len(state.shared),
-        "documents": state.documents,
-        "words": state.funnel.counts.get(READ, [0, 0, 0])[2],
-    }
+    return CleanChunk(
+        parts=tuple(state.parts),
+        funnel=state.funnel.counts,
+        examples=state.examples,
+        reasons=state.reasons,
+        languages=state.languages,
+        repaired=state.repaired,
+        shared=len(state.shared),
+        documents=tuple(state.documents),
+        words=state.funnel.counts.get(READ, ZERO)[2],
+    )
 
 
 def _local_copy(work: str, model: str | None) -> Path | None:
-    """Where the sentencepiece model lies on this machine."""
+    """The path of the sentencepiece model on this machine."""
     if model is None:
         return None
     path = files.join(work, model)
@@ -186,13 +247,13 @@ def _hits(
     first = ngrams.first_hit(cleaned.tokens, n, grams)
     kept = [number for number, verdict in enumerate(cleaned.verdicts) if verdict is None]
     begins = cleaned.tokens.offsets
-    found = {}
+    hits = {}
     for place in np.flatnonzero(first >= 0).tolist():
         number = kept[place]
         begin = int(first[place] - begins[place])
-        words_of = cleaned.words[number].replace("\n", " ").split(" ")
-        found[number] = " ".join(words_of[begin : begin + n + n // 2])
-    return found
+        words = cleaned.words[number].replace("\n", " ").split(" ")
+        hits[number] = " ".join(words[begin : begin + n + n // 2])
+    return hits
 
 
 def _judge(
@@ -229,7 +290,7 @@ def _judge(
         detail = cleaned.details[number]
         if number in hits:
             verdict, detail = DECONTAMINATE, hits[number]
-            state.shared.append({"file": file.name, "offset": record.offset, "ngram": detail})
+            state.shared.append(SharedRow(file.name, record.offset, detail))
         if verdict:
             funnel.add(verdict, 1, sentences, n_words)
             _remember(state, verdict, file, record, detail, save_dropped)
@@ -246,14 +307,9 @@ def _put_aside(state: _Chunk, file: SourceFile, record: Record) -> None:
     state.reasons[record.problem] += 1
     if len(state.quarantine) >= QUARANTINED:
         return
+    beginning = record.raw.decode("utf-8", "backslashreplace")
     state.quarantine.append(
-        {
-            "file": file.name,
-            "offset": record.offset,
-            "problem": record.problem,
-            "detail": record.detail,
-            "beginning": record.raw.decode("utf-8", "backslashreplace"),
-        }
+        QuarantineRow(file.name, record.offset, record.problem, record.detail, beginning)
     )
 
 
@@ -263,8 +319,7 @@ def _remember(
     """Keep a dropped document as an example, if its hash is among the smallest."""
     text = record.text or ""
     if save:
-        row = {"rule": rule, "detail": detail, "file": file.name, "offset": record.offset}
-        state.dropped.append({**row, "text": text})
+        state.dropped.append(DroppedRow(rule, detail, file.name, record.offset, text))
         state.dropped_size += len(text)
     key = xxhash.xxh3_64_intdigest(text[:4096].encode("utf-8", "replace"))
     gather(state.examples, rule, key, Example(file.name, record.offset, text, detail))
@@ -282,14 +337,17 @@ def _write_part(work: str, out: str, state: _Chunk) -> None:
     texts, lines = [row[2] for row in state.rows], [row[3] for row in state.rows]
     text_parts.save(files.join(work, f"{name}.arrow"), text_parts.table_of({}, texts, lines))
     words_kept = int(index["words"].sum())
-    state.parts.append({"name": name, "documents": len(keys), "words": words_kept})
+    state.parts.append(CleanPart(name, len(keys), words_kept))
     state.rows, state.keys, state.bands, state.size = [], [], [], 0
 
 
 def _write_lists(work: str, out: str, state: _Chunk) -> None:
-    for name, rows in (("quarantine", state.quarantine), ("decontaminated", state.shared)):
-        if rows:
-            files.write_bytes(files.join(work, f"{out}.{name}.jsonl"), json_lines(rows))
+    if state.quarantine:
+        path = files.join(work, f"{out}.quarantine.jsonl")
+        files.write_bytes(path, _json_lines(state.quarantine))
+    if state.shared:
+        path = files.join(work, f"{out}.decontaminated.jsonl")
+        files.write_bytes(path, _json_lines(state.shared))
     if state.dropped:
         _write_dropped(work, out, state)
 
@@ -301,12 +359,12 @@ def _write_dropped(work: str, out: str, state: _Chunk) -> None:
     state.dropped, state.dropped_size = [], 0
 
 
-def json_lines(rows: Iterable[dict[str, Any]]) -> bytes:
-    """Rows as JSON Lines."""
-    text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+def _json_lines(rows: Iterable[object]) -> bytes:
+    """Dataclasses as JSON Lines."""
+    text = "".join(f"{json.dumps(to_data(row), ensure_ascii=False)}\n" for row in rows)
     return text.encode("utf-8", "replace")
 
 
-def write_documents(path: str, rows: Iterable[dict[str, Any]]) -> None:
-    """Rows as compressed JSON Lines."""
-    files.write_bytes(path, pyarrow.compress(json_lines(rows), codec="zstd", asbytes=True))
+def write_documents(path: str, rows: Iterable[object]) -> None:
+    """Write dataclasses as compressed JSON Lines."""
+    files.write_bytes(path, pyarrow.compress(_json_lines(rows), codec="zstd", asbytes=True))

@@ -5,14 +5,12 @@ split a table sorted by the shuffle hash, of which a shard later takes its range
 the words of train.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elmwright.pipeline.build.ray_tasks import Report
 from elmwright.pipeline.build.stages.clean import write_documents
 from elmwright.pipeline.build.stages.hashes import SHUFFLE, mix
 from elmwright.pipeline.build.stages.hashes import WEIGHT as WEIGHT_HASH
@@ -24,7 +22,7 @@ from elmwright.pipeline.build.stages.select import (
     paths,
     times_taken,
 )
-from elmwright.pipeline.cleaning.funnel import KEPT, WEIGHT, Funnel
+from elmwright.pipeline.cleaning.funnel import KEPT, WEIGHT, ZERO, Counts, Funnel
 from elmwright.pipeline.dedup import keys as dedup
 from elmwright.pipeline.dedup import text_parts
 from elmwright.pipeline.format.lanes import hash64
@@ -39,9 +37,63 @@ from elmwright.pipeline.report.statistics import (
 from elmwright.pipeline.storage import files
 
 
+@dataclass(frozen=True)
+class DocumentRow:
+    """A line of a list of documents: kept, or dropped by a rule after cleaning."""
+
+    rule: str
+    file: str
+    offset: int
+    text: str
+
+
+@dataclass(frozen=True)
+class SplitTable:
+    """The shuffled texts of one part for one split, each counted as often as it is taken."""
+
+    name: str
+    """The table's file."""
+    documents: int
+    sentences: int
+    words: int
+    document_words: Mapping[int, int]
+    """Documents by size (`statistics.document_histogram`)."""
+    sentence_words: Mapping[int, int]
+    """Sentences by size (`statistics.sentence_histogram`)."""
+
+
+@dataclass(frozen=True)
+class KeptPart:
+    """A part without its losers: a table for each split, and counts."""
+
+    splits: Mapping[str, SplitTable]
+    funnel: Counts
+    """Empty for a held-out set given as files."""
+    examples: Gathered
+    """Some of the dropped documents."""
+    kept: tuple[int, int, int]
+    """Documents, sentences and words, before weights."""
+    counts: str | None
+    """The file of word counts, if the part has words of train."""
+    types: int
+    """Words in that file."""
+    documents: tuple[str, ...]
+    """Files of documents, if asked for."""
+    words: int
+    """Words of all splits."""
+
+
+@dataclass(frozen=True)
+class JoinedList:
+    """A file of JSON Lines, and how many lines it has."""
+
+    name: str
+    lines: int
+
+
 @dataclass
-class _Kept:
-    """What of one part stays, for one split."""
+class _Texts:
+    """The texts of one part that stay, for one split."""
 
     rows: list[int]
     """The document of each text."""
@@ -65,7 +117,7 @@ def keep_part(
     copies_left: bool,
     save_documents: str,
     file_names: Sequence[str],
-) -> Report:
+) -> KeptPart:
     """Drop what lost, sort what is left by its shuffle hash, and count the words of train.
 
     `copies_left` says that equal texts may both be there: their place then keeps them apart.
@@ -87,8 +139,8 @@ def keep_part(
         text_parts.load_lines(arrow) if line_losers else [],
     )
     selection.cut(texts)
-    kept: dict[str, _Kept] = {}
-    documents: list[dict[str, Any]] = []
+    kept: dict[str, _Texts] = {}
+    documents: list[DocumentRow] = []
     for row, text in enumerate(texts):
         verdict = selection.verdicts.get(row)
         if verdict is None and times[row] == 0 and part.split == "train":
@@ -96,48 +148,42 @@ def keep_part(
             selection.drop(row, WEIGHT, text)
         left = selection.changed.get(row, text)
         if save_documents == "all" or (save_documents == "dropped" and verdict):
-            documents.append(
-                {
-                    "rule": verdict or KEPT,
-                    "file": file_names[int(index["file"][row])],
-                    "offset": int(index["offset"][row]),
-                    "text": left,
-                }
-            )
+            file = file_names[int(index["file"][row])]
+            documents.append(DocumentRow(verdict or KEPT, file, int(index["offset"][row]), left))
         if verdict:
             continue
         split = names[int(place[row])]
-        mine = kept.setdefault(split, _Kept([], [], [], []))
+        chosen = kept.setdefault(split, _Texts([], [], [], []))
         pieces = left.split("\n") if by_sentence else [left]
         repeat = int(times[row]) if split == "train" else 1
-        mine.rows.extend([row] * len(pieces))
-        mine.numbers.extend(range(len(pieces)))
-        mine.texts.extend(pieces)
-        mine.times.extend([repeat] * len(pieces))
+        chosen.rows.extend([row] * len(pieces))
+        chosen.numbers.extend(range(len(pieces)))
+        chosen.texts.extend(pieces)
+        chosen.times.extend([repeat] * len(pieces))
     splits = {}
     types = 0
-    for split, found in kept.items():
+    for split, chosen in kept.items():
         name = f"{out}.{split}.arrow"
-        _save_shuffled(files.join(work, name), part, index, found, sides.seed,
-                       copies=copies_left, rekey=by_sentence)  # fmt: skip
-        found_words = words_of(found.texts)
-        taken = np.array(found.times, np.int64)
-        splits[split] = {"name": name, **_sizes(found_words, taken)}
+        path = files.join(work, name)
+        _save_shuffled(path, part, index, chosen, sides.seed, copies=copies_left, rekey=by_sentence)
+        words = words_of(chosen.texts)
+        text_times = np.array(chosen.times, np.int64)
+        splits[split] = _split_table(name, words, text_times)
         if split == "train":
-            types = save_counts(files.join(work, f"{out}.words.arrow"), found_words, taken)
+            types = save_counts(files.join(work, f"{out}.words.arrow"), words, text_times)
     name = f"{out}-documents.jsonl.zst"
     if documents:
         write_documents(files.join(work, name), documents)
-    return {
-        "splits": splits,
-        "funnel": selection.funnel.counts if part.split == "train" else {},
-        "examples": selection.examples,
-        "kept": selection.funnel.counts.get(KEPT, [0, 0, 0]),
-        "counts": f"{out}.words.arrow" if types else None,
-        "types": types,
-        "documents": [name] if documents else [],
-        "words": sum(split["words"] for split in splits.values()),
-    }
+    return KeptPart(
+        splits=splits,
+        funnel=selection.funnel.counts if part.split == "train" else {},
+        examples=selection.examples,
+        kept=selection.funnel.counts.get(KEPT, ZERO),
+        counts=f"{out}.words.arrow" if types else None,
+        types=types,
+        documents=(name,) if documents else (),
+        words=sum(table.words for table in splits.values()),
+    )
 
 
 class _Selection:
@@ -163,8 +209,8 @@ class _Selection:
             self.verdicts.setdefault(int(loser["row"]), dedup.RULES[int(loser["rule"])])
         self.lost = lost_sentences(lines, line_counts)
         for loser in sentences:
-            mine = self.lost.setdefault(int(loser["row"]), {})
-            mine[int(loser["sentence"])] = dedup.RULES[int(loser["rule"])]
+            lost = self.lost.setdefault(int(loser["row"]), {})
+            lost[int(loser["sentence"])] = dedup.RULES[int(loser["rule"])]
 
     def cut(self, texts: Sequence[str]) -> None:
         """Count every document: dropped whole, in part, or kept."""
@@ -216,45 +262,45 @@ class _Selection:
         gather(self.examples, rule, int(place["lo"]), example)
 
 
-def _sizes(found: Words, times: NDArray[np.int64]) -> dict[str, Any]:
-    """Counts of what is kept, each text as often as it is taken."""
-    ends = np.cumsum(found.sentences)
-    running = np.concatenate([[0], np.cumsum(found.lengths)])
+def _split_table(name: str, words: Words, times: NDArray[np.int64]) -> SplitTable:
+    ends = np.cumsum(words.sentences)
+    running = np.concatenate([[0], np.cumsum(words.lengths)])
     documents = np.diff(running[ends], prepend=0)
-    sentence_times = np.repeat(times, found.sentences)
-    return {
-        "documents": int(times.sum()),
-        "sentences": int(sentence_times.sum()),
-        "words": int((documents * times).sum()),
-        "document_words": document_histogram(np.repeat(documents, times)),
-        "sentence_words": sentence_histogram(np.repeat(found.lengths, sentence_times)),
-    }
+    sentence_times = np.repeat(times, words.sentences)
+    return SplitTable(
+        name=name,
+        documents=int(times.sum()),
+        sentences=int(sentence_times.sum()),
+        words=int((documents * times).sum()),
+        document_words=document_histogram(np.repeat(documents, times)),
+        sentence_words=sentence_histogram(np.repeat(words.lengths, sentence_times)),
+    )
 
 
 def _save_shuffled(
     path: str,
     part: Part,
     index: NDArray[np.void],
-    found: _Kept,
+    chosen: _Texts,
     seed: int,
     *,
     copies: bool,
     rekey: bool,
 ) -> None:
-    rows = index[found.rows]
-    keys = dedup.keys_of(found.texts) if rekey else doc_keys(rows)
+    rows = index[chosen.rows]
+    keys = dedup.keys_of(chosen.texts) if rekey else doc_keys(rows)
     order = mix(keys, seed, SHUFFLE)
     columns: text_parts.Columns = {
         "hi": keys[:, 0],
         "lo": keys[:, 1],
         "file": rows["file"] + np.uint32(part.first_file),
         "offset": rows["offset"],
-        "sentence": np.array(found.numbers, np.uint32),
+        "sentence": np.array(chosen.numbers, np.uint32),
     }
     # Equal texts have equal keys; where copies stay in, their place keeps them from gathering.
     for name in ("file", "offset", "sentence") if copies else ():
         order = hash64(order ^ columns[name].astype(np.uint64))
-    times = np.array(found.times, np.int64)
+    times = np.array(chosen.times, np.int64)
     text_of = np.repeat(np.arange(len(times)), times)
     columns = {name: column[text_of] for name, column in {"order": order, **columns}.items()}
     copy = (np.arange(len(text_of)) - (np.cumsum(times) - times)[text_of]).astype(np.uint64)
@@ -263,7 +309,7 @@ def _save_shuffled(
     columns["order"][again] = hash64(columns["order"][again] ^ copy[again], seed, WEIGHT_HASH)
     sorting = sort_order(columns)
     columns = {name: column[sorting] for name, column in columns.items()}
-    text_parts.save_buckets(path, columns, found.texts, text_of[sorting], "order")
+    text_parts.save_buckets(path, columns, chosen.texts, text_of[sorting], "order")
 
 
 def sort_order(columns: text_parts.Columns) -> NDArray[np.int64]:
@@ -272,18 +318,18 @@ def sort_order(columns: text_parts.Columns) -> NDArray[np.int64]:
     return np.lexsort([columns[name] for name in reversed(names)])
 
 
-def save_counts(path: str, found: Words, times: NDArray[np.int64]) -> int:
-    """Write words and their counts, sorted by the hash of the word; how many there are."""
-    taken = np.repeat(np.repeat(times, found.sentences), found.lengths)
-    counts = np.bincount(found.numbers, weights=taken, minlength=len(found.words)).astype(np.int64)
-    keys = dedup.keys_of(found.words)[:, 0]
+def save_counts(path: str, words: Words, times: NDArray[np.int64]) -> int:
+    """Write words and their counts, sorted by the hash of the word; return their number."""
+    weights = np.repeat(np.repeat(times, words.sentences), words.lengths)
+    counts = np.bincount(words.numbers, weights, minlength=len(words.words)).astype(np.int64)
+    keys = dedup.keys_of(words.words)[:, 0]
     sorting = np.argsort(keys, kind="stable")
     columns = {"hash": keys[sorting], "count": counts[sorting]}
-    text_parts.save_buckets(path, columns, found.words, sorting, "hash")
-    return len(found.words)
+    text_parts.save_buckets(path, columns, words.words, sorting, "hash")
+    return len(words.words)
 
 
-def gather_lists(work: str, out: str, names: Sequence[str]) -> Report:
+def gather_lists(work: str, out: str, names: Sequence[str]) -> JoinedList:
     """Put lists of JSON Lines together."""
     lines = 0
     with files.writing(files.join(work, f"{out}.jsonl")) as file:
@@ -291,4 +337,4 @@ def gather_lists(work: str, out: str, names: Sequence[str]) -> Report:
             data = files.read_bytes(files.join(work, name))
             lines += data.count(b"\n")
             file.write(data)
-    return {"name": f"{out}.jsonl", "lines": lines}
+    return JoinedList(f"{out}.jsonl", lines)

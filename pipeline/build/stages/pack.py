@@ -5,8 +5,8 @@ vocabulary task reads only those that are frequent enough to be in it. A shard i
 shuffle hash, gathered from all parts.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -14,11 +14,11 @@ import pyarrow
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from elmwright.pipeline.build.ray_tasks import Report
 from elmwright.pipeline.build.stages.keep import sort_order
 from elmwright.pipeline.config import VocabConfig
 from elmwright.pipeline.dedup import text_parts
 from elmwright.pipeline.format import vocab
+from elmwright.pipeline.format.manifest import Shard
 from elmwright.pipeline.format.packing import pack_words, words_of
 from elmwright.pipeline.format.shards import ShardReader, write_shard
 from elmwright.pipeline.report.statistics import coverage_points, zipf_points
@@ -32,18 +32,65 @@ MAX_CHARS = (12, 20, 30, 40, 50, 100)
 """Settings of model.max_chars for which the report tells the share of words cut."""
 
 
+@dataclass(frozen=True)
+class WordCounts:
+    """The counts of all words of one range of the hash."""
+
+    name: str
+    """The files, without their endings."""
+    lengths: tuple[int, ...]
+    """Words of train by their length in bytes."""
+
+
+@dataclass(frozen=True)
+class VocabFiles:
+    """The vocabulary: its files and its measurements."""
+
+    name: str
+    """The files, without their endings."""
+    size: int
+    """Words in the vocabulary, marks included."""
+    sha256: str
+    counts_sha256: str
+    types: int
+    """Different words of train."""
+    total: int
+    """Words of train."""
+    zipf: tuple[tuple[int, int], ...]
+    coverage: tuple[tuple[int, float], ...]
+    truncated: Mapping[int, float]
+    """As in `Statistics`."""
+
+
+@dataclass(frozen=True)
+class PackedShard:
+    """One shard, or None where its range of the hash is empty, and the words in it."""
+
+    shard: Shard | None
+    words: int = 0
+
+
+@dataclass(frozen=True)
+class Unigram:
+    """How well the unigram model of train predicts a held-out set."""
+
+    perplexity: float
+
+
 def ranges(types: int) -> int:
     """Into how many ranges of the hash to divide so many entries: a power of two."""
     wanted = -(-types // TYPES_PER_RANGE)
     return min(text_parts.BUCKETS, 1 << max(0, wanted - 1).bit_length())
 
 
-def count_range(work: str, out: str, names: Sequence[str], number: int, count: int) -> Report:
+def count_range(work: str, out: str, names: Sequence[str], number: int, count: int) -> WordCounts:
     """Add up the counts of all words whose hash is in one range; most frequent first."""
     width = (1 << 64) // count
-    mine = (number * width, (number + 1) * width)
-    gathered = [text_parts.table_between(files.join(work, name), "hash", *mine) for name in names]
-    total = pyarrow.concat_tables(gathered).group_by("text").aggregate([("count", "sum")])
+    begin, end = number * width, (number + 1) * width
+    tables = [
+        text_parts.table_between(files.join(work, name), "hash", begin, end) for name in names
+    ]
+    total = pyarrow.concat_tables(tables).group_by("text").aggregate([("count", "sum")])
     total = total.rename_columns({"count_sum": "count"})
     # Arrow compares texts by their bytes, which is the order the vocabulary wants.
     total = total.sort_by([("count", "descending"), ("text", "ascending")])
@@ -55,7 +102,7 @@ def count_range(work: str, out: str, names: Sequence[str], number: int, count: i
     histogram = np.zeros(len(values), _HISTOGRAM)
     histogram["count"], histogram["types"] = values, types
     text_parts.save_index(files.join(work, f"{out}.npy"), histogram)
-    return {"name": out, "lengths": [int(n) for n in by_length]}
+    return WordCounts(out, tuple(int(n) for n in by_length))
 
 
 _HISTOGRAM = np.dtype([("count", "<i8"), ("types", "<i8")])
@@ -69,7 +116,7 @@ def make_vocab(
     config: VocabConfig,
     sentences: int,
     given: str,
-) -> Report:
+) -> VocabFiles:
     """Choose the vocabulary from the counts of all ranges, or count the words of a given one.
 
     `given` is the digest of the file `config.file`, or empty.
@@ -84,28 +131,29 @@ def make_vocab(
         counts = _frequent(work, names, _cutoff(values, types, room, config.min_count))
         chosen = vocab.choose(counts, config.max_size, config.min_count)
     by_id = vocab.counts_by_id(chosen, counts, sentences, total)
-    digests = vocab.save_vocab(files.join(work, out), chosen, by_id)
+    sha256, counts_sha256 = vocab.save_vocab(files.join(work, out), chosen, by_id)
     falling = np.repeat(values[::-1], types[::-1])
     by_length = np.sum(np.array(lengths, np.int64), axis=0)
-    return {
-        "name": out,
-        "size": len(chosen),
-        "sha256": digests[0],
-        "counts_sha256": digests[1],
-        "types": int(types.sum()),
-        "total": total,
-        "zipf": zipf_points(falling),
-        "coverage": coverage_points(falling, total),
-        "truncated": {
+    return VocabFiles(
+        name=out,
+        size=len(chosen),
+        sha256=sha256,
+        counts_sha256=counts_sha256,
+        types=int(types.sum()),
+        total=total,
+        zipf=zipf_points(falling),
+        coverage=coverage_points(falling, total),
+        truncated={
             chars: float(by_length[chars - 1 :].sum() / max(1, total)) for chars in MAX_CHARS
         },
-    }
+    )
 
 
 def _histogram(work: str, names: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Counts, rising, and how many words have each."""
-    found = [text_parts.load_index(files.join(work, f"{name}.npy")) for name in names]
-    rows = np.concatenate(found)
+    rows = np.concatenate(
+        [text_parts.load_index(files.join(work, f"{name}.npy")) for name in names]
+    )
     values, place = np.unique(rows["count"], return_inverse=True)
     types = np.bincount(place, weights=rows["types"], minlength=len(values))
     return values.astype(np.int64), types.astype(np.int64)
@@ -113,28 +161,27 @@ def _histogram(work: str, names: Sequence[str]) -> tuple[NDArray[np.int64], NDAr
 
 def _cutoff(values: NDArray[np.int64], types: NDArray[np.int64], room: int, min_count: int) -> int:
     """The smallest count a word of the vocabulary can have (words with it may have to be cut)."""
-    so_many = np.cumsum(types[::-1])
-    place = int(np.searchsorted(so_many, room))
+    place = int(np.searchsorted(np.cumsum(types[::-1]), room))
     enough = int(values[::-1][place]) if place < len(values) else 0
     return max(enough, min_count)
 
 
 def _frequent(work: str, names: Sequence[str], cutoff: int) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in names:
         columns, texts = text_parts.load(files.join(work, f"{name}.arrow"))
         last = int(np.searchsorted(-columns["count"], -cutoff, side="right"))
-        found.update(zip(texts[:last], columns["count"][:last].tolist(), strict=True))
-    return found
+        counts.update(zip(texts[:last], columns["count"][:last].tolist(), strict=True))
+    return counts
 
 
 def _counts_of(work: str, names: Sequence[str], wanted: set[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in names:
         columns, texts = text_parts.load(files.join(work, f"{name}.arrow"))
         pairs = zip(texts, columns["count"].tolist(), strict=True)
-        found.update((word, times) for word, times in pairs if word in wanted)
-    return found
+        counts.update((word, times) for word, times in pairs if word in wanted)
+    return counts
 
 
 def make_shard(
@@ -148,7 +195,7 @@ def make_shard(
     steps: int,
     vocab_name: str,
     vocab_sha256: str,
-) -> Report:
+) -> PackedShard:
     """Gather one range of the shuffle hash from all parts, in its order, and pack it."""
     width = -(-(1 << 64) // n_shards)
     begin, end = number * width, min((number + 1) * width, 1 << 64)
@@ -156,16 +203,16 @@ def make_shard(
         text_parts.load_between(files.join(work, name), "order", begin, end) for name in names
     ]
     columns = {
-        name: np.concatenate([found[name] for found, _ in gathered]) for name in gathered[0][0]
+        name: np.concatenate([columns[name] for columns, _ in gathered]) for name in gathered[0][0]
     }
-    texts = [text for _, found in gathered for text in found]
+    texts = [text for _, texts in gathered for text in texts]
     if not texts:
-        return {"shard": None}
-    found = words_of([texts[row] for row in sort_order(columns).tolist()])
+        return PackedShard(None)
+    words = words_of([texts[row] for row in sort_order(columns).tolist()])
     ids = _word_ids(files.join(work, f"{vocab_name}.{vocab.VOCAB}"), vocab_sha256)
-    blocks = pack_words(found, np.arange(len(texts)), ids, steps)
+    blocks = pack_words(words, np.arange(len(texts)), ids, steps)
     shard = write_shard(files.join(work, out), split, number, blocks)
-    return {"shard": asdict(shard), "words": shard.words}
+    return PackedShard(shard, shard.words)
 
 
 @lru_cache(maxsize=1)
@@ -174,7 +221,7 @@ def _word_ids(path: str, _sha256: str) -> dict[str, int]:
     return {word: number for number, word in enumerate(vocab.load_vocab(path))}
 
 
-def unigram(work: str, _out: str, counts_name: str, tars: Sequence[str]) -> Report:
+def unigram(work: str, _out: str, counts_name: str, tars: Sequence[str]) -> Unigram:
     """Perplexity of the train unigram model over the blocks of a held-out set."""
     counts = vocab.load_counts(files.join(work, counts_name))
     heldout = np.zeros_like(counts)
@@ -182,4 +229,4 @@ def unigram(work: str, _out: str, counts_name: str, tars: Sequence[str]) -> Repo
         reader = ShardReader(files.join(work, tar))
         blocks = (reader.read(number) for number in range(len(reader)))
         heldout += vocab.target_counts(blocks, counts.size)
-    return {"perplexity": vocab.unigram_perplexity(counts, heldout)}
+    return Unigram(vocab.unigram_perplexity(counts, heldout))

@@ -8,12 +8,12 @@ held-out files, a sample and its model where the tokeniser is sentencepiece.
 import heapq
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import groupby, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elmwright.pipeline.build.ray_tasks import Report
 from elmwright.pipeline.build.stages.clean import read_batches
 from elmwright.pipeline.build.stages.hashes import HELDOUT, SAMPLE, mix
 from elmwright.pipeline.cleaning import words
@@ -29,29 +29,60 @@ SAMPLE_BYTES = 4000
 """Longer sentences are left out of the sample for sentencepiece, which would skip them."""
 
 
+@dataclass(frozen=True)
+class FileDigests:
+    """sha256 of some files, in their order."""
+
+    sha256: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NgramSet:
+    """A file of n-grams, and how many there are."""
+
+    name: str
+    ngrams: int
+
+
+@dataclass(frozen=True)
+class SentenceSample:
+    """A file of sentences for training sentencepiece, and how many there are."""
+
+    name: str
+    sentences: int
+
+
+@dataclass(frozen=True)
+class PieceModel:
+    """The file of a sentencepiece model, and how many sentences it was trained on."""
+
+    name: str
+    sentences: int
+
+
 def digest_files(
     _work: str, _out: str, paths: Sequence[str], _stats: Sequence[tuple[int, int]]
-) -> Report:
+) -> FileDigests:
     """sha256 of each input file."""
-    return {"sha256": [files.sha256(path) for path in paths]}
+    return FileDigests(tuple(files.sha256(path) for path in paths))
 
 
-def make_ngrams(work: str, out: str, chunks: Sequence[Chunk], config: CorpusConfig) -> Report:
+def make_ngrams(work: str, out: str, chunks: Sequence[Chunk], config: CorpusConfig) -> NgramSet:
     """The n-grams of evaluation files, which train must not share."""
     cleaner = Cleaner(config, filters=False)
-    found: list[NDArray[np.uint64]] = []
+    hashes: list[NDArray[np.uint64]] = []
     for chunk in chunks:
         for _, texts in read_batches(chunk, config):
             tokens = cleaner.clean(texts).tokens
-            found.append(np.unique(ngrams.ngram_hashes(tokens, config.decontaminate_ngram)[0]))
-    joined = np.concatenate(found) if found else np.zeros(0, np.uint64)
+            hashes.append(np.unique(ngrams.ngram_hashes(tokens, config.decontaminate_ngram)[0]))
+    joined = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
     ngrams.save_set(files.join(work, f"{out}.npy"), joined)
-    return {"name": f"{out}.npy", "ngrams": len(np.unique(joined))}
+    return NgramSet(f"{out}.npy", len(np.unique(joined)))
 
 
 def sample_chunk(
     work: str, out: str, chunk: Chunk, config: CorpusConfig, seed: int, limit: int
-) -> Report:
+) -> SentenceSample:
     """The sentences of a chunk with the smallest hashes, for training sentencepiece."""
     smallest: dict[int, str] = {}
     most = config.sentencepiece.sample
@@ -66,9 +97,9 @@ def sample_chunk(
         if not kept:
             continue
         keys = keys_of(cleaned.words[n] for n in kept)
-        trained_on = mix(keys, seed, HELDOUT) >= np.uint64(limit)
-        for number, train in zip(kept, trained_on.tolist(), strict=True):
-            sentences = cleaned.texts[number].split("\n") if train else []
+        is_train = mix(keys, seed, HELDOUT) >= np.uint64(limit)
+        for number, in_train in zip(kept, is_train.tolist(), strict=True):
+            sentences = cleaned.texts[number].split("\n") if in_train else []
             fitting = [s for s in sentences if len(s.encode()) <= SAMPLE_BYTES]
             if fitting:
                 hashes = mix(keys_of(fitting), seed, SAMPLE)
@@ -78,10 +109,10 @@ def sample_chunk(
     smallest = shrink()
     data = "".join(f"{number:020d} {text}\n" for number, text in smallest.items()).encode()
     files.write_bytes(files.join(work, f"{out}.txt"), data)
-    return {"name": f"{out}.txt", "sentences": len(smallest)}
+    return SentenceSample(f"{out}.txt", len(smallest))
 
 
-def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConfig) -> Report:
+def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConfig) -> PieceModel:
     """Train the sentencepiece model on the smallest hashes of all samples."""
     with ExitStack() as stack:
         opened = [stack.enter_context(files.reading(files.join(work, name))) for name in samples]
@@ -99,4 +130,4 @@ def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConf
             "likely its size, or give more text",
         ) from error
     files.write_bytes(files.join(work, f"{out}.model"), model)
-    return {"name": f"{out}.model", "sentences": len(chosen)}
+    return PieceModel(f"{out}.model", len(chosen))

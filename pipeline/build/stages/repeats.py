@@ -8,12 +8,13 @@ sentences. What comes out are names of tables of losers; dropping them is `keep.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from elmwright.pipeline.build.ray_tasks import Report, Runner, Task, task
+from elmwright.pipeline.build.ray_tasks import Runner, Task, task
 from elmwright.pipeline.build.stages import select
-from elmwright.pipeline.build.stages.select import Part, Sides
+from elmwright.pipeline.build.stages.select import KeyCount, Part, Sides
 from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.dedup import key_tables
 from elmwright.pipeline.dedup import keys as dedup
+from elmwright.pipeline.dedup.clusters import NO_CLUSTERS, Clusters
 
 PARTS_PER_LOOK = 64
 """Parts whose held-out documents one task gathers."""
@@ -21,7 +22,7 @@ PARTS_PER_LOOK = 64
 
 @dataclass
 class Lost:
-    """Tables of losers, and what was found on the way."""
+    """Tables of losers, and the clusters of near-copies."""
 
     documents: list[str] = field(default_factory=list)
     """Whole documents: exact copies, near-copies, near-copies of held-out documents."""
@@ -29,7 +30,7 @@ class Lost:
     """Lines that occurred before."""
     sentences: list[str] = field(default_factory=list)
     """Sentences that occurred before, or that are held out."""
-    near: Report = field(default_factory=dict)
+    near: Clusters = NO_CLUSTERS
     """Clusters and links, for the report."""
 
 
@@ -68,16 +69,24 @@ def find_repeats(runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], si
     return lost
 
 
-def _units(name: str, parts: Sequence[Part], lost: Lost, sides: Sides, unit: str) -> list[Task]:
+def _units(
+    name: str, parts: Sequence[Part], lost: Lost, sides: Sides, unit: str
+) -> list[Task[KeyCount]]:
     how = (lost.documents, lost.lines, sides, unit)
     return [task(name, select.sentence_keys, part, *how) for part in parts]
 
 
 def _reduce(
-    runner: Runner, name: str, keys: Sequence[Task], parts: Sequence[Part], unit: str, *, once: bool
+    runner: Runner,
+    name: str,
+    keys: Sequence[Task[KeyCount]],
+    parts: Sequence[Part],
+    unit: str,
+    *,
+    once: bool,
 ) -> list[str]:
     """Write key tables, then decide range by range which rows lose."""
-    count = key_tables.reducers(sum(r["keys"] for r in runner.run(name, keys)))
+    count = key_tables.reducers(sum(table.keys for table in runner.run(name, keys)))
     known = [(part.number, one.out) for part, one in zip(parts, keys, strict=True)]
     reduce = [
         task("losers", select.reduce_keys, known, number, count, unit=unit, once=once)
@@ -94,7 +103,7 @@ def _near(
     only_one = corpus.dedup == "near"
     wanted = None if only_one else _heldout_bands(runner, parts, lost, sides)
     bands = [task("bands", select.band_keys, part, lost.documents, sides, wanted) for part in parts]
-    count = key_tables.reducers(sum(r["keys"] for r in runner.run("signatures", bands)))
+    count = key_tables.reducers(sum(table.keys for table in runner.run("signatures", bands)))
     known = [(part.number, one.out) for part, one in zip(parts, bands, strict=True)]
     links = [task("links", select.link_keys, known, n, count) for n in range(count)]
     runner.run("similar", links)

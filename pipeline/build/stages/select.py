@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from elmwright.pipeline.build.ray_tasks import Report
 from elmwright.pipeline.build.stages.hashes import HELDOUT, WEIGHT, mix
 from elmwright.pipeline.dedup import key_tables, ngrams, text_parts
 from elmwright.pipeline.dedup import keys as dedup
-from elmwright.pipeline.dedup.clusters import band_rows, link_range, resolve
+from elmwright.pipeline.dedup.clusters import Clusters, Links, band_rows, link_range, resolve
 from elmwright.pipeline.storage import files
 
 SMALLEST = 64
@@ -48,7 +47,7 @@ class Sides:
     """How documents are split off by their hash."""
 
     seed: int
-    """The run's."""
+    """The seed of the run."""
     names: tuple[str, ...] = ()
     """The held-out sets."""
     limits: tuple[int, ...] = ()
@@ -60,6 +59,27 @@ class Sides:
         place = np.searchsorted(np.array(self.limits, np.uint64), hashes, side="right") + 1
         place[place > len(self.names)] = 0
         return place
+
+
+@dataclass(frozen=True)
+class SmallestHashes:
+    """The smallest held-out hashes, sorted."""
+
+    smallest: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KeyCount:
+    """How many keys a task wrote."""
+
+    keys: int
+
+
+@dataclass(frozen=True)
+class SetCount:
+    """How many sets a task joined."""
+
+    sets: int
 
 
 def find_limits(shares: Sequence[float], smallest: Sequence[int]) -> tuple[int, ...]:
@@ -79,17 +99,18 @@ def find_limits(shares: Sequence[float], smallest: Sequence[int]) -> tuple[int, 
     return tuple(limits)
 
 
-def smallest_hashes(work: str, _out: str, names: Sequence[str], seed: int) -> Report:
+def smallest_hashes(work: str, _out: str, names: Sequence[str], seed: int) -> SmallestHashes:
     """The smallest held-out hashes of some parts."""
-    found = [np.zeros(0, np.uint64)]
+    smallest = np.zeros(0, np.uint64)
     for name in names:
         index = text_parts.load_index(files.join(work, f"{name}.npy"))
         hashes = mix(doc_keys(index), seed, HELDOUT)
-        found.append(np.sort(hashes)[:SMALLEST])
-    return {"smallest": np.sort(np.concatenate(found))[:SMALLEST].tolist()}
+        smallest = np.sort(np.concatenate([smallest, hashes]))[:SMALLEST]
+    return SmallestHashes(tuple(smallest.tolist()))
 
 
 def doc_keys(index: NDArray[np.void]) -> NDArray[np.uint64]:
+    """[documents, 2] The keys of the documents of a part."""
     return np.stack([index["hi"], index["lo"]], axis=1)
 
 
@@ -108,8 +129,9 @@ def times_taken(part: Part, index: NDArray[np.void], seed: int) -> NDArray[np.in
     return times
 
 
-def _left_out(work: str, part: Part, index: NDArray[np.void], losers: Sequence[str], seed: int) \
-        -> NDArray[np.bool_]:  # fmt: skip
+def _left_out(
+    work: str, part: Part, index: NDArray[np.void], losers: Sequence[str], seed: int
+) -> NDArray[np.bool_]:
     """Documents that lost, or are not taken because of their source's weight.
 
     What is not taken must not win either: of two copies, the one that is taken has to stay.
@@ -121,7 +143,7 @@ def _left_out(work: str, part: Part, index: NDArray[np.void], losers: Sequence[s
     return out
 
 
-def document_keys(work: str, out: str, part: Part, sides: Sides) -> Report:
+def document_keys(work: str, out: str, part: Part, sides: Sides) -> KeyCount:
     """The keys of all documents of a part, sorted."""
     index = text_parts.load_index(files.join(work, f"{part.name}.npy"))
     rows_of = np.flatnonzero(~_left_out(work, part, index, [], sides.seed))
@@ -133,29 +155,29 @@ def document_keys(work: str, out: str, part: Part, sides: Sides) -> Report:
     rows["heldout"] = _side(part, doc_keys(index), sides)
     rows["row"] = rows_of
     key_tables.save(files.join(work, out), dedup.sort_table(rows, dedup.ORDER))
-    return {"keys": len(rows)}
+    return KeyCount(len(rows))
 
 
 def heldout_bands(
     work: str, out: str, parts_of: Sequence[Part], losers: Sequence[str], sides: Sides
-) -> Report:
+) -> KeyCount:
     """The band keys of all held-out documents: few, so one task can hold them."""
-    found = [_band_rows(work, part, losers, sides) for part in parts_of]
-    keys = [np.unique(rows["hi"][rows["heldout"] > dedup.TRAIN]) for rows in found]
+    tables = [_band_rows(work, part, losers, sides) for part in parts_of]
+    keys = [np.unique(rows["hi"][rows["heldout"] > dedup.TRAIN]) for rows in tables]
     ngrams.save_set(files.join(work, out), np.concatenate(keys))
-    return {"keys": sum(map(len, keys))}
+    return KeyCount(sum(map(len, keys)))
 
 
-def join_sets(work: str, out: str, names: Sequence[str]) -> Report:
-    """One set of several."""
-    found = [ngrams.load_set(files.join(work, name)) for name in names]
-    ngrams.save_set(files.join(work, out), np.concatenate(found))
-    return {"sets": len(names)}
+def join_sets(work: str, out: str, names: Sequence[str]) -> SetCount:
+    """Join several sets to one."""
+    sets = [ngrams.load_set(files.join(work, name)) for name in names]
+    ngrams.save_set(files.join(work, out), np.concatenate(sets))
+    return SetCount(len(names))
 
 
 def band_keys(
     work: str, out: str, part: Part, losers: Sequence[str], sides: Sides, near: str | None
-) -> Report:
+) -> KeyCount:
     """The band keys of the documents of a part that are still in, sorted.
 
     With `near`, a set of held-out band keys, only rows of train that could be linked to held-out
@@ -166,7 +188,7 @@ def band_keys(
         known = ngrams.load_set(files.join(work, near))
         rows = rows[(rows["heldout"] > dedup.TRAIN) | np.isin(rows["hi"], known)]
     key_tables.save(files.join(work, out), rows)
-    return {"keys": rows.size}
+    return KeyCount(len(rows))
 
 
 def _band_rows(work: str, part: Part, losers: Sequence[str], sides: Sides) -> NDArray[np.void]:
@@ -195,7 +217,7 @@ def sentence_keys(
     line_losers: Sequence[str],
     sides: Sides,
     unit: str,
-) -> Report:
+) -> KeyCount:
     """The keys of all sentences (or lines) of a part that are still in, sorted."""
     index = text_parts.load_index(files.join(work, f"{part.name}.npy"))
     arrow = files.join(work, f"{part.name}.arrow")
@@ -210,16 +232,14 @@ def sentence_keys(
     for row, text in enumerate(texts):
         if row in dead:
             continue
-        found = text.split("\n")
+        row_units = text.split("\n")
         if by_line:
-            found = _join_lines(found, lines[row])
-        which = range(len(found))
-        if row in lost:
-            which = [number for number in which if number not in lost[row]]  # type: ignore[assignment]
-            found = [found[number] for number in which]
-        counts[row] = len(found)
-        units.extend(found)
-        numbers.extend(which)
+            row_units = _join_lines(row_units, lines[row])
+        lost_here = lost.get(row, {})
+        row_numbers = [number for number in range(len(row_units)) if number not in lost_here]
+        counts[row] = len(row_numbers)
+        units.extend(row_units[number] for number in row_numbers)
+        numbers.extend(row_numbers)
     keys = dedup.keys_of(units)
     owner = np.repeat(np.arange(len(texts)), counts)
     rows = np.zeros(len(keys), dedup.KEY)
@@ -228,7 +248,7 @@ def sentence_keys(
     rows["file"], rows["offset"] = index["file"][owner] + part.first_file, index["offset"][owner]
     rows["row"], rows["sentence"] = owner, numbers
     key_tables.save(files.join(work, out), dedup.sort_table(rows, dedup.ORDER))
-    return {"keys": len(rows)}
+    return KeyCount(len(rows))
 
 
 def _join_lines(sentences: list[str], counts: Sequence[int]) -> list[str]:
@@ -247,20 +267,20 @@ def lost_sentences(
         if row not in ends:
             ends[row] = np.cumsum(lines[row]).tolist()
         end, rule = ends[row][line], dedup.RULES[int(loser["rule"])]
-        mine = lost.setdefault(row, {})
-        mine.update((number, rule) for number in range(end - lines[row][line], end))
+        sentences = lost.setdefault(row, {})
+        sentences.update((number, rule) for number in range(end - lines[row][line], end))
     return lost
 
 
 def link_keys(
     work: str, out: str, tables_of: Sequence[tuple[int, str]], reducer: int, n_reducers: int
-) -> Report:
+) -> Links:
     """Link the documents that share a band key of one range (`clusters.py`)."""
     known = [(part, files.join(work, name)) for part, name in tables_of]
     return link_range(known, reducer, n_reducers, out=files.join(work, out))
 
 
-def resolve_clusters(work: str, out: str, edges: Sequence[str], only_one: bool) -> Report:
+def resolve_clusters(work: str, out: str, edges: Sequence[str], only_one: bool) -> Clusters:
     """Join the links of all ranges, and decide who of a cluster stays (`clusters.py`)."""
     return resolve(paths(work, edges), dedup=only_one, out=files.join(work, out))
 
@@ -274,7 +294,7 @@ def reduce_keys(
     *,
     unit: str,
     once: bool,
-) -> Report:
+) -> dedup.LoserCount:
     """Decide which rows of one range of keys lose (`keys.py`)."""
     known = [(part, files.join(work, name)) for part, name in tables_of]
     return dedup.reduce_keys(

@@ -1,35 +1,68 @@
 """Tasks on Ray whose worker is killed, whose disk is full, or that nobody waits for any more."""
 
 import errno
+import json
+import math
 import os
 import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from elmwright.pipeline.build import ray_tasks
-from elmwright.pipeline.build.ray_tasks import Runner, task
+from elmwright.pipeline.build.ray_tasks import Runner, read_mark, task
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import silent
+from elmwright.pipeline.records import BadField
 from elmwright.pipeline.storage.disk import atomic_file
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 
 
+@dataclass(frozen=True)
+class Answer:
+    answer: int
+    hashes: tuple[int, ...] = ()
+    by_size: Mapping[int, float] = field(default_factory=dict)
+
+
 def test_a_task_whose_worker_is_killed_is_run_again(tmp_path):
-    def die_once(_work: str, _out: str) -> dict[str, int]:
+    def die_once(_work: str, _out: str) -> Answer:
         if not (tmp_path / "died").exists():
             (tmp_path / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return {"answer": 42}
+        return Answer(42)
 
     runner = Runner(str(tmp_path / "work"), silent, None, lambda: False)
-    assert runner.run("test", [task("one", die_once)]) == [{"answer": 42}]
+    assert runner.run("test", [task("one", die_once)]) == [Answer(42)]
+
+
+def test_the_mark_of_a_task_gives_the_result_that_the_task_gave(tmp_path: Path) -> None:
+    """Hashes of 64 bits, keys that are numbers and infinities included, in plain JSON."""
+
+    def compute(work: str, out: str) -> Answer:
+        with (Path(work) / "runs").open("a") as file:
+            file.write(out)
+        return Answer(42, (2**64 - 1, 0), {100: math.inf, 2: 0.5})
+
+    runner = Runner(str(tmp_path / "work"), silent, None, lambda: False)
+    Path(runner.work).mkdir()
+    one = task("one", compute)
+    first, again = runner.run("test", [one]), runner.run("test", [one])
+    assert first == again == [Answer(42, (2**64 - 1, 0), {100: math.inf, 2: 0.5})]
+    assert (Path(runner.work) / "runs").read_text() == one.out
+    mark = json.loads((Path(runner.work) / f"{one.out}.done.json").read_text())
+    assert list(mark) == ["report", "outputs", "cpu_seconds", "peak_mb"]
+    assert mark["report"]["by_size"] == {"100": math.inf, "2": 0.5}
+    assert read_mark(json.dumps(mark | {"later": 1}).encode(), compute).report == first[0]
+    with pytest.raises(BadField, match=r"answer: is missing"):
+        read_mark(json.dumps(mark | {"report": {}}).encode(), compute)
 
 
 def test_a_full_disk_in_a_task_is_told_in_one_sentence(tmp_path):
-    def fill(_work: str, _out: str) -> dict[str, int]:
+    def fill(_work: str, _out: str) -> Answer:
         with atomic_file(tmp_path / "big") as file:
             file.write(b"x")
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -67,5 +100,5 @@ def test_pressed_twice_nobody_waits_for_tasks_at_work(
     assert not Path(runner.recall).exists()
 
 
-def run_nothing(*_: object) -> dict[str, Any]:
-    return {}
+def run_nothing(*_: object) -> Answer:
+    return Answer(0)

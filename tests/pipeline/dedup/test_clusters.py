@@ -93,15 +93,15 @@ def test_the_same_documents_stay_for_any_partition_and_order(
         patch.setattr(clusters, "FOLD_EDGES", fold)
         lost, report = _run(folder, documents, parts, n_reducers, near=near, order=order)
     assert lost == _expected(documents, near=near)
-    assert sum(report["losers"].values()) == len(lost)
+    assert sum(report.losers.values()) == len(lost)
 
 
 def test_a_chain_is_one_cluster_that_keeps_its_longest(tmp_path):
     chain = [((1, 2, 3), 5, 0), ((4, 2, 5), 9, 0), ((4, 6, 7), 9, 1), ((8, 9, 10), 1, 0)]
     lost, report = _run(tmp_path, chain, [0, 1, 2, 3], 1, near=True)
     assert lost == {0: keys.NEAR, 2: keys.NEAR}
-    assert report["clusters"] == {3: 1}
-    assert report["edges"] == 2
+    assert report.clusters == {3: 1}
+    assert report.edges == 2
 
 
 def test_equal_keys_of_different_bands_link_nothing(tmp_path):
@@ -113,15 +113,15 @@ def test_documents_without_words_are_not_copies_of_each_other(tmp_path):
     documents = [((minhash.NOTHING,) * BANDS, 0, 0)] * 5
     lost, report = _run(tmp_path, documents, [0, 1, 0, 1, 0], 2, near=True)
     assert lost == {}
-    assert report["clusters"] == {}
+    assert report.clusters == {}
 
 
 def test_copies_that_share_all_bands_are_linked_once(tmp_path):
     documents = [((1, 2, 3), 5, 0)] * 100
     lost, report = _run(tmp_path, documents, [d % 7 for d in range(100)], 1, near=True)
     assert sorted(lost) == list(range(1, 100))
-    assert report["edges"] == 99
-    assert report["clusters"] == {100: 1}
+    assert report.edges == 99
+    assert report.clusters == {100: 1}
 
 
 def test_the_part_given_by_the_caller_counts(tmp_path):
@@ -155,5 +155,5 @@ def test_memory_for_each_link_is_what_the_report_says(tmp_path):
     report = clusters.resolve(paths, dedup=True, out=str(tmp_path / "out"))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    claimed = report["bytes_per_edge"] * report["edges"]
+    claimed = report.bytes_per_edge * report.edges
     assert claimed / 2 < peak < claimed

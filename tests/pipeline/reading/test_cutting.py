@@ -83,16 +83,16 @@ def test_cut_documents_are_counted(tmp_path: Path) -> None:
     assert stat is not None
     [chunk] = sources.cut([sources.source_file(stat, 0, "train", config)], config)
     (tmp_path / "work" / "clean").mkdir(parents=True)
-    report = clean.clean_chunk(
+    cleaned = clean.clean_chunk(
         str(tmp_path / "work"), "clean/a", chunk, config,
         given=False, model=None, known=None, signatures=False, save_dropped=False,
     )  # fmt: skip
-    assert report["repaired"]["cut"] == 1
-    assert report["funnel"]["read"][0] == sum(part["documents"] for part in report["parts"]) > 3
+    assert cleaned.repaired["cut"] == 1
+    assert cleaned.funnel["read"][0] == sum(part.documents for part in cleaned.parts) > 3
 
 
-def stage(_work: str, _out: str, _config: CorpusConfig) -> dict[str, int]:
-    return {}
+def stage(_work: str, _out: str, _config: CorpusConfig) -> None:
+    pass
 
 
 def test_what_was_made_before_the_setting_existed_is_still_recognised() -> None:
