@@ -138,11 +138,13 @@ def clean_chunks(
         if file.split == "train":
             results.funnel.merge(cleaned.funnel)
     if not any(part.split == "train" for part, _ in results.parts):
-        raise UserError(_why_empty(results))
+        raise UserError("no-text", _why_empty(results))
     for name, entry in corpus.heldout.items():
         given = not isinstance(entry, float)
         if given and not any(part.split == name for part, _ in results.parts):
-            raise UserError(f"the files of corpus.heldout.{name} hold no text; check them")
+            raise UserError(
+                "no-text", f"the files of corpus.heldout.{name} hold no text; check them"
+            )
 
 
 def _why_empty(results: Results) -> str:

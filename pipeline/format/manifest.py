@@ -239,13 +239,16 @@ class Manifest:
                 "`elmwright corpus`",
             ) from None
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is damaged ({error}); build the corpus again") from error
+            raise UserError(
+                "file-damaged", f"{path} is damaged ({error}); build the corpus again"
+            ) from error
         layout = content.get("format") if isinstance(content, dict) else None
         if layout != FORMAT:
             by = content.get("created_by", "unknown") if isinstance(content, dict) else layout
             raise UserError(
+                "format",
                 f"{path} has format {layout!r:.50}, and this version of elmwright reads format "
-                f"{FORMAT}; build the corpus again or use the version that wrote it ({by!s:.50})"
+                f"{FORMAT}; build the corpus again or use the version that wrote it ({by!s:.50})",
             )
         try:
             splits = content["splits"]
@@ -258,9 +261,13 @@ class Manifest:
         except (KeyError, TypeError, ValueError) as error:
             problem = f"{error!r:.200}"
         if problem:
-            raise UserError(f"{path} is damaged ({problem}); build the corpus again")
+            raise UserError(
+                "file-damaged", f"{path} is damaged ({problem}); build the corpus again"
+            )
         if is_changed:
-            raise UserError(f"{path} was changed after it was written; build the corpus again")
+            raise UserError(
+                "file-damaged", f"{path} was changed after it was written; build the corpus again"
+            )
         return manifest
 
     def files(self) -> Iterator[tuple[str, str]]:
