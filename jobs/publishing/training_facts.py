@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from elmwright.jobs.rundir.metrics import LOSS, PERPLEXITY, SCORED_TOKENS, TOKENS_PER_S
 from elmwright.pipeline.report.charts import Axis, rounded, thin
 from elmwright.pipeline.report.page import compact, decimal, number, shown
 
@@ -68,14 +69,14 @@ def training_facts(
         if record["step"] > step:
             continue
         values = record.get("values", {})
-        if record["kind"] == "metrics" and math.isfinite(values.get("train/loss", math.nan)):
-            losses[record["step"]] = values["train/loss"]
-            if values.get("train/tokens_per_s"):
-                speeds[record["step"]] = values["train/tokens_per_s"]
+        if record["kind"] == "metrics" and math.isfinite(values.get(LOSS.key, math.nan)):
+            losses[record["step"]] = values[LOSS.key]
+            if values.get(TOKENS_PER_S.key):
+                speeds[record["step"]] = values[TOKENS_PER_S.key]
         if record["kind"] == "eval":
-            perplexity = values.get(f"{split}/perplexity", math.nan)
+            perplexity = values.get(PERPLEXITY.of(split), math.nan)
             if math.isfinite(perplexity):
-                tokens = int(values.get(f"{split}/tokens", 0))
+                tokens = int(values.get(SCORED_TOKENS.of(split), 0))
                 heldout[record["step"]] = perplexity, tokens
     usual = median(speeds.values()) if speeds else 0.0
     seconds, before = 0.0, 0
@@ -120,7 +121,8 @@ def training_svg(
     aside = f"{number(steps)} steps of {number(facts.tokens_per_step)} tokens"
     panels.append(_text(LEFT, y + 22, aside) + _text(RIGHT, y + 22, x.title, "end"))
     height = y + 36
-    label = "Held-out perplexity and training loss" if has_heldout else "Training loss"
+    titles = [PERPLEXITY.title] * has_heldout + [f"training {LOSS.title}"]
+    label = " and ".join(titles).capitalize()
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label} by training tokens">'
@@ -146,7 +148,7 @@ def _perplexities(
     keys.append(("dot", f"{last}: {decimal(points[-1][1])}"))
     if unigram:
         keys.append(("base", f"word frequencies alone (unigram model): {decimal(unigram)}"))
-    drawn, top = _heading("Held-out perplexity (lower is better)", keys, y)
+    drawn, top = _heading(f"{PERPLEXITY.title.capitalize()} (lower is better)", keys, y)
     place = _placer(x, axis, top, UPPER)
     drawn += _frame(x, axis, top, UPPER, place)
     if unigram:
@@ -168,8 +170,8 @@ def _losses(facts: TrainingFacts, x: Axis, y: int, *, below: bool, full: bool) -
     values = [value for _, value in points]
     axis = rounded(min(values), max(values), "")
     aside = ": not comparable with the perplexity above" if below and not full else ""
-    keys = [("loss", f"nats per token, {'full' if full else 'sampled'} softmax{aside}")]
-    drawn, top = _heading("Training loss", keys, y)
+    keys = [("loss", f"{LOSS.unit}, {'full' if full else 'sampled'} softmax{aside}")]
+    drawn, top = _heading(f"Training {LOSS.title}", keys, y)
     place = _placer(x, axis, top, LOWER)
     drawn += _frame(x, axis, top, LOWER, place)
     return drawn + _line("loss", [place(*point) for point in thin(points)]), top + LOWER + TICKS

@@ -21,6 +21,7 @@ from urllib.request import url2pathname
 from elmwright.jobs.bundles.bundle import SUMS, digest, verify_bundle
 from elmwright.jobs.bundles.model_folder import cached
 from elmwright.jobs.registry.mlflow_signature import EXAMPLE, LOADER, signature
+from elmwright.jobs.rundir.metrics import PERPLEXITY
 from elmwright.jobs.tracking.metric_names import heldout_metric
 from elmwright.jobs.tracking.store import artifact_folder, remove_logged_model
 from elmwright.pipeline.errors import Failed, UserError
@@ -80,7 +81,7 @@ class LoggedModels:
 
     def _point(self, run_id: str, split: str, step: int) -> tuple[str, int | None]:
         """The point of the run's curve that is this score, so that no second chart is drawn."""
-        for name in (heldout_metric(split), f"{split}/perplexity"):
+        for name in (heldout_metric(split), PERPLEXITY.of(split)):
             for point in self._client.get_metric_history(run_id, name):
                 if point.step == step:
                     return name, point.timestamp

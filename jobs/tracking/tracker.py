@@ -21,6 +21,7 @@ from elmwright.jobs.config.toml_file import config_hash, to_dict
 from elmwright.jobs.environment.machine_facts import environment
 from elmwright.jobs.rundir.journal import Record, damaged_lines, journal_end, read_journal
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.metrics import PERPLEXITY, perplexities
 from elmwright.jobs.secrets.hiding import for_others, store_all, without_secret
 from elmwright.jobs.tracking.metric_names import NAMES, heldout_metric, tagged
 from elmwright.jobs.tracking.mlflow_entities import corpus_dataset, record_metrics, run_params
@@ -311,12 +312,7 @@ class Tracker:
 
     def _score_final(self, record: Record) -> None:
         """Give the last checkpoint its perplexity: it was written before the last evaluation."""
-        ends = "/perplexity"
-        scores = {
-            key.removeprefix("final/").removesuffix(ends): value
-            for key, value in record["values"].items()
-            if key.endswith(ends)
-        }
+        scores = perplexities(record["values"])
         for model in self._logged(record["step"])[1]:
             if not model.metrics:  # else it is the best of the run, and was scored in passing
                 self._score(model, record, scores)
@@ -325,7 +321,7 @@ class Tracker:
         """Attach the very point that the evaluation gave, so that no second chart is drawn."""
         names = self._state.get("names", 1)
         for split, value in perplexity.items():
-            name = heldout_metric(split) if names >= NAMES else f"{split}/perplexity"
+            name = heldout_metric(split) if names >= NAMES else PERPLEXITY.of(split)
             self._client.log_metric(
                 self.run_id,
                 name,

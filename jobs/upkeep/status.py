@@ -21,6 +21,7 @@ from elmwright.jobs.runbook.submission import State, Submission, state_of_exit
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.rundir.journal import Record, read_journal
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.metrics import TOKENS_PER_S, perplexities
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.terminal.wording import nearby
 from elmwright.pipeline.errors import UserError
@@ -101,19 +102,15 @@ def read_progress(submission: Submission) -> Progress | None:
         return None
     evaluations = [record["values"] for record in records if record["kind"] == "eval"]
     speeds = [
-        record["values"]["train/tokens_per_s"]
+        record["values"][TOKENS_PER_S.key]
         for record in records
-        if record["kind"] == "metrics" and "train/tokens_per_s" in record["values"]
+        if record["kind"] == "metrics" and TOKENS_PER_S.key in record["values"]
     ]
     scores: dict[str, float] = {}
     if result.get("evaluation"):
         scores = {split: score["perplexity"] for split, score in result["evaluation"].items()}
     elif evaluations:
-        scores = {
-            key.split("/")[-2]: value
-            for key, value in evaluations[-1].items()
-            if key.endswith("/perplexity")
-        }
+        scores = perplexities(evaluations[-1])
     return Progress(
         stage=stage,
         step=max([record["step"] for record in records] + [newest[0], 0]),

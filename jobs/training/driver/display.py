@@ -14,6 +14,7 @@ from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.metrics import LOSS, PERPLEXITY, TOKENS_PER_S, perplexities
 from elmwright.jobs.terminal.bars import Bar
 from elmwright.jobs.terminal.console import Console
 from elmwright.jobs.terminal.pace import StepPace
@@ -95,18 +96,18 @@ class Watcher:
             self._begun, self._step, self._seen = True, step, self._clock()
             self._pace.at(seconds, step, evaluated=self._evaluated)
             self._evaluated = False
-            if "train/loss" in values:
-                self._loss = f"loss {values['train/loss']:.2f}"
-            if "train/tokens_per_s" in values:
-                self._speed = f"{values['train/tokens_per_s']:,.0f} tokens/s"
+            if LOSS.key in values:
+                self._loss = f"{LOSS.title} {values[LOSS.key]:.2f}"
+            if TOKENS_PER_S.key in values:
+                self._speed = f"{values[TOKENS_PER_S.key]:,.0f} {TOKENS_PER_S.unit}"
         elif kind == "scoring":
             self._step, self._scoring = max(self._step, step), _scoring(record)
         elif kind == "eval":
             self._evaluated, self._scoring = True, ""
             self._step = max(self._step, step)
-            scores = [v for k, v in values.items() if k.endswith("/perplexity")]
+            scores = list(perplexities(values).values())
             if scores:
-                self._held_out = f"held-out perplexity {scores[0]:,.1f}"
+                self._held_out = f"{PERPLEXITY.title} {scores[0]:,.1f}"
         elif kind == "checkpoint":
             self._saved = f"saved at step {step:,}"
         self._known = max(self._known, step)

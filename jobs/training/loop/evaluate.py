@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from elmwright.jobs.rundir import metrics
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.heldout_pass import Pass, Probe, exp
 from elmwright.jobs.training.loop.stream import Blocks
@@ -72,10 +73,10 @@ class Score:
 
     def as_dict(self) -> dict[str, float]:
         return {
-            "perplexity": self.perplexity,
-            "bits_per_character": self.bits_per_character,
-            "forward_perplexity": exp(self.forward_nll),
-            "backward_perplexity": exp(self.backward_nll),
+            metrics.PERPLEXITY.key: self.perplexity,
+            metrics.BITS_PER_CHARACTER.key: self.bits_per_character,
+            metrics.FORWARD_PERPLEXITY.key: exp(self.forward_nll),
+            metrics.BACKWARD_PERPLEXITY.key: exp(self.backward_nll),
             **{name: value for name, value in asdict(self).items() if name != "probe"},
         }
 

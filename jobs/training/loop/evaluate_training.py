@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.rundir import metrics
 from elmwright.jobs.rundir.journal import Journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
@@ -69,7 +70,7 @@ def evaluate_finally(
     except EvaluationStopped:
         return None
     if journal and scores:
-        final = {f"final/{name}": value for name, value in _values(scores).items()}
+        final = {f"{metrics.FINAL}{name}": value for name, value in _values(scores).items()}
         journal.write("final", trainer.step, values=final)
     return scores
 

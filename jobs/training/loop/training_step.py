@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.rundir import metrics
 from elmwright.jobs.training.loop.exchange import Beats, Ranks, touched_rows
 from elmwright.jobs.training.loop.state import Trainer
 from elmwright.jobs.training.loop.step_clock import Clock
@@ -52,12 +53,12 @@ class StepResult:
 
     def metrics(self, trainer: Trainer) -> dict[str, float]:
         return {
-            "train/loss": self.loss,
-            "train/gradient_norm": self.norm,
-            "train/lr": self.lr,
-            "train/softmax_mb_exchanged": self.table_bytes / 1e6,
-            "train/dense_mb_exchanged": self.dense_bytes / 1e6,
-            "train/skipped_updates": sum(step < trainer.step for step in trainer.skipped),
+            metrics.LOSS.key: self.loss,
+            metrics.GRADIENT_NORM.key: self.norm,
+            metrics.LEARNING_RATE.key: self.lr,
+            metrics.SOFTMAX_EXCHANGED.key: self.table_bytes / 1e6,
+            metrics.DENSE_EXCHANGED.key: self.dense_bytes / 1e6,
+            metrics.SKIPPED_UPDATES.key: sum(step < trainer.step for step in trainer.skipped),
         }
 
 
