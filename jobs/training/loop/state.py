@@ -9,6 +9,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,13 @@ log = logging.getLogger("elmwright")
 FindModel = Callable[[str], Path]
 """From the name in `train.init_from` to a verified folder on this machine."""
 
-_BILM, _SOFTMAX = 2, 3  # keep apart draws that share a seed (training_step.py has 1)
+
+class Stream(IntEnum):
+    """Keeps apart random draws that share a seed; a change of a number changes every model."""
+
+    DROPOUT = 1
+    BILM = 2
+    SOFTMAX = 3
 
 
 @dataclass
@@ -93,9 +100,10 @@ def begin(
 ) -> Trainer:
     """A model from the seed or from `train.init_from`, or the newest valid checkpoint."""
     seed, device = config.run.seed, ranks.device
-    bilm = BiLM(config.model, keyed_hash(seed, _BILM) >> 1).to(device)
+    bilm = BiLM(config.model, keyed_hash(seed, Stream.BILM) >> 1).to(device)
     width = config.model.projection_dim
-    softmax = Softmax.create(manifest.vocab.size, width, keyed_hash(seed, _SOFTMAX) >> 1, device)
+    drawn = keyed_hash(seed, Stream.SOFTMAX) >> 1
+    softmax = Softmax.create(manifest.vocab.size, width, drawn, device)
     optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
     states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
     trainer = Trainer(bilm, softmax, optimizer, states)

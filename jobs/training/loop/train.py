@@ -35,7 +35,7 @@ from elmwright.jobs.rundir.stop_request import StopNote
 from elmwright.jobs.training.loop.block_cache import block_cache
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.evaluate_training import evaluate_finally, evaluate_in_passing
-from elmwright.jobs.training.loop.exchange import Beats, Ranks
+from elmwright.jobs.training.loop.exchange import Beats, Phase, Ranks
 from elmwright.jobs.training.loop.machine_metrics import Machine
 from elmwright.jobs.training.loop.rewind import Trouble
 from elmwright.jobs.training.loop.state import (
@@ -110,7 +110,7 @@ def train(
     stopping = False
     try:
         while not (stopping or _finished(config, trainer)):
-            beats.at(trainer.step)
+            beats.at(trainer.step, Phase.BEGIN)
             batches = [prefetch.next() for _ in range(section.accumulate)]
             clock.lap("load")
             wish = drained(trainer.step) or (ranks.rank == 0 and note.found())

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir import metrics
-from elmwright.jobs.training.loop.exchange import Beats, Ranks, touched_rows
-from elmwright.jobs.training.loop.state import Trainer
+from elmwright.jobs.training.loop.exchange import Beats, Phase, Ranks, touched_rows
+from elmwright.jobs.training.loop.state import Stream, Trainer
 from elmwright.jobs.training.loop.step_clock import Clock
 from elmwright.jobs.training.loop.stream import Batch
 from elmwright.model.bilm import States, dropout_masks
@@ -32,8 +32,6 @@ from elmwright.model.softmax import Negatives, draw_negatives, full_table_loss, 
 from elmwright.pipeline.format.lanes import keyed_hash
 
 log = logging.getLogger("elmwright")
-
-_DROPOUT = 1  # keeps apart draws that share a seed (state.py has 2 and 3)
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def make_step(this: Process, batches: Sequence[Batch], wish: bool) -> StepResult
     batches = [batch.to_device(device) for batch in batches]
     wanted = [torch.stack([batch.forward_targets, batch.backward_targets]) for batch in batches]
     rows = negatives.ids.to(device)
-    this.beats.at(step, 1)
+    this.beats.at(step, Phase.TARGETS)
     if len(rows) < size:
         rows = touched_rows(ranks, torch.stack(wanted), rows)
     table = trainer.softmax.table(rows).requires_grad_()
@@ -107,13 +105,13 @@ def make_step(this: Process, batches: Sequence[Batch], wish: bool) -> StepResult
             if section.reset_states == "block" and window % this.per_block == 0:
                 states = States.zeros(config.model, len(this.lanes), device)
             loss, states = _window(this, batch, targets, states, rows, table, negatives, window)
-            this.beats.at(step, 2)
+            this.beats.at(step, Phase.BACKWARD)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
         total = total + loss.detach()
         weight += 2 * float(batch.weights.sum())
     clock.lap("compute")
 
-    this.beats.at(step, 3)
+    this.beats.at(step, Phase.GRADIENTS)
     assert table.grad is not None  # noqa: S101 - every loss above depends on it
     table_grad = ranks.sum(table.grad).div_(ranks.world)
     shared = torch.tensor([float(total), weight, float(wish)], dtype=torch.float64, device=device)
@@ -169,7 +167,7 @@ def _window(
 ) -> tuple[Tensor, States]:
     """The summed loss of one window of this process's lanes, and the states after it."""
     config, section, device = this.config, this.config.train, this.ranks.device
-    seeds = [keyed_hash(config.run.seed, _DROPOUT, window, lane) >> 1 for lane in this.lanes]
+    seeds = [keyed_hash(config.run.seed, Stream.DROPOUT, window, lane) >> 1 for lane in this.lanes]
     masks = dropout_masks(config.model, section.dropout, seeds, section.window, device)
     with _autocast(config, device):
         output = this.bilm(
