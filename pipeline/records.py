@@ -95,8 +95,8 @@ class _Builder:
         return cls(**values)
 
     def value(self, value: Any, hint: Any, key: str) -> Any:
-        if hint is Any:
-            return value
+        if hint is Any or (hint is type(value) is float and not self.finite):
+            return value  # a journal holds millions of such numbers
         if type(value) is int and abs(value) >= LARGEST:
             raise BadField(key, "expected a number of at most 18 digits")
         if dataclasses.is_dataclass(hint):

@@ -32,6 +32,7 @@ from elmwright.jobs.checkpoints.checkpoint import (
     verify_checkpoint,
 )
 from elmwright.jobs.checkpoints.retention import Keep
+from elmwright.jobs.rundir.journal_records import CheckpointPruned, CheckpointSaved, WarningGiven
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.storage.disk import sha256_bytes, sha256_file, sync_to_disk
@@ -235,11 +236,12 @@ def journalled_writer(
 
     def written(info: CheckpointInfo) -> None:
         journal.write(
-            "checkpoint",
-            info.step,
-            path=info.path.removeprefix(f"{folder.root}/"),
-            sha256=info.sha256,
-            perplexity=info.perplexity,
+            CheckpointSaved(
+                step=info.step,
+                path=info.path.removeprefix(f"{folder.root}/"),
+                sha256=info.sha256,
+                perplexity=info.perplexity,
+            )
         )
 
     # Those that an earlier attempt committed and was killed before it could say so.
@@ -256,7 +258,7 @@ def journalled_writer(
         Listener(
             before=journal.flush,
             written=written,
-            failed=lambda step, text: journal.write("warning", step, text=text),
-            pruned=lambda step: journal.write("pruned", step),
+            failed=lambda step, text: journal.write(WarningGiven(step=step, text=text)),
+            pruned=lambda step: journal.write(CheckpointPruned(step=step)),
         ),
     )

@@ -11,11 +11,11 @@ background, so that it can be read in a light page, in a dark one and alone.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
+from elmwright.jobs.rundir.journal_records import Evaluation, Metrics, Record, ValuesRecord
 from elmwright.jobs.rundir.metrics import LOSS, PERPLEXITY, SCORED_TOKENS, TOKENS_PER_S
 from elmwright.pipeline.report.charts import Axis, rounded, thin
 from elmwright.pipeline.report.page import compact, decimal, number, shown
@@ -59,25 +59,25 @@ class TrainingFacts:
 
 
 def training_facts(
-    records: Iterable[Mapping[str, Any]], step: int, tokens_per_step: int, split: str
+    records: Iterable[Record], step: int, tokens_per_step: int, split: str
 ) -> TrainingFacts:
     """The facts of a journal's records up to `step`."""
     losses: dict[int, float] = {}
     heldout: dict[int, tuple[float, int]] = {}
     speeds: dict[int, float] = {}
     for record in records:
-        if record["step"] > step:
+        if record.step > step or not isinstance(record, ValuesRecord):
             continue
-        values = record.get("values", {})
-        if record["kind"] == "metrics" and math.isfinite(values.get(LOSS.key, math.nan)):
-            losses[record["step"]] = values[LOSS.key]
+        values = record.values
+        if isinstance(record, Metrics) and math.isfinite(values.get(LOSS.key, math.nan)):
+            losses[record.step] = values[LOSS.key]
             if values.get(TOKENS_PER_S.key):
-                speeds[record["step"]] = values[TOKENS_PER_S.key]
-        if record["kind"] == "eval":
+                speeds[record.step] = values[TOKENS_PER_S.key]
+        if isinstance(record, Evaluation):
             perplexity = values.get(PERPLEXITY.of(split), math.nan)
             if math.isfinite(perplexity):
                 tokens = int(values.get(SCORED_TOKENS.of(split), 0))
-                heldout[record["step"]] = perplexity, tokens
+                heldout[record.step] = perplexity, tokens
     usual = median(speeds.values()) if speeds else 0.0
     seconds, before = 0.0, 0
     for at in sorted(losses) if usual else ():

@@ -19,7 +19,15 @@ from typing import Any
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, to_dict
 from elmwright.jobs.environment.machine_facts import environment
-from elmwright.jobs.rundir.journal import Record, damaged_lines, journal_end, read_journal
+from elmwright.jobs.rundir.journal import damaged_lines, journal_end, read_journal
+from elmwright.jobs.rundir.journal_records import (
+    CheckpointPruned,
+    CheckpointSaved,
+    Evaluation,
+    FinalEvaluation,
+    Record,
+    ValuesRecord,
+)
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.metrics import PERPLEXITY, perplexities
 from elmwright.jobs.secrets.hiding import for_others, store_all, without_secret
@@ -130,8 +138,9 @@ class Tracker:
                 if self._error is None:  # once an outage, however long it is
                     log.warning(
                         "tracking: %s; training goes on, and MLflow is sent everything when it "
-                        "answers", for_others(str(error)),
-                    )  # fmt: skip
+                        "answers",
+                        for_others(str(error)),
+                    )
                 self._error = error
             if closing:
                 return
@@ -232,7 +241,7 @@ class Tracker:
             self._state["cursor"] = 0  # a power cut took the end of the journal: say it all again
         position = self._state["cursor"]
         for record, behind in read_journal(self._folder.journal, position):
-            if "values" in record:
+            if isinstance(record, ValuesRecord):
                 pending += [
                     metric
                     for metric in record_metrics(record, self._state.get("names", 1))
@@ -240,11 +249,11 @@ class Tracker:
                     == metric.timestamp  # else its first record is lost, and MLflow has that
                 ]
                 self._tag(record)
-                if record["kind"] == "final":
+                if isinstance(record, FinalEvaluation):
                     self._flush(pending, position)
                     pending = []
                     self._score_final(record)
-            elif record["kind"] in ("checkpoint", "pruned"):
+            elif isinstance(record, CheckpointSaved | CheckpointPruned):
                 self._flush(pending, position)
                 pending = []
                 self._checkpoint(record)
@@ -254,11 +263,11 @@ class Tracker:
                 pending = []
         self._flush(pending, position)
 
-    def _tag(self, record: Record) -> None:
+    def _tag(self, record: ValuesRecord) -> None:
         """What is said once: tags, each sent when it is first seen or has changed."""
-        if record["kind"] == "eval":
-            self._evaluated[record["step"]] = record["time"]
-        tags = tagged(record["kind"], record["step"], record["values"])
+        if isinstance(record, Evaluation):
+            self._evaluated[record.step] = record.time
+        tags = tagged(record.kind, record.step, record.values)
         for key, value in tags.items():
             if self._tags.get(key) != value:
                 self._client.set_tag(self.run_id, key, value)
@@ -271,16 +280,16 @@ class Tracker:
             self._state["cursor"] = position
             self._save()
 
-    def _checkpoint(self, record: Record) -> None:
+    def _checkpoint(self, record: CheckpointSaved | CheckpointPruned) -> None:
         """Create (or, after pruning, delete) the logged model of a checkpoint."""
         import mlflow
 
-        name, known = self._logged(record["step"])
-        if record["kind"] == "pruned":
+        name, known = self._logged(record.step)
+        if isinstance(record, CheckpointPruned):
             for model in known:
                 remove_logged_model(self._client, self._uri, model)
             return
-        stale = [model for model in known if model.tags.get("sha256") != record["sha256"]]
+        stale = [model for model in known if model.tags.get("sha256") != record.sha256]
         for model in stale:  # written again with other bytes
             remove_logged_model(self._client, self._uri, model)
         current = [model for model in known if model not in stale]
@@ -294,13 +303,13 @@ class Tracker:
                     experiment_id=self._state["experiment_id"],
                     model_type="checkpoint",
                     params={
-                        "step": str(record["step"]),
-                        "uri": join(self._folder.checkpoints, record["path"].rpartition("/")[2]),
-                        "sha256": record["sha256"],
+                        "step": str(record.step),
+                        "uri": join(self._folder.checkpoints, record.path.rpartition("/")[2]),
+                        "sha256": record.sha256,
                     },
-                    tags={"step": str(record["step"]), "sha256": record["sha256"]},
+                    tags={"step": str(record.step), "sha256": record.sha256},
                 )
-        self._score(model, record, record["perplexity"])
+        self._score(model, record, record.perplexity)
 
     def _logged(self, step: int) -> tuple[str, list[Any]]:
         """The name of a checkpoint's logged model, and those of this run that have it."""
@@ -310,10 +319,10 @@ class Tracker:
         )
         return name, [model for model in known if model.source_run_id == self.run_id]
 
-    def _score_final(self, record: Record) -> None:
+    def _score_final(self, record: FinalEvaluation) -> None:
         """Give the last checkpoint its perplexity: it was written before the last evaluation."""
-        scores = perplexities(record["values"])
-        for model in self._logged(record["step"])[1]:
+        scores = perplexities(record.values)
+        for model in self._logged(record.step)[1]:
             if not model.metrics:  # else it is the best of the run, and was scored in passing
                 self._score(model, record, scores)
 
@@ -326,19 +335,19 @@ class Tracker:
                 self.run_id,
                 name,
                 value,
-                timestamp=self._known.get((name, record["step"])) or self._time_of(record),
-                step=record["step"],
+                timestamp=self._known.get((name, record.step)) or self._time_of(record),
+                step=record.step,
                 model_id=model.model_id,
             )
 
     def _time_of(self, record: Record) -> int:
         """When the evaluation of a checkpoint was recorded, which may be before we were started."""
-        step = record["step"]
+        step = record.step
         if step not in self._evaluated:
             for other, _ in read_journal(self._folder.journal, 0):
-                if other["kind"] == "eval":
-                    self._evaluated[other["step"]] = other["time"]
-        return int(self._evaluated.get(step) or record["time"])
+                if isinstance(other, Evaluation):
+                    self._evaluated[other.step] = other.time
+        return self._evaluated.get(step) or record.time
 
     def _save(self) -> None:
         write_json(self._state_file, self._state)

@@ -8,6 +8,7 @@ from typing import Any
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir import metrics
 from elmwright.jobs.rundir.journal import Journal
+from elmwright.jobs.rundir.journal_records import Evaluation, FinalEvaluation, Scoring
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
 from elmwright.jobs.training.loop.evaluate import (
@@ -71,7 +72,7 @@ def evaluate_finally(
         return None
     if journal and scores:
         final = {f"{metrics.FINAL}{name}": value for name, value in _values(scores).items()}
-        journal.write("final", trainer.step, values=final)
+        journal.write(FinalEvaluation(step=trainer.step, values=final))
     return scores
 
 
@@ -99,7 +100,7 @@ class _Scoring:
     def _note(self) -> None:
         self._noted = self._clock()
         done = min(self._done, self._tokens)
-        self._journal.write("scoring", self._step, tokens=self._tokens, done=done)
+        self._journal.write(Scoring(step=self._step, tokens=self._tokens, done=done))
 
 
 def _nothing(_n: int, _detail: str = "", /) -> None:
@@ -126,7 +127,7 @@ def _evaluate(
         **named,
     )
     if journal and scores:
-        journal.write("eval", trainer.step, values=_values(scores))
+        journal.write(Evaluation(step=trainer.step, values=_values(scores)))
     return scores
 
 

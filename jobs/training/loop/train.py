@@ -30,6 +30,7 @@ from elmwright.jobs.checkpoints.checkpoint import (
 from elmwright.jobs.checkpoints.writer import journalled_writer
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.journal import Journal
+from elmwright.jobs.rundir.journal_records import Begin, Metrics, StepDone
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
 from elmwright.jobs.training.loop.block_cache import block_cache
@@ -88,7 +89,7 @@ def train(
     if ranks.rank == 0:
         journal = Journal(folder.journal, lambda: check_attempt(folder.attempt, attempt))
         writer = journalled_writer(config, folder, attempt, journal)
-        journal.write("begin", trainer.step, attempt=attempt)
+        journal.write(Begin(step=trainer.step, attempt=attempt))
     first_step = trainer.step
     cache = block_cache(folder.corpus, folder.scratch / "blocks", section.cache_mb)
     blocks = Blocks(
@@ -147,10 +148,11 @@ def train(
             if journal and machine and (trainer.step % config.tracking.every_steps == 0 or saved):
                 values = result.metrics(trainer)
                 values |= clock.metrics(trainer.step, section.tokens, result.flops, machine.peak)
-                journal.write("metrics", trainer.step, values={**values, **machine.metrics()})
+                values |= machine.metrics()
+                journal.write(Metrics(step=trainer.step, values=values))
                 clock.lap("track")
             elif journal and trainer.step - first_step in EARLY_STEPS:
-                journal.write("step", trainer.step, attempt=attempt)
+                journal.write(StepDone(step=trainer.step, attempt=attempt))
             # After the journal: what lies behind a checkpoint is never computed again.
             if writer and copy:
                 writer.save(copy)

@@ -10,6 +10,7 @@ import pytest
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.training_facts import TrainingFacts, training_facts, training_svg
+from elmwright.jobs.rundir.journal_records import Evaluation
 from elmwright.jobs.using.neighbours import Found, Occurrence, as_table, write_page
 from elmwright.pipeline.report.report import render
 from tests.support.browser import ask, complaints, needs_chromium
@@ -117,9 +118,9 @@ def test_a_picture_of_what_there_is() -> None:
 
 def test_perplexities_that_are_no_numbers_are_not_drawn() -> None:
     records = [
-        {"kind": "eval", "step": 5, "values": {"valid/perplexity": float("inf")}},
-        {"kind": "eval", "step": 9, "values": {"valid/perplexity": 7.0, "valid/tokens": 50}},
-        {"kind": "eval", "step": 10, "values": {"other/perplexity": 8.0}},
+        Evaluation(step=5, values={"valid/perplexity": float("inf")}),
+        Evaluation(step=9, values={"valid/perplexity": 7.0, "valid/tokens": 50}),
+        Evaluation(step=10, values={"other/perplexity": 8.0}),
     ]
     found = training_facts(records, 10, 20, "valid")
     assert (found.heldout, found.heldout_tokens) == (((9, 7.0),), (50,))

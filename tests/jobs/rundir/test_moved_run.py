@@ -167,7 +167,7 @@ def test_a_run_that_was_stopped_resumes_elsewhere_with_the_same_bytes(
             same = file.read_bytes() == (other / file.name).read_bytes()
             # The card tells how fast training was.
             assert same or file.name in ("README.md", "training.svg"), file.name
-    steps = [r["step"] for r, _ in read_journal(folder.journal, 0) if r["kind"] == "metrics"]
+    steps = [r.step for r, _ in read_journal(folder.journal, 0) if r.kind == "metrics"]
     assert steps == sorted(set(steps)), "no step is told twice"
     assert set(range(2, STEPS + 1, 2)) <= set(steps)
 

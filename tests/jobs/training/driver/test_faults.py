@@ -60,8 +60,8 @@ def test_a_full_disk_does_not_stop_training_and_earlier_checkpoints_stay(
     with pytest.raises(UserError, match=r"step 20 could not be written .*No space left.*make room"):
         train(config, run, begin_attempt(run.attempt), Ranks())
     records = [record for record, _ in read_journal(run.journal, 0)]
-    warned = [record["step"] for record in records if record["kind"] == "warning"]
-    saved = [record["step"] for record in records if record["kind"] == "checkpoint"]
+    warned = [record.step for record in records if record.kind == "warning"]
+    saved = [record.step for record in records if record.kind == "checkpoint"]
     assert saved == [3]
     assert warned == [6, 9, 12, 15, 18, 20], "a warning each time"
     assert list(losses(run)) == list(range(1, 21)), "training went on"
