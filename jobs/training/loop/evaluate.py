@@ -13,12 +13,12 @@ with the trainer on exactly those, which takes seconds where the whole set would
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from elmwright.jobs.rundir import metrics
+from elmwright.jobs.checkpoints.contents import Probe, SavedScore
 from elmwright.jobs.training.loop.exchange import Ranks
-from elmwright.jobs.training.loop.heldout_pass import Pass, Probe, exp
+from elmwright.jobs.training.loop.heldout_pass import Pass, exp
 from elmwright.jobs.training.loop.stream import Blocks
 from elmwright.model.bilm import BiLM
 from elmwright.model.softmax import Softmax
@@ -47,7 +47,7 @@ class Score:
     tokens: int
     """Predictions scored in each direction."""
     forward_nll: float
-    """Mean negative log-likelihood a token, forward, in nats."""
+    """Mean negative log-likelihood per token, forward, in nats."""
     backward_nll: float
     """The same, backward."""
     unk_share: float
@@ -57,7 +57,7 @@ class Score:
     characters: int
     """Characters of the words scored, and one for the space or line end behind each."""
     probe: Probe | None = None
-    """The set's first sentences, where they were scored apart; not part of `as_dict`."""
+    """The set's first sentences, where they were scored apart; not part of `saved`."""
 
     @property
     def perplexity(self) -> float:
@@ -71,14 +71,20 @@ class Score:
         bits = (self.forward_nll + self.backward_nll) / 2 / math.log(2) * self.tokens
         return bits / self.characters
 
-    def as_dict(self) -> dict[str, float]:
-        return {
-            metrics.PERPLEXITY.key: self.perplexity,
-            metrics.BITS_PER_CHARACTER.key: self.bits_per_character,
-            metrics.FORWARD_PERPLEXITY.key: exp(self.forward_nll),
-            metrics.BACKWARD_PERPLEXITY.key: exp(self.backward_nll),
-            **{name: value for name, value in asdict(self).items() if name != "probe"},
-        }
+    def saved(self) -> SavedScore:
+        """The score as files and the journal hold it."""
+        return SavedScore(
+            perplexity=self.perplexity,
+            bits_per_character=self.bits_per_character,
+            forward_perplexity=exp(self.forward_nll),
+            backward_perplexity=exp(self.backward_nll),
+            tokens=self.tokens,
+            forward_nll=self.forward_nll,
+            backward_nll=self.backward_nll,
+            unk_share=self.unk_share,
+            lanes=self.lanes,
+            characters=self.characters,
+        )
 
 
 def evaluate(

@@ -23,6 +23,7 @@ from elmwright.jobs.training.loop.heldout_pass import EvaluationStopped
 from elmwright.jobs.training.loop.state import Trainer
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Advance
+from elmwright.pipeline.records import to_data
 
 SCORING_SECONDS = 5.0
 """Seconds between notes of how far the last evaluation is."""
@@ -135,5 +136,5 @@ def _values(scores: dict[str, Score]) -> dict[str, float]:
     return {
         f"{split}/{name}": value
         for split, score in scores.items()
-        for name, value in score.as_dict().items()
+        for name, value in to_data(score.saved()).items()
     }

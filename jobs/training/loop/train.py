@@ -27,6 +27,7 @@ from elmwright.jobs.checkpoints.checkpoint import (
     list_checkpoints,
     read_info,
 )
+from elmwright.jobs.checkpoints.contents import TrainingResult, contents_data
 from elmwright.jobs.checkpoints.writer import journalled_writer
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.journal import Journal
@@ -43,8 +44,9 @@ from elmwright.jobs.training.loop.state import (
     FindModel,
     Trainer,
     begin,
-    probes,
     restore,
+    saved_probes,
+    saved_scores,
     snapshot,
     start_over,
 )
@@ -207,14 +209,14 @@ def _finish(
     if scores is None:
         return
     if journal:
-        result = {
-            "step": chosen,
-            "checkpoint": folder_name(chosen),
-            "checkpoint_sha256": read_info(checkpoint).sha256,
-            "stopped_early": config.eval.patience if early else 0,
-            "skipped": len(trainer.skipped),
-            "evaluation": {split: score.as_dict() for split, score in scores.items()},
-            **probes(scores),
-        }
+        result = TrainingResult(
+            step=chosen,
+            checkpoint=folder_name(chosen),
+            checkpoint_sha256=read_info(checkpoint).sha256,
+            stopped_early=config.eval.patience if early else 0,
+            skipped=len(trainer.skipped),
+            evaluation=saved_scores(scores),
+            probe=saved_probes(scores),
+        )
         journal.flush()  # nothing is written after the result
-        write_json(folder.result, result)
+        write_json(folder.result, contents_data(result))

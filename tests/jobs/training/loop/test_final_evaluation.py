@@ -81,7 +81,7 @@ def test_the_probe_is_exactly_the_first_sentences(trained: Path, sentences: int)
         assert whole.probe.perplexity == pytest.approx(whole.perplexity, rel=1e-12)
     else:
         assert whole.probe.tokens < whole.tokens
-    assert "probe" not in whole.as_dict()
+    assert not hasattr(whole.saved(), "probe")
 
 
 def test_the_first_sentence_of_the_probe_scores_as_score_says(trained: Path) -> None:
