@@ -7,7 +7,6 @@ from typing import Any
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir import metrics
-from elmwright.jobs.rundir.journal import Journal
 from elmwright.jobs.rundir.journal_records import Evaluation, FinalEvaluation, Scoring
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
@@ -20,6 +19,7 @@ from elmwright.jobs.training.loop.evaluate import (
 )
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.heldout_pass import EvaluationStopped
+from elmwright.jobs.training.loop.recorder import Recorder
 from elmwright.jobs.training.loop.state import Trainer
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Advance
@@ -35,11 +35,11 @@ def evaluate_in_passing(
     folder: RunFolder,
     manifest: Manifest,
     ranks: Ranks,
-    journal: Journal | None,
+    recorder: Recorder,
 ) -> dict[str, Score]:
     """Score about `eval.max_tokens` tokens of every held-out set."""
     limit = config.eval.max_tokens
-    return _evaluate(config, trainer, folder, manifest, ranks, journal, max_tokens=limit)
+    return _evaluate(config, trainer, folder, manifest, ranks, recorder, max_tokens=limit)
 
 
 def evaluate_finally(
@@ -48,7 +48,7 @@ def evaluate_finally(
     folder: RunFolder,
     manifest: Manifest,
     ranks: Ranks,
-    journal: Journal | None,
+    recorder: Recorder,
     note: StopNote,
     drained: Callable[[int], bool] = lambda _step: False,
 ) -> dict[str, Score] | None:
@@ -62,18 +62,26 @@ def evaluate_finally(
         return leaving or (ranks.rank == 0 and note.found())
 
     advance: Advance = _nothing
-    if journal and (planned := planned_tokens(manifest, limit)):
-        advance = _Scoring(journal, trainer.step, planned, ranks.world).advance
+    if planned := planned_tokens(manifest, limit):
+        advance = _Scoring(recorder, trainer.step, planned, ranks.world).advance
     try:
         scores = _evaluate(
-            config, trainer, folder, manifest, ranks, journal,
-            max_tokens=limit, probe=PROBE_SENTENCES, stopped=stopped, advance=advance,
-        )  # fmt: skip
+            config,
+            trainer,
+            folder,
+            manifest,
+            ranks,
+            recorder,
+            max_tokens=limit,
+            probe=PROBE_SENTENCES,
+            stopped=stopped,
+            advance=advance,
+        )
     except EvaluationStopped:
         return None
-    if journal and scores:
+    if scores:
         final = {f"{metrics.FINAL}{name}": value for name, value in _values(scores).items()}
-        journal.write(FinalEvaluation(step=trainer.step, values=final))
+        recorder.write(FinalEvaluation(step=trainer.step, values=final))
     return scores
 
 
@@ -82,13 +90,14 @@ class _Scoring:
 
     def __init__(
         self,
-        journal: Journal,
+        recorder: Recorder,
         step: int,
         tokens: int,
         world: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._journal, self._step, self._tokens, self._world = journal, step, tokens, world
+        self._recorder, self._step = recorder, step
+        self._tokens, self._world = tokens, world
         self._clock, self._done = clock, 0
         self._note()
 
@@ -101,7 +110,7 @@ class _Scoring:
     def _note(self) -> None:
         self._noted = self._clock()
         done = min(self._done, self._tokens)
-        self._journal.write(Scoring(step=self._step, tokens=self._tokens, done=done))
+        self._recorder.write(Scoring(step=self._step, tokens=self._tokens, done=done))
 
 
 def _nothing(_n: int, _detail: str = "", /) -> None:
@@ -114,7 +123,7 @@ def _evaluate(
     folder: RunFolder,
     manifest: Manifest,
     ranks: Ranks,
-    journal: Journal | None,
+    recorder: Recorder,
     **named: Any,
 ) -> dict[str, Score]:
     scores = evaluate_sets(
@@ -127,8 +136,8 @@ def _evaluate(
         window=config.train.window,
         **named,
     )
-    if journal and scores:
-        journal.write(Evaluation(step=trainer.step, values=_values(scores)))
+    if scores:
+        recorder.write(Evaluation(step=trainer.step, values=_values(scores)))
     return scores
 
 
