@@ -223,7 +223,7 @@ def _write(
     if without_softmax:
         (target / "softmax.safetensors").unlink()
     _describe(target, config, folder, info, manifest, evaluation, state)
-    about_it = provenance(
+    origin = provenance(
         config,
         manifest,
         run=folder.root,
@@ -232,7 +232,7 @@ def _write(
         run_id=read_run_id(folder),
         tracking_uri=tracking_uri(config, folder),
     )
-    (target / "provenance.json").write_text(json.dumps(about_it, indent=1))
+    (target / "provenance.json").write_text(json.dumps(to_data(origin), indent=1))
     if key:
         sign(target, Path(key))
     total = 2 * sum(path.stat().st_size for path in target.iterdir())

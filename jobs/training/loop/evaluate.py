@@ -108,10 +108,7 @@ def evaluate(
     The first `probe` sentences are scored apart, too. All processes leave with `EvaluationStopped`
     when one of them is `stopped`.
     """
-    blocks = Blocks(
-        corpus, manifest, split, bilm.config.max_chars, word_ids,
-        keep=len(ranks.lanes(lanes)) + 1, widest=bilm.encoder.widest,
-    )  # fmt: skip
+    blocks = _heldout_blocks(bilm, corpus, manifest, split, ranks, lanes, word_ids)
     one = Pass(bilm, softmax, blocks, ranks, lanes, window, probe, stopped, advance)
     one.run(block_limit(len(blocks), blocks.steps, max_tokens))
     forward, backward, tokens, unknown, characters, *_ = one.totals()
@@ -141,13 +138,24 @@ def evaluate_probe(
     advance: Advance = lambda _n, _detail="": None,
 ) -> Probe:
     """Score the first `sentences` of a held-out set and nothing else."""
-    blocks = Blocks(
-        corpus, manifest, split, bilm.config.max_chars, word_ids,
-        keep=len(ranks.lanes(lanes)) + 1, widest=bilm.encoder.widest,
-    )  # fmt: skip
+    blocks = _heldout_blocks(bilm, corpus, manifest, split, ranks, lanes, word_ids)
     one = Pass(bilm, softmax, blocks, ranks, lanes, window, sentences, None, advance)
     one.run(len(blocks), only_probe=True)
     return one.probe()
+
+
+def _heldout_blocks(
+    bilm: BiLM,
+    corpus: str | Path,
+    manifest: Manifest,
+    split: str,
+    ranks: Ranks,
+    lanes: int,
+    word_ids: dict[str, int] | None,
+) -> Blocks:
+    keep = len(ranks.lanes(lanes)) + 1
+    chars, widest = bilm.config.max_chars, bilm.encoder.widest
+    return Blocks(corpus, manifest, split, chars, word_ids, keep=keep, widest=widest)
 
 
 def block_limit(blocks: int, steps: int, max_tokens: int | None) -> int:
@@ -174,13 +182,23 @@ def evaluate_sets(
     """Score every held-out set of a corpus, or `only` one."""
     return {
         split: evaluate(
-            bilm, softmax, corpus, manifest, split, ranks,
-            lanes=lanes, window=window, max_tokens=max_tokens, word_ids=word_ids,
-            probe=probe, stopped=stopped, advance=advance,
+            bilm,
+            softmax,
+            corpus,
+            manifest,
+            split,
+            ranks,
+            lanes=lanes,
+            window=window,
+            max_tokens=max_tokens,
+            word_ids=word_ids,
+            probe=probe,
+            stopped=stopped,
+            advance=advance,
         )
         for split in manifest.splits
         if split != "train" and only in (None, split)
-    }  # fmt: skip
+    }
 
 
 def planned_tokens(manifest: Manifest, max_tokens: int | None, only: str | None = None) -> int:

@@ -258,7 +258,7 @@ def test_a_password_is_not_sent_to_mlflow_nor_written_nor_said(
     assert problem is not None
     assert "MLflow at http://127.0.0.1:9/ has not taken everything" in problem
     assert "planted" not in problem + Path(folder.tracking).read_text()
-    assert Tracker(config, folder, manifest())._state["uri"] == "http://127.0.0.1:9/"
+    assert Tracker(config, folder, manifest())._state.uri == "http://127.0.0.1:9/"
 
 
 def broken(uri: str) -> None:
