@@ -7,7 +7,7 @@ from typing import Any
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, to_dict
 from elmwright.jobs.environment.checkout import commit_of
-from elmwright.jobs.environment.machine_facts import environment
+from elmwright.jobs.environment.machine_facts import environment, own_git
 from elmwright.jobs.environment.wheel import content_version, package_files
 from elmwright.jobs.runbook.runbook import left_in
 from elmwright.jobs.secrets.hiding import store_all, without_secret
@@ -61,9 +61,8 @@ def provenance(
 
     `run` is run.dir, which has the submissions of a run that was sent to a cluster.
     """
-    origin = environment()
     return Provenance(
-        **origin | {"git": origin["git"] or submitted_git(run)},
+        **environment() | {"git": own_git() or submitted_git(run)},
         exported=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         config=store_all(to_dict(config)),
         config_sha256=config_hash(config),
