@@ -198,7 +198,7 @@ def test_a_bundle_with_a_flipped_bit_is_written_again_before_it_is_published(flo
     data[9] ^= 1
     words.write_bytes(data)
     Path(flow.folder.published).unlink()
-    assert flow.run().published == first["published"]
+    assert flow.run().published == first.published
     assert "vocab.txt does not match its digest" in flow.said
 
 
