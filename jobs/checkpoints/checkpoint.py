@@ -144,12 +144,22 @@ def parse_manifest(data: bytes, where: str) -> CheckpointManifest:
 def read_state(path: str | Path) -> CheckpointState:
     """What a checkpoint's state.json says beside its tensors."""
     file = join(path, "state.json")
+    return _state(read_object(file), file)
+
+
+def _state(content: dict[str, Any], file: str) -> CheckpointState:
     try:
-        return from_data(CheckpointState, read_object(file), ignore_unknown=True, finite=False)
+        return from_data(CheckpointState, content, ignore_unknown=True, finite=False)
     except ValueError as error:
         raise UserError(
-            f"{file} does not say what a checkpoint's does ({error}); remove the checkpoint"
+            f"{file} does not say what a checkpoint's does; remove the checkpoint"
         ) from error
+
+
+def read_checked_state(path: str | Path) -> CheckpointState | None:
+    """A checkpoint's state, if it is exactly what was written."""
+    content = read_checked(path, "state.json")
+    return None if content is None else _state(content, join(path, "state.json"))
 
 
 def read_checked(path: str | Path, name: str) -> dict[str, Any] | None:

@@ -70,8 +70,8 @@ class CheckpointState:
     """Evaluations in the loop since then."""
     attempt: int = 0
     processes: int = 1
-    device: str = "cpu"
-    """The type of device that computed it."""
+    device: str = ""
+    """The type of device that computed it: cpu or cuda."""
     machine: str = ""
     """A description of the machine."""
     corpus_fingerprint: str = ""

@@ -182,9 +182,8 @@ def _heading(title: str, keys: Sequence[tuple[str, str]], y: int) -> tuple[str, 
     drawn = _text(MARGIN, y + 14, title, kind="title")
     for kind, text in keys:
         y += ROW
-        sign = _dot(MARGIN + 12, y + 14, 5) if kind == "dot" else (
-            f'<path class="{kind}" d="M{MARGIN} {y + 14}h24"/>'
-        )  # fmt: skip
+        stroke = f'<path class="{kind}" d="M{MARGIN} {y + 14}h24"/>'
+        sign = _dot(MARGIN + 12, y + 14, 5) if kind == "dot" else stroke
         drawn += sign + _text(MARGIN + 32, y + 18, text, kind="key")
     return drawn, y + ROW + 14
 

@@ -25,6 +25,13 @@ def score(**changes: Any) -> SavedScore:
 
 def state(step: int = 1, **changes: Any) -> CheckpointState:
     empty = CheckpointState(
-        step=step, skipped=(), best=None, best_step=0, best_of=0, stale=0, evaluation={}
+        step=step,
+        skipped=(),
+        best=None,
+        best_step=0,
+        best_of=0,
+        stale=0,
+        device="cpu",
+        evaluation={},
     )
     return replace(empty, **changes)

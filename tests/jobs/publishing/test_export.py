@@ -120,7 +120,7 @@ def test_a_bundle_with_another_perplexity_than_the_trainers_is_never_written(
     run = RunFolder.at(trained)
     said = recorded(info, run, Manifest.load(run.corpus))
     assert said is not None
-    probe = {"heldout": replace(said.probe["heldout"], perplexity=43.9)}
+    probe = {"heldout": dataclasses.replace(said.probe["heldout"], perplexity=43.9)}
     whole = {"heldout": said.evaluation["heldout"] | {"perplexity": 43.9}}
     for told in (Recorded(said.evaluation, probe), Recorded(whole, {})):
         monkeypatch.setattr(export_module, "recorded", lambda *_, told=told: told)

@@ -1,5 +1,6 @@
 """The journal keeps the first record of every step, and survives being cut off."""
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -8,7 +9,12 @@ import pytest
 
 from elmwright.jobs.checkpoints.checkpoint import StaleAttempt
 from elmwright.jobs.rundir.journal import Journal, Record, read_journal
-from elmwright.jobs.rundir.journal_records import CheckpointPruned, CheckpointSaved, Metrics
+from elmwright.jobs.rundir.journal_records import (
+    CheckpointPruned,
+    CheckpointSaved,
+    Metrics,
+    parse_record,
+)
 
 
 def records(path: Path) -> list[Record]:
@@ -130,3 +136,36 @@ def test_a_checkpoint_of_other_bytes_or_after_pruning_is_told_again(tmp_path: Pa
     journal.close()
     told = [(record.kind, getattr(record, "sha256", None)) for record in records(path)]
     assert told == [("checkpoint", "a"), ("checkpoint", "b"), ("pruned", None), ("checkpoint", "b")]
+
+
+def test_a_record_is_written_in_the_order_that_readers_of_bytes_expect(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.write(
+            CheckpointSaved(step=5, time=7, path="x", sha256="a", perplexity={"heldout": 2.5})
+        )
+        journal.write(Metrics(step=6, time=8, values={"train/loss": 1.5, "train/skipped": 2}))
+    assert path.read_text() == (
+        '{"kind": "checkpoint", "step": 5, "time": 7, "path": "x", "sha256": "a", '
+        '"perplexity": {"heldout": 2.5}}\n'
+        '{"kind": "metrics", "step": 6, "time": 8, "values": {"train/loss": 1.5, '
+        '"train/skipped": 2}}\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"kind": "newer", "step": 3, "time": 1, "more": [1]}', Record(step=3, time=1)),
+        ('{"kind": "pruned", "step": 3, "time": 1, "why": 2}', CheckpointPruned(step=3, time=1)),
+        ('{"kind": "metrics", "step": 3, "time": 1, "values": {"x": Infinity}}',
+         Metrics(step=3, time=1, values={"x": float("inf")})),
+        ('{"kind": "metrics", "step": 3, "time": 1, "values": {"x": true}}', None),
+        ('{"kind": "metrics", "step": 3, "values": {}}', None),
+        ('{"kind": "pruned", "step": -1, "time": 1}', None),
+        ('{"kind": "scoring", "step": 1, "time": 1, "tokens": 0}', None),
+        ('{"kind": ["pruned"], "step": 1, "time": 1}', None),
+    ],
+)  # fmt: skip
+def test_a_record_has_what_readers_use_or_is_none(line: str, expected: Record | None) -> None:
+    assert parse_record(json.loads(line)) == expected
