@@ -43,7 +43,7 @@ def local_folder(path: str) -> Path:
         names = (*parse_sums(listed, join(path, SUMS)), SUMS)
     elif exists(join(path, MANIFEST)):
         listed = read_small(join(path, MANIFEST))
-        names = (*parse_manifest(listed, join(path, MANIFEST))["files"], MANIFEST)
+        names = (*parse_manifest(listed, join(path, MANIFEST)).files, MANIFEST)
     else:
         raise UserError("model-missing", f"{path} holds no bundle and no checkpoint")
 

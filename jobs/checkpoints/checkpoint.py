@@ -14,7 +14,7 @@ On a disk a checkpoint is written beside its place, flushed, and renamed into it
 `step-*` is always whole. In an object store nothing can be renamed: there the manifest, uploaded
 last, makes it one, and a folder without one does not count. A process of an earlier attempt that is
 still alive (its driver was killed, say) sees a newer attempt number and writes nothing.
-`writer.py` writes them while training goes on.
+`writer.py` writes them while training continues.
 """
 
 import json
@@ -27,8 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elmwright.jobs.checkpoints.contents import CheckpointManifest, CheckpointState
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import canonical
+from elmwright.pipeline.records import from_data
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.files import (
     is_url,
@@ -40,13 +42,7 @@ from elmwright.pipeline.storage.files import (
     stat,
     write_json,
 )
-from elmwright.pipeline.storage.untrusted import (
-    is_digest,
-    parse_object,
-    read_object,
-    read_small,
-    whole,
-)
+from elmwright.pipeline.storage.untrusted import parse_object, read_object, read_small, whole
 
 log = logging.getLogger("elmwright")
 
@@ -110,18 +106,17 @@ def checkpoint_folders(folder: str | Path) -> list[str]:
 
 def read_info(path: str | Path) -> CheckpointInfo:
     manifest = _read_manifest(path)
-    files = manifest["files"]
     return CheckpointInfo(
         path=str(path),
-        step=int(manifest["step"]),
-        sha256=files["model.safetensors"]["sha256"],
-        bytes=sum(entry["bytes"] for entry in files.values()),
-        perplexity=manifest["perplexity"],
-        tokens=manifest["tokens"],
+        step=manifest.step,
+        sha256=manifest.files["model.safetensors"].sha256,
+        bytes=sum(entry.bytes for entry in manifest.files.values()),
+        perplexity=manifest.perplexity,
+        tokens=manifest.tokens,
     )
 
 
-def _read_manifest(path: str | Path) -> dict[str, Any]:
+def _read_manifest(path: str | Path) -> CheckpointManifest:
     file = join(path, MANIFEST)
     try:
         data = read_small(file)
@@ -130,7 +125,7 @@ def _read_manifest(path: str | Path) -> dict[str, Any]:
     return parse_manifest(data, file)
 
 
-def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
+def parse_manifest(data: bytes, where: str) -> CheckpointManifest:
     """The manifest, if it is exactly what was written: it carries a digest of itself."""
     try:
         manifest = json.loads(data)
@@ -139,64 +134,39 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError("file-damaged", f"{where} is missing or damaged ({error})") from error
     if manifest.get("format") != FORMAT:
-        raise UserError(
-            "format", f"{where} has format {manifest.get('format')!r:.50}, not {FORMAT}"
-        )
-    if problem := _problem(manifest):
-        raise UserError("file-damaged", f"{where} is damaged: {problem}")
-    return dict(manifest)
+        raise UserError(f"{where} has format {manifest.get('format')!r:.50}, not {FORMAT}")
+    try:
+        return from_data(CheckpointManifest, manifest, ignore_unknown=True, finite=False)
+    except ValueError as error:
+        raise UserError(f"{where} is damaged: {error}") from error
 
 
-def _problem(manifest: dict[str, Any]) -> str:
-    """What is wrong with the values of a manifest; empty if nothing is."""
-    files = manifest.get("files")
-    if not isinstance(files, dict) or "model.safetensors" not in files:
-        return "it names no model.safetensors"
-    for name, entry in files.items():
-        if not re.fullmatch(r"[\w.-]{1,100}", name) or name in (".", ".."):
-            return f"it names a file outside its folder: {name!r:.100}"
-        known = isinstance(entry, dict) and whole(entry.get("bytes"))
-        if not known or not is_digest(entry.get("sha256")):
-            return f"it does not tell size and digest of {name}"
-    if not whole(manifest.get("step")) or not whole(manifest.get("tokens")):
-        return "its step or tokens are no whole numbers"
-    return "" if _are_numbers(manifest.get("perplexity")) else "its perplexity is no number"
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_number, value.values()))
-
-
-def _are_scores(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        _are_numbers(score) and {"perplexity", "tokens"} <= score.keys() for score in value.values()
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is float or whole(value)
-
-
-def read_state(path: str | Path) -> dict[str, Any]:
+def read_state(path: str | Path) -> CheckpointState:
     """What a checkpoint's state.json says beside its tensors."""
     file = join(path, "state.json")
-    state = read_object(file)
-    good = all(whole(state.get(name)) for name in ("step", "best_step", "best_of", "stale"))
-    good &= isinstance(state.get("skipped"), list) and all(map(whole, state["skipped"]))
-    good &= "best" in state and (state["best"] is None or _is_number(state["best"]))
-    good &= _are_scores(state.get("evaluation")) and _are_scores(state.get("probe", {}))
-    if not good:
+    return _state(read_object(file), file)
+
+
+def _state(content: dict[str, Any], file: str) -> CheckpointState:
+    try:
+        return from_data(CheckpointState, content, ignore_unknown=True, finite=False)
+    except ValueError as error:
         raise UserError(
-            "file-damaged", f"{file} does not say what a checkpoint's does; remove the checkpoint"
-        )
-    return state
+            f"{file} does not say what a checkpoint's does; remove the checkpoint"
+        ) from error
+
+
+def read_checked_state(path: str | Path) -> CheckpointState | None:
+    """A checkpoint's state, if it is exactly what was written."""
+    content = read_checked(path, "state.json")
+    return None if content is None else _state(content, join(path, "state.json"))
 
 
 def read_checked(path: str | Path, name: str) -> dict[str, Any] | None:
     """A JSON file of a checkpoint, if it is exactly what was written."""
     try:
         data = read_small(join(path, name))
-        if sha256_bytes(data) == _read_manifest(path)["files"][name]["sha256"]:
+        if sha256_bytes(data) == _read_manifest(path).files[name].sha256:
             return parse_object(data, join(path, name))
     except (OSError, UserError, KeyError) as error:
         log.warning("%s of checkpoint %s cannot be read: %s", name, path, error)
@@ -205,13 +175,13 @@ def read_checked(path: str | Path, name: str) -> dict[str, Any] | None:
 
 def verify_checkpoint(path: str | Path) -> None:
     """Compare every file with the manifest; the error names the first that differs."""
-    for name, entry in _read_manifest(path)["files"].items():
+    for name, entry in _read_manifest(path).files.items():
         file = join(path, name)
         found = stat(file)
         if found is None:
-            raise UserError("file-damaged", f"{file} is missing")
-        if found.bytes != entry["bytes"] or sha256(file) != entry["sha256"]:
-            raise UserError("file-damaged", f"{file} does not match its digest")
+            raise UserError(f"{file} is missing")
+        if found.bytes != entry.bytes or sha256(file) != entry.sha256:
+            raise UserError(f"{file} does not match its digest")
 
 
 def newest_valid(
@@ -239,7 +209,7 @@ def fetch(path: str, scratch: Path) -> Path:
     local = scratch / f"fetched-{path.rpartition('/')[2]}"
     shutil.rmtree(local, ignore_errors=True)
     local.mkdir(parents=True)
-    for name in (*_read_manifest(path)["files"], MANIFEST):
+    for name in (*_read_manifest(path).files, MANIFEST):
         place(join(path, name), local / name)
     verify_checkpoint(local)
     return local

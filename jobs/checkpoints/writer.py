@@ -1,4 +1,4 @@
-"""Writes checkpoints in a thread of its own, from a host copy, while training goes on.
+"""Writes checkpoints in a thread of its own, from a host copy, while training continues.
 
 What cannot be written (a full disk, a store that does not answer) does not stop training: the
 failure is reported, the earlier checkpoints stay as they are, and the next one is tried in its
@@ -31,9 +31,17 @@ from elmwright.jobs.checkpoints.checkpoint import (
     read_info,
     verify_checkpoint,
 )
+from elmwright.jobs.checkpoints.contents import (
+    CheckpointManifest,
+    CheckpointState,
+    FileEntry,
+    contents_data,
+)
 from elmwright.jobs.checkpoints.retention import Keep
+from elmwright.jobs.rundir.journal_records import CheckpointPruned, CheckpointSaved, WarningGiven
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import canonical
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.disk import sha256_bytes, sha256_file, sync_to_disk
 from elmwright.pipeline.storage.files import is_url, join, place, read_bytes, remove, remove_folder
 from elmwright.pipeline.storage.object_store import with_patience
@@ -50,13 +58,14 @@ log = logging.getLogger("elmwright")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything a checkpoint holds, copied to the host so that training can go on."""
+    """Everything a checkpoint holds, copied to the host so that training can continue."""
 
     step: int
     tensors: Mapping[str, Mapping[str, "Tensor"]]
     """File stem → tensors: model, softmax, optimizer, lanes."""
-    state: dict[str, Any]
+    state: CheckpointState
     config: dict[str, Any]
+    """The content of config.json."""
     perplexity: dict[str, float]
     tokens: int
     """Held-out tokens behind that perplexity."""
@@ -161,20 +170,18 @@ class CheckpointWriter:
         try:
             for stem, tensors in snapshot.tensors.items():
                 save_file(dict(tensors), beside / f"{stem}.safetensors")
-            (beside / "state.json").write_text(json.dumps(snapshot.state, indent=1))
+            (beside / "state.json").write_text(json.dumps(contents_data(snapshot.state), indent=1))
             (beside / "config.json").write_text(json.dumps(snapshot.config, indent=1))
             (beside / "vocab.txt").write_bytes(read_bytes(self._vocab))
             files = {
-                file.name: {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+                file.name: FileEntry(file.stat().st_size, sha256_file(file))
                 for file in sorted(beside.iterdir())
             }
-            manifest = {
-                "format": FORMAT,
-                "step": snapshot.step,
-                "perplexity": snapshot.perplexity,
-                "tokens": snapshot.tokens,
-                "files": files,
-            }
+            manifest = to_data(
+                CheckpointManifest(
+                    FORMAT, snapshot.step, snapshot.perplexity, snapshot.tokens, files
+                )
+            )
             manifest["sha256"] = sha256_bytes(canonical(manifest))
             (beside / MANIFEST).write_text(json.dumps(manifest, indent=1))
             self._listener.before()
@@ -237,11 +244,12 @@ def journalled_writer(
 
     def written(info: CheckpointInfo) -> None:
         journal.write(
-            "checkpoint",
-            info.step,
-            path=info.path.removeprefix(f"{folder.root}/"),
-            sha256=info.sha256,
-            perplexity=info.perplexity,
+            CheckpointSaved(
+                step=info.step,
+                path=info.path.removeprefix(f"{folder.root}/"),
+                sha256=info.sha256,
+                perplexity=info.perplexity,
+            )
         )
 
     # Those that an earlier attempt committed and was killed before it could say so.
@@ -258,7 +266,7 @@ def journalled_writer(
         Listener(
             before=journal.flush,
             written=written,
-            failed=lambda step, text: journal.write("warning", step, text=text),
-            pruned=lambda step: journal.write("pruned", step),
+            failed=lambda step, text: journal.write(WarningGiven(step=step, text=text)),
+            pruned=lambda step: journal.write(CheckpointPruned(step=step)),
         ),
     )

@@ -25,6 +25,7 @@ from elmwright.jobs.terminal.exit_codes import DONE, exit_code
 from elmwright.jobs.terminal.signals import stoppable
 from elmwright.jobs.terminal.wording import tell
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import to_data
 
 MODEL_HELP = (
     "a run (its folder or name), a bundle or checkpoint (a folder or s3://…), a registered model "
@@ -195,7 +196,7 @@ def _run(options: argparse.Namespace) -> int:
     from elmwright.jobs.stages.workflow import run
 
     config = load_config(options.config, options.overrides)
-    result = run(
+    outcome = run(
         config,
         until=options.until,
         config_name=options.config,
@@ -203,7 +204,7 @@ def _run(options: argparse.Namespace) -> int:
         brief=options.quiet,
     )
     if options.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(outcome.as_data(), indent=1))
     return DONE
 
 
@@ -226,15 +227,15 @@ def _eval(options: argparse.Namespace) -> None:
         options.model, options.corpus, options.split, Console(sys.stderr).progress
     )
     if options.json:
-        print(json.dumps(results, indent=1))
+        print(json.dumps(to_data(results), indent=1))
         return
     for split, result in results.items():
         tell(
-            f"{split}: perplexity {result['perplexity']:.2f} "
-            f"(forward {result['forward_perplexity']:.2f}, "
-            f"backward {result['backward_perplexity']:.2f}), "
-            f"{result['bits_per_character']:.3f} bits a character, {result['tokens']:,} tokens, "
-            f"{result['unk_share']:.2%} <UNK> targets"
+            f"{split}: perplexity {result.perplexity:.2f} "
+            f"(forward {result.forward_perplexity:.2f}, "
+            f"backward {result.backward_perplexity:.2f}), "
+            f"{result.bits_per_character:.3f} bits a character, {result.tokens:,} tokens, "
+            f"{result.unk_share:.2%} <UNK> targets"
         )
 
 

@@ -22,6 +22,7 @@ from elmwright.jobs.cli.early import (
 )
 from elmwright.jobs.terminal.wording import tell
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import is_url, read_json
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def _versions(options: argparse.Namespace) -> None:
     found = get_versions(_open(options.name, options.to), options.name)
     if options.json:
         rows = [
-            {"version": v.version, "created": v.created, "aliases": v.aliases, **v.about}
+            {"version": v.version, "created": v.created, "aliases": v.aliases, **to_data(v.about)}
             for v in found
         ]
         print(json.dumps(rows, indent=1))
@@ -269,14 +270,14 @@ def _versions(options: argparse.Namespace) -> None:
     cells = []
     for version in found:
         about = version.about
-        scores = ", ".join(f"{split} {value:.2f}" for split, value in about["perplexity"].items())
-        notes = [f"@{alias}" for alias in version.aliases] + ["signed"] * about["signed"]
+        scores = ", ".join(f"{split} {value:.2f}" for split, value in about.perplexity.items())
+        notes = [f"@{alias}" for alias in version.aliases] + ["signed"] * about.signed
         cells.append(
             (
                 f"{version.version}",
                 version.created,
-                f"{about['step']:,}",
-                about["digest"][:12],
+                f"{about.step:,}",
+                about.digest[:12],
                 scores or "-",
                 " ".join(notes),
             )

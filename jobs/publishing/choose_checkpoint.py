@@ -1,18 +1,14 @@
 """Which checkpoint `--step` means, and what the trainer measured of it."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from elmwright.jobs.bundles.model_folder import local_folder
 from elmwright.jobs.checkpoints.checkpoint import CheckpointInfo, list_checkpoints, read_state
+from elmwright.jobs.checkpoints.contents import Probes, Scores, TrainingResult, read_result
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Progress, silent
-from elmwright.pipeline.storage.files import read_json
-
-Scores = dict[str, dict[str, Any]]
-"""Held-out set → its score."""
 
 
 def list_scored(folder: RunFolder) -> list[CheckpointInfo]:
@@ -21,18 +17,18 @@ def list_scored(folder: RunFolder) -> list[CheckpointInfo]:
     The checkpoint that training ended with is written before its evaluation, which is in
     result.json.
     """
-    result = read_json(folder.result) or {}
+    result = read_result(folder.result)
     return [
-        info if info.perplexity else _with_result(info, result)
+        _with_result(info, result) if result and not info.perplexity else info
         for info in list_checkpoints(folder.checkpoints)
     ]
 
 
-def _with_result(info: CheckpointInfo, result: dict[str, Any]) -> CheckpointInfo:
-    scores: Scores = result.get("evaluation") or {}
-    if result.get("checkpoint_sha256") != info.sha256 or not scores:
+def _with_result(info: CheckpointInfo, result: TrainingResult) -> CheckpointInfo:
+    scores = result.evaluation
+    if result.checkpoint_sha256 != info.sha256 or not scores:
         return info
-    perplexity = {split: score["perplexity"] for split, score in scores.items()}
+    perplexity = {split: score.perplexity for split, score in scores.items()}
     return replace(info, perplexity=perplexity, tokens=_tokens(scores))
 
 
@@ -45,10 +41,11 @@ def choose(
 ) -> CheckpointInfo:
     """The checkpoint that `--step` means: a number, `latest`, or `best` by held-out perplexity."""
     if not infos:
-        raise UserError("checkpoint-missing", f"{folder.root} has no checkpoints; train first")
-    if step == "result":  # what training ended with; of a run that goes on, the newest
-        ended = (read_json(folder.result) or {}).get("checkpoint_sha256")
-        return next((info for info in infos if info.sha256 == ended), infos[-1])
+        raise UserError(f"{folder.root} has no checkpoints; train first")
+    if step == "result":  # what training ended with; of a run that is not done, the newest
+        result = read_result(folder.result)
+        last = result.checkpoint_sha256 if result else ""
+        return next((info for info in infos if info.sha256 == last), infos[-1])
     if step == "latest":
         return infos[-1]
     if step == "best":
@@ -98,12 +95,12 @@ def _best(
     ]
     if len({_tokens(one) for one in scores}) > 1:  # eval.final_tokens was changed in between
         scores = [measure(info) for info in candidates]
-    reached = [next(iter(one.values()))["perplexity"] for one in scores]
+    reached = [next(iter(one.values())).perplexity for one in scores]
     return candidates[reached.index(min(reached))]
 
 
 def _tokens(scores: Scores) -> int:
-    return sum(int(score["tokens"]) for score in scores.values())
+    return sum(score.tokens for score in scores.values())
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ class Recorded:
 
     evaluation: Scores
     """Of every held-out set, up to `eval.final_tokens`."""
-    probe: Scores
+    probe: Probes
     """Of the first sentences of every set; empty where an older version trained."""
 
 
@@ -126,11 +123,10 @@ def recorded(info: CheckpointInfo, folder: RunFolder, manifest: Manifest) -> Rec
     everything = sum(s.steps for name, s in manifest.splits.items() if name != "train")
     if not everything:
         return None
-    result = read_json(folder.result) or {}
-    if result.get("checkpoint_sha256") == info.sha256 and result.get("evaluation"):
-        return Recorded(result["evaluation"], result.get("probe") or {})
+    result = read_result(folder.result)
+    if result and result.checkpoint_sha256 == info.sha256 and result.evaluation:
+        return Recorded(result.evaluation, result.probe)
     state = read_state(info.path)
-    probe = state.get("probe") or {}
-    if probe or info.tokens == everything:
-        return Recorded(dict(state["evaluation"]), probe)
+    if state.probe or info.tokens == everything:
+        return Recorded(state.evaluation, state.probe)
     return None

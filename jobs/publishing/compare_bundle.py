@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from elmwright.jobs.publishing.choose_checkpoint import Recorded, Scores
+from elmwright.jobs.checkpoints.contents import Scores
+from elmwright.jobs.publishing.choose_checkpoint import Recorded
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.using.evaluate_model import evaluate_folder, probe_folder
 from elmwright.model.inference.elmo import Elmo
@@ -50,19 +51,19 @@ def measure(
         mine = probe_folder(target, folder.corpus, trainers.probe, progress)
         for split, probe in mine.items():
             wanted = trainers.probe[split]
-            _check_same(split, probe.tokens, wanted["tokens"], "tokens", 0)
-            _check_same(split, probe.perplexity, wanted["perplexity"], "perplexity", allowed)
+            _check_same(split, probe.tokens, wanted.tokens, "tokens", 0)
+            _check_same(split, probe.perplexity, wanted.perplexity, "perplexity", allowed)
         return trainers.evaluation, "; held-out perplexity is the trainer's"
     found = evaluate_folder(target, folder.corpus, None, max_tokens=limit, progress=progress)
     if not trainers or _tokens(found) != _tokens(trainers.evaluation):
         return found, "; held-out perplexity was computed from the bundle"
     for split, score in trainers.evaluation.items():
-        _check_same(split, found[split]["perplexity"], score["perplexity"], "perplexity", allowed)
+        _check_same(split, found[split].perplexity, score.perplexity, "perplexity", allowed)
     return trainers.evaluation, "; held-out perplexity is the trainer's"
 
 
 def _tokens(scores: Scores) -> dict[str, int]:
-    return {split: score["tokens"] for split, score in scores.items()}
+    return {split: score.tokens for split, score in scores.items()}
 
 
 def _check_same(split: str, mine: float, trainers: float, what: str, allowed: float) -> None:

@@ -33,11 +33,13 @@ from elmwright.jobs.checkpoints.checkpoint import (
     CheckpointInfo,
     folder_name,
     list_checkpoints,
+    read_state,
     verify_checkpoint,
 )
+from elmwright.jobs.checkpoints.contents import CheckpointState, Scores, read_result
 from elmwright.jobs.config.sections import TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.config.toml_file import config_from, load_config, to_dict
-from elmwright.jobs.publishing.choose_checkpoint import Scores, choose, list_scored, recorded
+from elmwright.jobs.publishing.choose_checkpoint import choose, list_scored, recorded
 from elmwright.jobs.publishing.compare_bundle import NEAR, SAME, compare_vectors, measure
 from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.provenance import provenance
@@ -54,6 +56,7 @@ from elmwright.model.inference.elmo import Elmo
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest, canonical
 from elmwright.pipeline.progress import Progress, counting_bytes, silent
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.disk import explain, sha256_bytes
 from elmwright.pipeline.storage.files import exists, join, read_bytes, read_json
 from elmwright.pipeline.storage.untrusted import read_object
@@ -63,9 +66,12 @@ PIECES = "sentencepiece.model"
 
 def export(config: RunConfig, folder: RunFolder, progress: Progress = silent) -> str:
     """Write `bundle/` from what training ended with; a sentence about what was checked."""
-    chosen = (read_json(folder.result) or {})["checkpoint_sha256"]
+    result = read_result(folder.result)
+    if result is None:
+        raise UserError(f"{folder.result} is missing or damaged; train first")
     infos = {info.sha256: info for info in list_checkpoints(folder.checkpoints)}
-    return export_checkpoint(config, folder, infos[chosen], folder.bundle, progress=progress)
+    info = infos[result.checkpoint_sha256]
+    return export_checkpoint(config, folder, info, folder.bundle, progress=progress)
 
 
 def export_run(
@@ -217,18 +223,18 @@ def _write(
     # Perplexity depends a little on the lanes, and they may have been changed since.
     lanes = config.eval.lanes
     if trainers:
-        lanes = next(iter(trainers.evaluation.values()))["lanes"]
+        lanes = next(iter(trainers.evaluation.values())).lanes
     about = _about(config, manifest, info.step, lanes)
     write_config(target / "config.json", config.model, about)
-    elsewhere = config.train.bf16 or state["device"] != "cpu"
+    elsewhere = config.train.bf16 or state.device != "cpu"
     allowed = NEAR if elsewhere else SAME
     evaluation, measured = measure(target, folder, manifest, trainers, allowed, limit, progress)
     about |= {"heldout_sha256": _heldout(manifest, evaluation)}
-    write_config(target / "config.json", config.model, {"evaluation": evaluation, **about})
+    write_config(target / "config.json", config.model, {"evaluation": to_data(evaluation), **about})
     if without_softmax:
         (target / "softmax.safetensors").unlink()
     _describe(target, config, folder, info, manifest, evaluation, state)
-    about_it = provenance(
+    origin = provenance(
         config,
         manifest,
         run=folder.root,
@@ -237,7 +243,7 @@ def _write(
         run_id=read_run_id(folder),
         tracking_uri=tracking_uri(config, folder),
     )
-    (target / "provenance.json").write_text(json.dumps(about_it, indent=1))
+    (target / "provenance.json").write_text(json.dumps(to_data(origin), indent=1))
     if key:
         sign(target, Path(key))
     total = 2 * sum(path.stat().st_size for path in target.iterdir())
@@ -269,7 +275,7 @@ def _write_weights(
         advance(again)
 
 
-def _as_trained(config: RunConfig, checkpoint: Path) -> tuple[RunConfig, dict[str, Any]]:
+def _as_trained(config: RunConfig, checkpoint: Path) -> tuple[RunConfig, CheckpointState]:
     """The config with the settings that the checkpoint was trained with, and its state.
 
     Some may change between attempts, and the run's config has those of its newest command.
@@ -280,7 +286,7 @@ def _as_trained(config: RunConfig, checkpoint: Path) -> tuple[RunConfig, dict[st
     then = {section: saved[section] for section in TRAINING_SECTIONS}
     now["run"]["seed"] = saved["run"]["seed"]
     trained = config_from(store_all(now | then), str(where))
-    return trained, read_json(checkpoint / "state.json") or {}
+    return trained, read_state(checkpoint)
 
 
 def _about(config: RunConfig, manifest: Manifest, step: int, lanes: int) -> dict[str, Any]:
@@ -303,7 +309,7 @@ def _heldout(manifest: Manifest, evaluation: Scores) -> dict[str, str]:
         if name == "train":
             continue
         content: list[Any] = [shard.sha256 for shard in split.shards]
-        tokens = evaluation.get(name, {}).get("tokens", split.steps)
+        tokens = evaluation[name].tokens if name in evaluation else split.steps
         if tokens != split.steps:
             content.append(tokens)
         found[name] = sha256_bytes(canonical(content))
@@ -316,8 +322,8 @@ def _describe(
     folder: RunFolder,
     info: CheckpointInfo,
     manifest: Manifest,
-    evaluation: dict[str, Any],
-    state: dict[str, Any],
+    evaluation: Scores,
+    state: CheckpointState,
 ) -> None:
     """Write the training curve and the model card."""
     first = next(iter(evaluation), "heldout")

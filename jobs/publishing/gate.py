@@ -10,9 +10,8 @@ small vocabulary is no advantage.
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from elmwright.jobs.registry.contract import Registry, Version
+from elmwright.jobs.registry.contract import About, Registry, Version
 from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE
 from elmwright.pipeline.cleaning import words as word_rules
 from elmwright.pipeline.errors import UserError
@@ -30,7 +29,7 @@ def compare(registry: Registry, name: str, old: Version, new: Version, text: str
     sets = comparable(old.about, new.about)
     if sets:
         unit = f"held-out perplexity on {', '.join(sets)}"
-        before, after = (_mean(version.about["perplexity"], sets) for version in (old, new))
+        before, after = (_mean(version.about.perplexity, sets) for version in (old, new))
     elif text:
         unit = f"bits per character of {Path(text).name}"
         before, after = (
@@ -54,16 +53,16 @@ def compare(registry: Registry, name: str, old: Version, new: Version, text: str
     return result
 
 
-def comparable(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def comparable(old: About, new: About) -> list[str]:
     """The held-out sets that both were measured on, with the same words to choose from."""
-    if old["vocab_sha256"] != new["vocab_sha256"]:
+    if old.vocab_sha256 != new.vocab_sha256:
         return []
     return [
         split
-        for split, sha256 in old["heldout_sha256"].items()
-        if new["heldout_sha256"].get(split) == sha256
-        and split in old["perplexity"]
-        and split in new["perplexity"]
+        for split, sha256 in old.heldout_sha256.items()
+        if new.heldout_sha256.get(split) == sha256
+        and split in old.perplexity
+        and split in new.perplexity
     ]
 
 

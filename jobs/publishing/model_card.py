@@ -5,17 +5,15 @@ and [export]: no time, no path, so that the same checkpoint gives the same card.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from elmwright import __version__
+from elmwright.jobs.checkpoints.contents import CheckpointState, SavedScore, Scores
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.publishing.training_facts import TrainingFacts
 from elmwright.jobs.terminal.wording import duration
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import plural
-
-Scores = dict[str, dict[str, Any]]
 
 
 def model_card(
@@ -25,7 +23,7 @@ def model_card(
     evaluation: Scores,
     facts: TrainingFacts,
     *,
-    state: Mapping[str, Any],
+    state: CheckpointState,
     has_softmax: bool,
     has_curve: bool,
 ) -> str:
@@ -68,17 +66,17 @@ def _summary(config: RunConfig, manifest: Manifest, step: int, evaluation: Score
     for name, score in list(evaluation.items())[:1]:
         yield (
             f"Its perplexity on {_first(manifest, name, score)}the held-out set `{name}` is "
-            f"**{score['perplexity']:.1f}**; a model that knows only how often each word occurs "
+            f"**{score.perplexity:.1f}**; a model that knows only how often each word occurs "
             f"(unigram) has {manifest.unigram_perplexity[name]:.1f}."
         )
         yield ""
 
 
-def _first(manifest: Manifest, name: str, score: Mapping[str, Any]) -> str:
+def _first(manifest: Manifest, name: str, score: SavedScore) -> str:
     """Where only the beginning of a held-out set was scored: how much."""
     split = manifest.splits.get(name)
-    short = split is not None and score["tokens"] < split.steps
-    return f"the first {score['tokens']:,} tokens of " if short else ""
+    short = split is not None and score.tokens < split.steps
+    return f"the first {score.tokens:,} tokens of " if short else ""
 
 
 def _use(config: RunConfig, has_softmax: bool) -> Iterator[str]:
@@ -155,9 +153,9 @@ def _perplexity(manifest: Manifest, evaluation: Scores) -> Iterator[str]:
     yield "|---|--:|--:|--:|--:|--:|--:|"
     for name, score in evaluation.items():
         yield (
-            f"| {name} | {score['perplexity']:.2f} | {score['forward_perplexity']:.2f} | "
-            f"{score['backward_perplexity']:.2f} | {manifest.unigram_perplexity[name]:.2f} | "
-            f"{score['tokens']:,} | {score['unk_share']:.2%} |"
+            f"| {name} | {score.perplexity:.2f} | {score.forward_perplexity:.2f} | "
+            f"{score.backward_perplexity:.2f} | {manifest.unigram_perplexity[name]:.2f} | "
+            f"{score.tokens:,} | {score.unk_share:.2%} |"
         )
     yield ""
 
@@ -218,7 +216,7 @@ def _training(
     manifest: Manifest,
     step: int,
     facts: TrainingFacts,
-    state: Mapping[str, Any],
+    state: CheckpointState,
     has_curve: bool,
 ) -> Iterator[str]:
     train, optim = config.train, config.optim
@@ -244,9 +242,9 @@ def _training(
     yield f"| dropout | {train.dropout:g} |"
     yield f"| seed | {config.run.seed} |"
     yield (
-        f"| ran on | {plural(state['processes'], 'process')} of "
-        f"{plural(train.threads, 'thread')}, device `{state['device']}`, "
-        f"{_cell(str(state['machine']))} |"
+        f"| ran on | {plural(state.processes, 'process')} of "
+        f"{plural(train.threads, 'thread')}, device `{state.device}`, "
+        f"{_cell(state.machine)} |"
     )
     if facts.seconds:
         yield (

@@ -1,6 +1,7 @@
 """provenance.json: what made a bundle. The only file of a bundle that knows the time."""
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from elmwright.jobs.config.sections import RunConfig
@@ -15,6 +16,37 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 
 
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """The content of provenance.json, in its order."""
+
+    elmwright: str
+    """Version of this package."""
+    code: str
+    """Version of its files, by content."""
+    git: dict[str, str | bool] | None
+    """Commit and cleanliness of the code; None outside a checkout."""
+    python: str
+    platform: str
+    machine: str
+    packages: dict[str, str]
+    exported: str
+    """When the bundle was written, UTC."""
+    config: dict[str, Any]
+    """The resolved config without secrets."""
+    config_sha256: str
+    seeds: dict[str, int]
+    corpus_fingerprint: str
+    corpus_created_by: str
+    """The version that built the corpus."""
+    corpus_words: int
+    checkpoint_step: int
+    checkpoint_sha256: str
+    """Digest of its model.safetensors."""
+    mlflow_run_id: str
+    mlflow_tracking_uri: str
+
+
 def provenance(
     config: RunConfig,
     manifest: Manifest,
@@ -24,29 +56,28 @@ def provenance(
     sha256: str,
     run_id: str,
     tracking_uri: str,
-) -> dict[str, Any]:
+) -> Provenance:
     """Code, config, corpus, checkpoint, tracking, packages, seeds, machine and time.
 
-    `run` is run.dir, where the submissions of a run that was sent to a cluster lie.
+    `run` is run.dir, which has the submissions of a run that was sent to a cluster.
     """
-    return {
-        **environment(),
-        "git": own_git() or submitted_git(run),
-        "exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config": store_all(to_dict(config)),
-        "config_sha256": config_hash(config),
-        "seeds": {"run.seed": config.run.seed},
-        "corpus_fingerprint": manifest.fingerprint,
-        "corpus_created_by": manifest.created_by,
-        "corpus_words": manifest.splits["train"].words,
-        "checkpoint_step": step,
-        "checkpoint_sha256": sha256,
-        "mlflow_run_id": run_id,
-        "mlflow_tracking_uri": relative_uri(without_secret(tracking_uri), run),
-    }
+    return Provenance(
+        **environment() | {"git": own_git() or submitted_git(run)},
+        exported=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        config=store_all(to_dict(config)),
+        config_sha256=config_hash(config),
+        seeds={"run.seed": config.run.seed},
+        corpus_fingerprint=manifest.fingerprint,
+        corpus_created_by=manifest.created_by,
+        corpus_words=manifest.splits["train"].words,
+        checkpoint_step=step,
+        checkpoint_sha256=sha256,
+        mlflow_run_id=run_id,
+        mlflow_tracking_uri=relative_uri(without_secret(tracking_uri), run),
+    )
 
 
-def submitted_git(run: str) -> dict[str, Any] | None:
+def submitted_git(run: str) -> dict[str, str | bool] | None:
     """Commit and cleanliness that a submission of this run came from, if it brought this very code.
 
     A job runs from files that were sent, not from a checkout; their digest is in the version.

@@ -5,7 +5,7 @@ What a version is, and how one bundle stays one version, is in contract.py and m
 Publishing is safe to kill at any moment; the same command finds or removes what it left.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
 from elmwright.jobs.bundles.bundle import bundle_bytes, digest
 from elmwright.jobs.config.sections import RunConfig
@@ -17,24 +17,48 @@ from elmwright.jobs.tracking.store import is_store, relative_uri
 from elmwright.jobs.tracking.tracker import read_run_id, tracking_uri
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import Progress, counting_bytes, silent
+from elmwright.pipeline.records import BadField, from_data, to_data
 from elmwright.pipeline.storage.files import read_json, write_json
+
+
+@dataclass(frozen=True)
+class Published:
+    """published.json: the version that a run's bundle became."""
+
+    name: str
+    version: int
+    alias: str
+    """What the version was published under."""
+    digest: str
+    """Of the bundle."""
+    uri: str
+    """The registry, relative to the run's folder where it is inside."""
+
+
+def read_published(path: str) -> Published | None:
+    """The version of a run; None where there is none or the file is damaged."""
+    try:
+        return from_data(Published, read_json(path), ignore_unknown=True)
+    except BadField:
+        return None
 
 
 def is_published(config: RunConfig, folder: RunFolder) -> bool:
     """Does published.json speak of this bundle, name, alias and registry?"""
     try:
-        saved = read_json(folder.published) or {}
-        return bool(
-            saved["digest"] == digest(folder.bundle)
-            and saved["name"] == config.export.name
-            and saved["alias"] == config.export.alias
-            and is_store(saved["uri"], tracking_uri(config, folder), folder)
+        saved = read_published(folder.published)
+        return (
+            saved is not None
+            and saved.digest == digest(folder.bundle)
+            and saved.name == config.export.name
+            and saved.alias == config.export.alias
+            and is_store(saved.uri, tracking_uri(config, folder), folder)
         )
-    except (OSError, KeyError, ValueError, UserError):
+    except (OSError, ValueError, UserError):
         return False
 
 
-def publish(config: RunConfig, folder: RunFolder, progress: Progress = silent) -> dict[str, Any]:
+def publish(config: RunConfig, folder: RunFolder, progress: Progress = silent) -> Published:
     """Register the run's bundle and move the alias; what `published.json` then says.
 
     The bundle is read before it is sent, and read back: that is what the progress counts.
@@ -49,12 +73,12 @@ def publish(config: RunConfig, folder: RunFolder, progress: Progress = silent) -
     total = 2 * bundle_bytes(folder.bundle)
     with progress("publishing", total, "bytes") as advance, counting_bytes(advance):
         version = publish_bundle(MlflowRegistry(uri), folder.bundle, name, alias)
-    saved = {
-        "name": name,
-        "version": version,
-        "alias": alias,
-        "digest": digest(folder.bundle),
-        "uri": relative_uri(without_secret(uri), folder.root),
-    }
-    write_json(folder.published, saved)
+    saved = Published(
+        name=name,
+        version=version,
+        alias=alias,
+        digest=digest(folder.bundle),
+        uri=relative_uri(without_secret(uri), folder.root),
+    )
+    write_json(folder.published, to_data(saved))
     return saved

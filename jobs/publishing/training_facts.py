@@ -11,11 +11,12 @@ background, so that it can be read in a light page, in a dark one and alone.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
+from elmwright.jobs.rundir.journal_records import Evaluation, Metrics, Record, ValuesRecord
+from elmwright.jobs.rundir.metrics import LOSS, PERPLEXITY, SCORED_TOKENS, TOKENS_PER_S
 from elmwright.pipeline.report.charts import Axis, rounded, thin
 from elmwright.pipeline.report.page import compact, decimal, number, shown
 
@@ -58,25 +59,25 @@ class TrainingFacts:
 
 
 def training_facts(
-    records: Iterable[Mapping[str, Any]], step: int, tokens_per_step: int, split: str
+    records: Iterable[Record], step: int, tokens_per_step: int, split: str
 ) -> TrainingFacts:
     """The facts of a journal's records up to `step`."""
     losses: dict[int, float] = {}
     heldout: dict[int, tuple[float, int]] = {}
     speeds: dict[int, float] = {}
     for record in records:
-        if record["step"] > step:
+        if record.step > step or not isinstance(record, ValuesRecord):
             continue
-        values = record.get("values", {})
-        if record["kind"] == "metrics" and math.isfinite(values.get("train/loss", math.nan)):
-            losses[record["step"]] = values["train/loss"]
-            if values.get("train/tokens_per_s"):
-                speeds[record["step"]] = values["train/tokens_per_s"]
-        if record["kind"] == "eval":
-            perplexity = values.get(f"{split}/perplexity", math.nan)
+        values = record.values
+        if isinstance(record, Metrics) and math.isfinite(values.get(LOSS.key, math.nan)):
+            losses[record.step] = values[LOSS.key]
+            if values.get(TOKENS_PER_S.key):
+                speeds[record.step] = values[TOKENS_PER_S.key]
+        if isinstance(record, Evaluation):
+            perplexity = values.get(PERPLEXITY.of(split), math.nan)
             if math.isfinite(perplexity):
-                tokens = int(values.get(f"{split}/tokens", 0))
-                heldout[record["step"]] = perplexity, tokens
+                tokens = int(values.get(SCORED_TOKENS.of(split), 0))
+                heldout[record.step] = perplexity, tokens
     usual = median(speeds.values()) if speeds else 0.0
     seconds, before = 0.0, 0
     for at in sorted(losses) if usual else ():
@@ -120,7 +121,8 @@ def training_svg(
     aside = f"{number(steps)} steps of {number(facts.tokens_per_step)} tokens"
     panels.append(_text(LEFT, y + 22, aside) + _text(RIGHT, y + 22, x.title, "end"))
     height = y + 36
-    label = "Held-out perplexity and training loss" if has_heldout else "Training loss"
+    titles = [PERPLEXITY.title] * has_heldout + [f"training {LOSS.title}"]
+    label = " and ".join(titles).capitalize()
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label} by training tokens">'
@@ -146,7 +148,7 @@ def _perplexities(
     keys.append(("dot", f"{last}: {decimal(points[-1][1])}"))
     if unigram:
         keys.append(("base", f"word frequencies alone (unigram model): {decimal(unigram)}"))
-    drawn, top = _heading("Held-out perplexity (lower is better)", keys, y)
+    drawn, top = _heading(f"{PERPLEXITY.title.capitalize()} (lower is better)", keys, y)
     place = _placer(x, axis, top, UPPER)
     drawn += _frame(x, axis, top, UPPER, place)
     if unigram:
@@ -168,8 +170,8 @@ def _losses(facts: TrainingFacts, x: Axis, y: int, *, below: bool, full: bool) -
     values = [value for _, value in points]
     axis = rounded(min(values), max(values), "")
     aside = ": not comparable with the perplexity above" if below and not full else ""
-    keys = [("loss", f"nats per token, {'full' if full else 'sampled'} softmax{aside}")]
-    drawn, top = _heading("Training loss", keys, y)
+    keys = [("loss", f"{LOSS.unit}, {'full' if full else 'sampled'} softmax{aside}")]
+    drawn, top = _heading(f"Training {LOSS.title}", keys, y)
     place = _placer(x, axis, top, LOWER)
     drawn += _frame(x, axis, top, LOWER, place)
     return drawn + _line("loss", [place(*point) for point in thin(points)]), top + LOWER + TICKS
@@ -180,9 +182,8 @@ def _heading(title: str, keys: Sequence[tuple[str, str]], y: int) -> tuple[str, 
     drawn = _text(MARGIN, y + 14, title, kind="title")
     for kind, text in keys:
         y += ROW
-        sign = _dot(MARGIN + 12, y + 14, 5) if kind == "dot" else (
-            f'<path class="{kind}" d="M{MARGIN} {y + 14}h24"/>'
-        )  # fmt: skip
+        stroke = f'<path class="{kind}" d="M{MARGIN} {y + 14}h24"/>'
+        sign = _dot(MARGIN + 12, y + 14, 5) if kind == "dot" else stroke
         drawn += sign + _text(MARGIN + 32, y + 18, text, kind="key")
     return drawn, y + ROW + 14
 

@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from elmwright.jobs.bundles.bundle import SIGNATURE, digest_of, read_sums
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import from_data
 from elmwright.pipeline.storage.untrusted import read_object
 
 CANDIDATE = "candidate"
@@ -27,6 +28,32 @@ Change = Callable[[list[int]], list[int]]
 
 
 @dataclass(frozen=True)
+class About:
+    """What a bundle says about itself."""
+
+    digest: str
+    """Identifies the bundle: one bundle is one version."""
+    step: int
+    """Updates made."""
+    perplexity: dict[str, float]
+    """Held-out set → perplexity."""
+    vocab_sha256: str
+    """Digest of the vocabulary: perplexities compare only if it is equal."""
+    heldout_sha256: dict[str, str]
+    """Held-out set → digest of what was scored of it."""
+    corpus_fingerprint: str
+    """Of the corpus it was trained on."""
+    run_id: str
+    """The MLflow run that made it; empty if there is none."""
+    signed: bool
+    """Whether it has a signature."""
+
+    def __post_init__(self) -> None:
+        if not all(value > 0 for value in self.perplexity.values()):
+            raise ValueError("a perplexity is no positive number")
+
+
+@dataclass(frozen=True)
 class Version:
     """One published version."""
 
@@ -34,8 +61,8 @@ class Version:
     """Its number."""
     created: str
     """When it was published, UTC."""
-    about: dict[str, Any]
-    """What its bundle says: digest, step, perplexities, digests of vocabulary and held-out sets."""
+    about: About
+    """What its bundle says."""
     aliases: tuple[str, ...] = ()
     """Aliases that point to it now."""
 
@@ -65,12 +92,12 @@ class Registry(Protocol):
         """The bundle of a version as a local folder, verified to be the one that was published."""
 
 
-def about(bundle: Path) -> dict[str, Any]:
+def about(bundle: Path) -> About:
     """What a verified bundle says about itself, for the registry and for the gate."""
     sums = read_sums(bundle)
     try:
         config = read_object(bundle / "config.json")
-        made_by = read_object(bundle / "provenance.json")
+        origin = read_object(bundle / "provenance.json")
         scores = config.get("evaluation") or {}
         facts = {
             "digest": digest_of(sums),
@@ -78,35 +105,17 @@ def about(bundle: Path) -> dict[str, Any]:
             "perplexity": {split: score["perplexity"] for split, score in scores.items()},
             "vocab_sha256": config["vocab"]["sha256"],
             "heldout_sha256": config["heldout_sha256"],
-            "corpus_fingerprint": made_by["corpus_fingerprint"],
-            "run_id": made_by["mlflow_run_id"],
+            "corpus_fingerprint": origin["corpus_fingerprint"],
+            "run_id": origin["mlflow_run_id"],
             "signed": SIGNATURE in sums,
         }
-        check_about(facts)
+        return from_data(About, facts, finite=False)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             "file-damaged",
             f"the config.json or provenance.json of {bundle} is not as export writes it "
             f"({error!r:.200}); export again",
         ) from error
-    return facts
-
-
-def check_about(facts: dict[str, Any]) -> None:
-    """Is this what `about` returns? An index or a tag may be anything; `ValueError` if so."""
-    texts = [facts[key] for key in ("digest", "vocab_sha256", "corpus_fingerprint", "run_id")]
-    heldout, perplexity = facts["heldout_sha256"], facts["perplexity"]
-    for kind, values in (
-        (str, [*texts, *heldout, *heldout.values(), *perplexity]),
-        (int, [facts["step"]]),
-        (bool, [facts["signed"]]),
-        ((int, float), perplexity.values()),
-    ):
-        for value in values:
-            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-                raise ValueError(f"{value!r:.100} is in the wrong place")
-    if not all(value > 0 for value in perplexity.values()):
-        raise ValueError("a perplexity is no positive number")
 
 
 def check_name(name: str) -> None:

@@ -20,7 +20,9 @@ from urllib.request import url2pathname
 
 from elmwright.jobs.bundles.bundle import SUMS, digest, verify_bundle
 from elmwright.jobs.bundles.model_folder import cached
+from elmwright.jobs.registry.contract import About
 from elmwright.jobs.registry.mlflow_signature import EXAMPLE, LOADER, signature
+from elmwright.jobs.rundir.metrics import PERPLEXITY
 from elmwright.jobs.tracking.metric_names import heldout_metric
 from elmwright.jobs.tracking.store import artifact_folder, remove_logged_model
 from elmwright.pipeline.errors import Failed, UserError
@@ -49,50 +51,50 @@ class LoggedModels:
     def __init__(self, client: Any, uri: str) -> None:
         self._client, self._uri = client, uri
 
-    def begin(self, name: str, facts: dict[str, Any]) -> Any:
+    def begin(self, name: str, facts: About) -> Any:
         """A logged model without files."""
         run_id, experiment_id = self.home(facts)
-        key = facts["digest"]
+        key = facts.digest
         return self._client.create_logged_model(
             experiment_id,
             name=f"{name}-{key[:12]}".replace(".", "-"),
             source_run_id=run_id or None,
             tags={NAME: name, DIGEST: key},
-            params={"step": str(facts["step"]), "corpus": facts["corpus_fingerprint"]},
+            params={"step": str(facts.step), "corpus": facts.corpus_fingerprint},
             model_type=KIND,
         )
 
-    def upload(self, bundle: Path, model: Any, facts: dict[str, Any]) -> Any:
+    def upload(self, bundle: Path, model: Any, facts: About) -> Any:
         """The logged model with the bundle's files, read back."""
-        run_id, key = model.source_run_id or "", facts["digest"]
+        run_id, key = model.source_run_id or "", facts.digest
         with tempfile.TemporaryDirectory() as beside:
             _write_mlmodel(Path(beside), model.model_id, run_id, key)
             self._client.log_model_artifacts(model.model_id, beside)
         self._client.log_model_artifacts(model.model_id, str(bundle), DATA)
         if digest(self.download(f"{model.artifact_location}/{DATA}")) != key:
             raise Failed("MLflow stored something else than the bundle; publish again")
-        for split, value in facts["perplexity"].items() if run_id else ():
-            name, at = self._point(run_id, split, facts["step"])
+        for split, value in facts.perplexity.items() if run_id else ():
+            name, at = self._point(run_id, split, facts.step)
             self._client.log_metric(
-                run_id, name, value, timestamp=at, step=facts["step"], model_id=model.model_id
+                run_id, name, value, timestamp=at, step=facts.step, model_id=model.model_id
             )
         return self._client.finalize_logged_model(model.model_id, "READY")
 
     def _point(self, run_id: str, split: str, step: int) -> tuple[str, int | None]:
         """The point of the run's curve that is this score, so that no second chart is drawn."""
-        for name in (heldout_metric(split), f"{split}/perplexity"):
+        for name in (heldout_metric(split), PERPLEXITY.of(split)):
             for point in self._client.get_metric_history(run_id, name):
                 if point.step == step:
                     return name, point.timestamp
         return heldout_metric(split), None
 
-    def home(self, facts: dict[str, Any]) -> tuple[str, str]:
+    def home(self, facts: About) -> tuple[str, str]:
         """The run and the experiment a bundle belongs to, as far as this MLflow knows them."""
         from mlflow.exceptions import MlflowException
 
-        if facts["run_id"]:
+        if facts.run_id:
             try:
-                run = self._client.get_run(facts["run_id"])
+                run = self._client.get_run(facts.run_id)
                 home = self._client.get_experiment(run.info.experiment_id)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
@@ -100,7 +102,7 @@ class LoggedModels:
             else:
                 # What was deleted takes nothing in any more.
                 if (run.info.lifecycle_stage, home.lifecycle_stage) == ("active", "active"):
-                    return facts["run_id"], run.info.experiment_id
+                    return facts.run_id, run.info.experiment_id
         experiment = self._client.get_experiment_by_name(EXPERIMENT)
         if experiment is not None and experiment.lifecycle_stage != "active":
             number = experiment.experiment_id
@@ -136,7 +138,7 @@ class LoggedModels:
             listed = fetch(f"{source}/{SUMS}", Path(beside)).read_bytes()
         return cached(sha256_bytes(listed), fill)
 
-    def sweep(self, name: str, facts: dict[str, Any], alone: bool, versions: Versions) -> None:
+    def sweep(self, name: str, facts: About, alone: bool, versions: Versions) -> None:
         """Remove logged models that became no version.
 
         Those of this bundle are no longer needed, whoever is at them. Of others only those that
@@ -151,7 +153,7 @@ class LoggedModels:
         # Looked up last: what has become a version meanwhile is one.
         become = {logged_model(version): version for version in versions()}
         for model in models:
-            mine = model.tags.get(DIGEST) == facts["digest"]
+            mine = model.tags.get(DIGEST) == facts.digest
             old = model.creation_timestamp < time.time() * 1000 - OLD_MS
             if VERSION in model.tags:
                 continue

@@ -26,12 +26,13 @@ from typing import Any
 from elmwright.jobs.bundles.bundle import digest, verify_bundle
 from elmwright.jobs.registry import version_page
 from elmwright.jobs.registry.alias_history import History, Move, tag_name
-from elmwright.jobs.registry.contract import Change, Version, about, check_about
+from elmwright.jobs.registry.contract import About, Change, Version, about
 from elmwright.jobs.registry.logged_models import DATA, LoggedModels, all_pages, logged_model, twice
 from elmwright.jobs.rundir.moved_run import at_home, database_lock
 from elmwright.jobs.secrets.hiding import for_others, without_secret
 from elmwright.jobs.tracking.store import connect, default_uri, sqlite_file
 from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.records import from_data, to_data
 
 ABOUT = "mlflow.elmwright.about"
 """Tag of a version: what its bundle says about itself, as JSON. MLflow's pages do not show tags
@@ -84,7 +85,7 @@ class MlflowRegistry:
         with self._answering(f"publish; {bundle} is safe"), self._alone() as alone:
             self._connected = self._connected or connect(self._uri)  # which may create a database
             self._create_name(name)
-            number = self._settle(name, facts["digest"])
+            number = self._settle(name, facts.digest)
             if number is None:
                 number = self._create(bundle, name, facts)
             self._models.keep(self._client.get_model_version(name, str(number)))
@@ -159,7 +160,7 @@ class MlflowRegistry:
                 self._client.delete_registered_model_tag(name, tag_name(alias, key))
 
     def fetch(self, name: str, version: int) -> Path:
-        """Where it lies, if that is on this disk; else a copy."""
+        """The folder that MLflow stores it in, if that is on this disk; else a copy."""
         with self._answering(f"fetch version {version} of {name}"):
             found = self._client.get_model_version(name, str(version))
             source = self._client.get_model_version_download_uri(name, str(version))
@@ -168,7 +169,7 @@ class MlflowRegistry:
                     "version-missing", f"version {version} of {name} was not published by elmwright"
                 )
             folder = self._models.download(f"{source}/{DATA}")
-        if digest(folder) != _about(found)["digest"]:
+        if digest(folder) != _about(found).digest:
             raise UserError(
                 "untrusted",
                 f"{source} is not the model that was published as version {version} of {name}; "
@@ -176,26 +177,26 @@ class MlflowRegistry:
             )
         return folder
 
-    def _create(self, bundle: Path, name: str, facts: dict[str, Any]) -> int:
+    def _create(self, bundle: Path, name: str, facts: About) -> int:
         model = self._models.begin(name, facts)
         try:
             self._create_version(name, self._models.upload(bundle, model, facts), facts, bundle)
         except Exception:
             # Another publish of this bundle may have finished and swept ours away half-way; what
             # we have sent since then is ours to remove.
-            number = self._settle(name, facts["digest"])
+            number = self._settle(name, facts.digest)
             if number is None:
                 raise
             if logged_model(self._client.get_model_version(name, str(number))) != model.model_id:
                 self._models.remove(model)
             return number
-        number = self._settle(name, facts["digest"])
+        number = self._settle(name, facts.digest)
         if number is None:
             raise Failed(f"version of {name} vanished after it was created; publish again")
         return number
 
-    def _create_version(self, name: str, model: Any, facts: dict[str, Any], bundle: Path) -> None:
-        tags = {ABOUT: json.dumps(facts), **version_page.facts(bundle, facts)}
+    def _create_version(self, name: str, model: Any, facts: About, bundle: Path) -> None:
+        tags = {ABOUT: json.dumps(to_data(facts)), **version_page.facts(bundle, facts)}
         with default_uri(self._uri):
             self._client.create_model_version(
                 name,
@@ -214,7 +215,7 @@ class MlflowRegistry:
         numbers = sorted(
             int(version.version)
             for version in self._versions(name)
-            if _is_ours(version) and _about(version)["digest"] == key
+            if _is_ours(version) and _about(version).digest == key
         )
         for number in numbers[1:]:
             try:
@@ -273,18 +274,16 @@ def _is_ours(version: Any) -> bool:
     return ABOUT in version.tags or OLD_ABOUT in version.tags
 
 
-def _about(version: Any) -> dict[str, Any]:
+def _about(version: Any) -> About:
     tag = ABOUT if ABOUT in version.tags else OLD_ABOUT
     try:
-        facts = dict(json.loads(version.tags[tag]))
-        check_about(facts)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return from_data(About, json.loads(version.tags[tag]), ignore_unknown=True, finite=False)
+    except (ValueError, RecursionError) as error:
         raise UserError(
             "tracking-server",
             f"the tag {tag} of version {version.version} of {version.name} was changed "
             f"({error!r:.100}); delete that version in MLflow and publish again",
         ) from error
-    return facts
 
 
 def _errors_of_s3() -> tuple[type[Exception], ...]:

@@ -4,7 +4,7 @@ import re
 
 from elmwright.jobs.registry.contract import Registry
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
-from elmwright.jobs.registry.plain_folder import Shelf
+from elmwright.jobs.registry.plain_folder import FolderRegistry
 from elmwright.jobs.secrets.hiding import hide
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import is_url
@@ -21,4 +21,4 @@ def open_registry(uri: str) -> Registry:
             "folder, or an s3:// prefix",
         )
 
-    return Shelf(uri)
+    return FolderRegistry(uri)

@@ -22,20 +22,22 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.bundles.bundle import SUMS, digest_of, parse_sums, read_sums, verify_bundle
 from elmwright.jobs.bundles.model_folder import local_folder
 from elmwright.jobs.registry.contract import (
+    About,
     Change,
     Version,
     about,
-    check_about,
     check_name,
     find_version,
 )
 from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.files import (
     Stat,
@@ -60,9 +62,25 @@ OLD_S = 86_400
 """Age of an unlisted folder in a store that nobody can still be writing, in seconds."""
 
 Index = dict[str, Any]
+"""As it is in the file: what a newer version added to it is kept when it is written again."""
 
 
-class Shelf:
+@dataclass(frozen=True)
+class Entry(About):
+    """A version in the index."""
+
+    folder: str
+    """The name of the bundle's folder."""
+    created: str
+    """When it was published, UTC."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _is_folder(self.folder):
+            raise ValueError(f"folder {self.folder!r:.100}")
+
+
+class FolderRegistry:
     """Versions in a folder, or below an s3:// prefix."""
 
     def __init__(self, uri: str) -> None:
@@ -72,7 +90,7 @@ class Shelf:
         """Store the files first, and list them last."""
         verify_bundle(bundle)
         facts = about(bundle)
-        key = facts["digest"]
+        key = facts.digest
         with self._alone(name):
             known = _number(self._read(name), key)
             if known is not None:
@@ -87,7 +105,7 @@ class Shelf:
                 if _number(index, key) is None:
                     number = 1 + max(map(int, index["versions"]), default=0)
                     created = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-                    entry = {**facts, "folder": folder, "created": created}
+                    entry = {**to_data(facts), "folder": folder, "created": created}
                     index["versions"][str(number)] = entry
 
             index = self._change(name, add, lambda index: _number(index, key) is not None)
@@ -102,12 +120,12 @@ class Shelf:
         holders = {alias: history[-1] for alias, history in index["aliases"].items()}
         return [
             Version(
-                int(number),
-                facts["created"],
-                facts,
-                tuple(sorted(alias for alias, at in holders.items() if at == int(number))),
+                number,
+                entry.created,
+                entry,
+                tuple(sorted(alias for alias, holder in holders.items() if holder == number)),
             )
-            for number, facts in sorted(index["versions"].items(), key=lambda pair: int(pair[0]))
+            for number, entry in sorted(_entries(index).items())
         ]
 
     def history(self, name: str, alias: str) -> list[int]:
@@ -130,12 +148,12 @@ class Shelf:
 
     def fetch(self, name: str, version: int) -> Path:
         """The version's folder (a copy of it, out of a store)."""
-        facts = self._read(name)["versions"][str(version)]
-        where = join(self.uri, name, facts["folder"])
+        entry = _entries(self._read(name))[version]
+        where = join(self.uri, name, entry.folder)
         folder = local_folder(where)
         if not is_url(where):
             verify_bundle(folder)
-        if digest_of(read_sums(folder)) != facts["digest"]:
+        if digest_of(read_sums(folder)) != entry.digest:
             raise UserError(
                 "untrusted",
                 f"{where} is not the model that was published as version {version} of {name}; "
@@ -144,14 +162,14 @@ class Shelf:
         return folder
 
     def _place(self, bundle: Path, name: str, folder: str, key: str) -> None:
-        """Let the bundle's files lie in a folder of this name."""
+        """Store the bundle's files in a folder of this name."""
         target = join(self.uri, name, folder)
         if is_url(self.uri):
             self._store(bundle, target, key)
             return
         source = bundle.resolve()
         if source == Path(target):
-            return  # it lies where it belongs, and has been verified
+            return  # it is where it belongs, and has been verified
         if source.is_relative_to(Path(self.uri, name)):
             raise UserError(
                 "argument",
@@ -181,7 +199,7 @@ class Shelf:
 
     def _sweep(self, name: str, index: Index) -> None:
         """Remove folders that no version lists: a publish was killed before it listed them."""
-        listed = {facts["folder"] for facts in index["versions"].values()}
+        listed = {entry.folder for entry in _entries(index).values()}
         for folder, files in self._folders(name).items():
             changed = max(file.mtime_ns for file in files) / 1e9
             # In a store another command may be writing this very folder.
@@ -189,7 +207,7 @@ class Shelf:
                 remove_folder(join(self.uri, name, folder))
 
     def _folders(self, name: str) -> dict[str, list[Stat]]:
-        """The files of every bundle that lies here, listed or not, whole or not."""
+        """The files of every bundle that is stored here, listed or not, whole or not."""
         found: dict[str, list[Stat]] = {}
         start = len(join(self.uri, name)) + 1
         for file in list_folder(join(self.uri, name)):
@@ -207,11 +225,7 @@ class Shelf:
         try:
             index = read_object(path)
             found = index["format"]
-            for number, facts in index["versions"].items():
-                check_about(facts)
-                named = re.fullmatch(r"[0-9]+", number) and _is_folder(facts["folder"])
-                if not named or not isinstance(facts["created"], str):
-                    raise ValueError(f"version {number!r}")
+            _entries(index)
             for history in index["aliases"].values():
                 known = [isinstance(at, int) and str(at) in index["versions"] for at in history]
                 if not known or not all(known):
@@ -276,12 +290,22 @@ def _empty() -> Index:
 
 
 def _is_folder(name: object) -> bool:
-    """Names of folders are digests: nothing leads out of the shelf."""
+    """Names of folders are digests: nothing leads out of the registry."""
     return isinstance(name, str) and re.fullmatch(r"[0-9a-f]{32}", name) is not None
 
 
+def _entries(index: Index) -> dict[int, Entry]:
+    """The versions of an index by number; ValueError where one is damaged."""
+    entries = {}
+    for number, facts in index["versions"].items():
+        if not re.fullmatch(r"[0-9]+", number):
+            raise ValueError(f"version {number!r}")
+        entries[int(number)] = from_data(Entry, facts, ignore_unknown=True, finite=False)
+    return entries
+
+
 def _number(index: Index, key: str) -> int | None:
-    numbers = [int(n) for n, facts in index["versions"].items() if facts["digest"] == key]
+    numbers = [number for number, entry in _entries(index).items() if entry.digest == key]
     return min(numbers, default=None)
 
 
@@ -294,5 +318,5 @@ def fetch_reference(model: str) -> Path | None:
     name = re.split("[@/]", reference)[0]
     if not exists(join(root or ".", name, INDEX)):
         return None
-    shelf = Shelf(root or ".")
-    return shelf.fetch(*find_version(shelf, reference, model))
+    registry = FolderRegistry(root or ".")
+    return registry.fetch(*find_version(registry, reference, model))

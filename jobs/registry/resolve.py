@@ -130,8 +130,11 @@ def model_of_run(run: RunFolder) -> Path:
             "model-missing",
             f"the run {nearby(run.root)} has no bundle and no checkpoint yet; train it first",
         )
-    print(f"note: {nearby(run.root)} has no bundle yet; this is its checkpoint of step "
-          f"{newest.step:,}", file=sys.stderr)  # fmt: skip
+    print(
+        f"note: {nearby(run.root)} has no bundle yet; this is its checkpoint of step "
+        f"{newest.step:,}",
+        file=sys.stderr,
+    )
     return local_folder(newest.path)
 
 

@@ -7,8 +7,8 @@ out. The program's own record of a version is another tag (mlflow_registry.py).
 
 import re
 from pathlib import Path
-from typing import Any
 
+from elmwright.jobs.registry.contract import About
 from elmwright.jobs.tracking.metric_names import said
 from elmwright.pipeline.storage.untrusted import read_object
 
@@ -17,23 +17,23 @@ LONGEST = 5000
 REST = "\n\nThe whole card is `data/README.md` among the files of this model."
 
 
-def facts(bundle: Path, about: dict[str, Any]) -> dict[str, str]:
+def facts(bundle: Path, about: About) -> dict[str, str]:
     """Tags: perplexity, step, tokens, vocabulary, words of the corpus, licence."""
     config = read_object(bundle / "config.json")
-    made_by = read_object(bundle / "provenance.json")
-    settings = made_by.get("config") or {}
+    origin = read_object(bundle / "provenance.json")
+    settings = origin.get("config") or {}
     train = settings.get("train") or {}
-    tags = {f"{split}_perplexity": said(value) for split, value in about["perplexity"].items()}
-    first = next(iter(about["perplexity"].values()), None)
+    tags = {f"{split}_perplexity": said(value) for split, value in about.perplexity.items()}
+    first = next(iter(about.perplexity.values()), None)
     if first is not None:
         tags["perplexity"] = said(first)
-    tags["step"] = str(about["step"])
+    tags["step"] = str(about.step)
     if {"lanes", "window"} <= train.keys():
         size = train["lanes"] * train["window"] * train.get("accumulate", 1)
-        tags["tokens"] = str(about["step"] * size)
+        tags["tokens"] = str(about.step * size)
     tags["vocabulary"] = str(config["vocab"]["size"])
-    if "corpus_words" in made_by:
-        tags["corpus_words"] = str(made_by["corpus_words"])
+    if "corpus_words" in origin:
+        tags["corpus_words"] = str(origin["corpus_words"])
     licence = (settings.get("export") or {}).get("licence")
     if licence:
         tags["licence"] = str(licence)

@@ -1,7 +1,7 @@
-"""The run's own record of what happened, written before anybody else hears of it.
+"""The run's own record of what happened, written before it is sent anywhere else.
 
-One JSON object a line, appended by rank 0, never rewritten. MLflow is fed from it (tracker.py) and
-so is the progress display. A step that is computed again after a crash keeps the record, and with
+One JSON object per line, appended by rank 0, never rewritten. MLflow (tracker.py) and the progress
+display read it. A step that is computed again after a crash keeps the record, and with
 it the timestamp, of the first time: so a replay to MLflow merges instead of doubling.
 
 The loop only hands its records over; a thread writes them, so that a slow disk or store costs no
@@ -12,14 +12,11 @@ readers see no difference.
 
 A journal that cannot be written for the moment (a full disk, a store that does not answer) does not
 stop training: lines wait in memory and are written with the next ones. Before a checkpoint is
-committed they must be on disk (`flush`): what lies behind a checkpoint is never computed again.
+committed they must be on disk (`flush`): steps before a checkpoint are never computed again.
 
-Records: {"kind": KIND, "step": n, "time": ms, …}, KIND one of begin, step, metrics, eval, scoring,
-final, checkpoint, pruned, warning. "begin" says at which step an attempt begins, and "step" when
-its steps 1, 5 and 10 were done: the time left is known from the tenth on, however rarely metrics
-are written, and the slow first step does not spoil it. "scoring" says how far the last evaluation
-is: about "done" of "tokens". The path of a checkpoint is relative to the run's folder, so that a
-run can be moved.
+Records are JSON objects that begin with "kind", "step" and "time" (journal_records.py). Steps 1, 5
+and 10 of an attempt have a record of their own: the time left is known from the tenth on, however
+rarely metrics are written, and the slow first step does not spoil it.
 
 A damaged line stops nobody: `journal_lines.py` reads around it. Opening the journal notes it in
 `journal.jsonl.damaged` and writes one record of kind "warning", which the terminal shows.
@@ -33,12 +30,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from elmwright.jobs.rundir.journal_lines import (
     LINE_BYTES,
     Line,
-    Record,
     damaged_lines,
     is_whole,
     journal_end,
@@ -49,13 +44,25 @@ from elmwright.jobs.rundir.journal_lines import (
     segments,
     set_aside_path,
 )
+from elmwright.jobs.rundir.journal_records import (
+    CheckpointPruned,
+    CheckpointSaved,
+    Record,
+    WarningGiven,
+    record_data,
+)
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.storage.files import exists, is_url, join, read_bytes, stat, write_bytes
 
 __all__ = [
-    "Journal", "Record", "damaged_lines", "journal_end", "read_journal", "set_aside_path",
-]  # fmt: skip
+    "Journal",
+    "Record",
+    "damaged_lines",
+    "journal_end",
+    "read_journal",
+    "set_aside_path",
+]
 
 log = logging.getLogger("elmwright")
 
@@ -71,7 +78,7 @@ HOLE_SECONDS = 2.0
 
 
 class Journal:
-    """The writing end.
+    """Writes a journal.
 
     Opening it removes a last line that a kill left half written, and notes damaged ones. A last
     record that lacks only its newline gets it.
@@ -84,7 +91,7 @@ class Journal:
         """For what is held and what waits: never kept while anything is sent."""
         self._sending = threading.Lock()
         self._waiting: list[Record] = []
-        self._held: dict[tuple[str, int], str] = {}
+        self._held: dict[tuple[type[Record], int], str] = {}
         self._begin = self._end = 0
         self._segment = b""
         """What the newest segment holds, from byte `_begin` on."""
@@ -105,14 +112,14 @@ class Journal:
             damaged += [line] if line.damaged else []
             for record in line.records:
                 self._note(record)
-                last = max(last, record["step"])
+                last = max(last, record.step)
         if self._descriptor >= 0:
             os.ftruncate(self._descriptor, self._end)
         self.damage = _set_aside(self._path, damaged) if damaged else ""
         """A sentence about damaged lines that nobody was told of before; empty if there are none.
         """
         if self.damage:
-            self.write("warning", last, text=self.damage)
+            self.write(WarningGiven(step=last, text=self.damage))
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
 
@@ -122,16 +129,16 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, kind: str, step: int, **values: Any) -> None:
-        """Append a record, unless the journal already holds it: one of this kind and step, of a
-        checkpoint one of the same bytes, of a beginning one of the same attempt, of scoring one
-        that has got as far, of a warning one of the same text. Raises what the guard said of an
-        earlier one."""
+    def write(self, record: Record) -> None:
+        """Append a record, unless the journal holds one of its kind, step and identity.
+
+        Raises what the guard raised for an earlier record.
+        """
         if self._refusal is not None:
             raise self._refusal
-        record = {"kind": kind, "step": step, "time": int(time.time() * 1000), **values}
         with self._lock:
-            if self._held.get((kind, step)) == _key(record) or self._closed.is_set():
+            held = self._held.get((type(record), record.step))
+            if held == record.identity or self._closed.is_set():
                 return
             self._waiting.append(record)
             self._note(record)
@@ -161,9 +168,11 @@ class Journal:
 
     def _note(self, record: Record) -> None:
         """Remember what is held. A checkpoint that was pruned may come again, and be pruned."""
-        other = {"checkpoint": "pruned", "pruned": "checkpoint"}.get(record["kind"], "")
-        self._held.pop((other, record["step"]), None)
-        self._held[record["kind"], record["step"]] = _key(record)
+        if isinstance(record, CheckpointSaved):
+            self._held.pop((CheckpointPruned, record.step), None)
+        elif isinstance(record, CheckpointPruned):
+            self._held.pop((CheckpointSaved, record.step), None)
+        self._held[type(record), record.step] = record.identity
 
     def _work(self) -> None:
         pause = usual = SEGMENT_SECONDS if self._descriptor < 0 else FILE_SECONDS
@@ -181,7 +190,7 @@ class Journal:
                 log.warning("the journal waits in memory: %s", error)
 
     def _send(self) -> None:
-        """Write what waits; it goes on waiting if that fails."""
+        """Write what waits, or keep it if that fails."""
         with self._sending:
             with self._lock:
                 records = list(self._waiting)
@@ -194,7 +203,7 @@ class Journal:
                 with self._lock:
                     self._waiting.clear()  # a newer attempt has begun: nobody wants these lines
                 raise
-            data = "".join(json.dumps(record) + "\n" for record in records).encode()
+            data = "".join(json.dumps(record_data(record)) + "\n" for record in records).encode()
             if self._descriptor >= 0:
                 self._append(data)
             else:
@@ -219,11 +228,6 @@ class Journal:
         self._end += len(data)
         if len(self._segment) >= SEGMENT_BYTES:
             self._begin, self._segment = self._end, b""
-
-
-def _key(record: Record) -> str:
-    own = (record.get(name) for name in ("sha256", "attempt", "done", "text"))
-    return next((str(value) for value in own if value is not None), "")
 
 
 def _end_last_line(descriptor: int) -> None:

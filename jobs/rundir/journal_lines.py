@@ -10,8 +10,8 @@ The writer notes what it has not seen before beside the journal, in `journal.jso
 JSON object per damaged line, with its place and its first bytes. The journal itself is never
 rewritten, so nothing is lost and no position moves.
 
-A record is trusted only if it has what readers use: kind, step, time, and the fields of its kind.
-A line of more than a megabyte is not kept in memory and never a record.
+What a record must have is in journal_records.py. A line of more than a megabyte is not kept in
+memory and never a record.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from elmwright.jobs.rundir.journal_records import Record, parse_record
 from elmwright.pipeline.storage.files import (
     Stat,
     exists,
@@ -30,14 +31,10 @@ from elmwright.pipeline.storage.files import (
     read_range,
 )
 
-Record = dict[str, Any]
-
 LINE_BYTES = 1 << 20
 """The longest line that can be a record; real ones have about a kilobyte."""
 KEPT_BYTES = 1 << 16
 """How much of a damaged line is noted beside the journal."""
-LARGEST = 1 << 53
-"""The largest whole number that a record may hold: floats are exact up to here."""
 _FAILURES = 16
 """Beginnings in one damaged line that may turn out to be no records; then the rest is given up."""
 _BEGIN, _DAMAGE = '{"kind": ', "\ufffd"
@@ -65,7 +62,7 @@ class Line:
 
 
 def read_journal(path: str | Path, start: int) -> Iterator[tuple[Record, int]]:
-    """Whole records from byte `start` on, each with the position from which to read on."""
+    """Whole records from byte `start` on, each with the position at which to continue."""
     for line in read_lines(path, start):
         for number, record in enumerate(line.records, 1):
             yield record, line.end if number == len(line.records) else line.begin
@@ -171,49 +168,9 @@ def _salvaged(text: str) -> Iterator[Record]:
 
 def _parsed(text: str, parse: Callable[[str], Any]) -> Record | None:
     try:
-        content = parse(text)
+        return parse_record(parse(text))
     except (ValueError, RecursionError):
         return None
-    return content if isinstance(content, dict) and is_record(content) else None
-
-
-def is_record(record: Record) -> bool:
-    """Whether this has what readers use of a record of its kind."""
-    kind = record.get("kind")
-    needed = _NEEDED.get(kind, {}) if isinstance(kind, str) else {"kind": _is_text}
-    values = {"values": _are_numbers} if "values" in record else {}
-    checks = {"step": _is_count, "time": _is_count, **values, **needed}
-    return all(check(record.get(name)) for name, check in checks.items())
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < LARGEST
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_count(value) and value > 0
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        type(item) is float or (type(item) is int and abs(item) < LARGEST)
-        for item in value.values()
-    )
-
-
-_NEEDED: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "metrics": {"values": _are_numbers},
-    "eval": {"values": _are_numbers},
-    "final": {"values": _are_numbers},
-    "scoring": {"tokens": _is_positive},
-    "checkpoint": {"path": _is_text, "sha256": _is_text, "perplexity": _are_numbers},
-    "warning": {"text": _is_text},
-}
-"""What readers use of some kinds of records."""
 
 
 def set_aside_path(path: str | Path) -> str:

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+from elmwright.jobs.checkpoints.contents import TrainingResult, contents_data, read_result
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash
+from elmwright.jobs.publishing.publish import Published, read_published
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.metrics import PERPLEXITY
 from elmwright.jobs.secrets.hiding import without_secret
 from elmwright.jobs.terminal.wording import nearby, typed
 from elmwright.jobs.tracking.tracker import tracking_uri
@@ -21,7 +24,8 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.progress import plural
-from elmwright.pipeline.storage.files import join, read_json
+from elmwright.pipeline.records import to_data
+from elmwright.pipeline.storage.files import join
 
 EXAMPLE = ("file", "open the file and read it")
 """A word of the demo's text, and a sentence with it."""
@@ -57,15 +61,15 @@ class Outcome:
     """Of each held-out set: what knowing only the frequency of words gives."""
     example: tuple[str, str] | None
     """A word that the held-out text has several times, and a sentence with it, if there are."""
-    train: dict[str, Any] | None = None
-    """What training left in result.json."""
+    train: TrainingResult | None = None
+    """The result of training."""
     checkpoint: str = ""
     """Its last checkpoint."""
     tracking_uri: str = ""
     """Where MLflow keeps the curves."""
     bundle: str = ""
     """The exported model."""
-    published: dict[str, Any] | None = None
+    published: Published | None = None
     """The registered version."""
 
     def as_data(self) -> dict[str, Any]:
@@ -84,28 +88,19 @@ class Outcome:
             },
         }
         if self.train is not None:
-            data |= {"train": self.train, "checkpoint": self.checkpoint}
+            data |= {"train": contents_data(self.train), "checkpoint": self.checkpoint}
             data["tracking_uri"] = without_secret(self.tracking_uri)
         if self.bundle:
             data["bundle"] = self.bundle
         if self.published is not None:
-            data["published"] = self.published
+            data["published"] = to_data(self.published)
         return data
 
 
 def find_outcome(config: RunConfig, folder: RunFolder, until: str) -> Outcome:
     """Read from the run's folder what there is after the stage `until`."""
     manifest = Manifest.load(folder.corpus)
-    known: dict[str, Any] = {}
-    if until != "corpus":
-        result = read_json(folder.result) or {}
-        known["train"] = result
-        known["checkpoint"] = join(folder.checkpoints, result["checkpoint"])
-        known["tracking_uri"] = tracking_uri(config, folder)
-    if until in ("export", "publish"):
-        known["bundle"] = str(folder.bundle)
-    if until == "publish":
-        known["published"] = read_json(folder.published) or {}
+    result = read_result(folder.result) if until != "corpus" else None
     return Outcome(
         run=config.run.name,
         dir=folder.root,
@@ -118,7 +113,11 @@ def find_outcome(config: RunConfig, folder: RunFolder, until: str) -> Outcome:
         train_tokens=manifest.splits["train"].steps,
         unigram_perplexity=manifest.unigram_perplexity,
         example=_example(config, manifest, folder.corpus),
-        **known,
+        train=result,
+        checkpoint=join(folder.checkpoints, result.checkpoint) if result else "",
+        tracking_uri=tracking_uri(config, folder) if result else "",
+        bundle=str(folder.bundle) if until in ("export", "publish") else "",
+        published=read_published(folder.published) if until == "publish" else None,
     )
 
 
@@ -142,10 +141,12 @@ def _example(config: RunConfig, manifest: Manifest, corpus: str) -> tuple[str, s
 def choose_example(sentences: Sequence[Sequence[str]]) -> tuple[str, str] | None:
     """A word of at least three of the sentences, rather a long one, and a short one of them."""
     short = [s for s in sentences if len(s) <= LONGEST_EXAMPLE and all(map(_is_simple, s))]
-    found = Counter(word for sentence in sentences for word in set(sentence))
+    counts = Counter(word for sentence in sentences for word in set(sentence))
     candidates = {word for sentence in short for word in sentence if _is_plain(word)}
-    common = sorted((word for word in candidates if found[word] >= OTHERS), key=lambda w: (
-        -min(len(w), 6), -found[w], w))  # fmt: skip
+    common = sorted(
+        (word for word in candidates if counts[word] >= OTHERS),
+        key=lambda word: (-min(len(word), 6), -counts[word], word),
+    )
     if not common:
         return None
     sentence = min((s for s in short if common[0] in s), key=lambda s: (-len(s), *s))
@@ -176,8 +177,8 @@ def _made(outcome: Outcome) -> list[str]:
         rows.append(("model", nearby(outcome.bundle)))
     if outcome.published is not None:
         version = outcome.published
-        rows.append(("registered", f"models:/{version['name']}@{version['alias']}"
-                     f" (version {version['version']})"))  # fmt: skip
+        name = f"models:/{version.name}@{version.alias} (version {version.version})"
+        rows.append(("registered", name))
     elif outcome.checkpoint:
         rows.append(("checkpoint", nearby(outcome.checkpoint)))
     rows.append(("corpus", f"{nearby(outcome.corpus)} ({plural(outcome.train_words, 'word')})"))
@@ -187,15 +188,15 @@ def _made(outcome: Outcome) -> list[str]:
 
 def _quality(outcome: Outcome) -> list[str]:
     lines = []
-    for split, score in ((outcome.train or {}).get("evaluation") or {}).items():
+    for split, score in outcome.train.evaluation.items() if outcome.train else ():
         lines.append(
-            f"Held-out perplexity {score['perplexity']:,.1f} (lower is better); a unigram model "
-            f"has {outcome.unigram_perplexity[split]:,.1f}."
+            f"{PERPLEXITY.title.capitalize()} {score.perplexity:,.1f} (lower is better); "
+            f"a unigram model has {outcome.unigram_perplexity[split]:,.1f}."
         )
         lines.append(
-            f"  {split}: {plural(score['tokens'], 'token')}, {score['unk_share']:.2%} unknown, "
-            f"forward {score['forward_perplexity']:,.1f}, "
-            f"backward {score['backward_perplexity']:,.1f}"
+            f"  {split}: {plural(score.tokens, 'token')}, {score.unk_share:.2%} unknown, "
+            f"forward {score.forward_perplexity:,.1f}, "
+            f"backward {score.backward_perplexity:,.1f}"
         )
     return lines or ["There is no held-out text: how good the model is was not measured."]
 

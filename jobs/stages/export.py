@@ -1,11 +1,12 @@
 """The stage `export`: the final checkpoint to a bundle, read back and compared."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.bundles.bundle import FILES, OPTIONAL, SUMS, is_whole
 from elmwright.jobs.checkpoints.checkpoint import verify_checkpoint
+from elmwright.jobs.checkpoints.contents import read_result
 from elmwright.jobs.config.toml_file import to_dict
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.stages.problems import Problems
@@ -25,18 +26,19 @@ class Export:
 
     def is_done(self, run: Run) -> bool:
         folder = run.folder
-        result = read_json(folder.result)
-        if not result or final_checkpoint(folder, result) is None:
+        result = read_result(folder.result)
+        if result is None or final_checkpoint(folder, result) is None:
             return False
-        made = read_json(folder.bundle / "provenance.json")
-        if not made or made["checkpoint_sha256"] != result["checkpoint_sha256"]:
+        origin = read_json(folder.bundle / "provenance.json")
+        if not origin or origin["checkpoint_sha256"] != result.checkpoint_sha256:
             return False
-        is_told = _card_settings(made["config"]) == _card_settings(to_dict(run.config))
-        return is_told and is_whole(folder.bundle) and _is_shared(folder)
+        is_same_card = _card_settings(origin["config"]) == _card_settings(to_dict(run.config))
+        return is_same_card and is_whole(folder.bundle) and _is_shared(folder)
 
     def damage(self, run: Run) -> str:
         try:
-            info = final_checkpoint(run.folder, read_json(run.folder.result) or {})
+            result = read_result(run.folder.result)
+            info = final_checkpoint(run.folder, result) if result else None
             verify_checkpoint(info.path if info else run.folder.checkpoints)
         except UserError as error:
             return f"checkpoint skipped: {error}; training resumes from the one before"
@@ -56,9 +58,9 @@ class Export:
         console.say(f"Bundle written and checked: {checks}")
 
 
-def _card_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def _card_settings(settings: Mapping[str, Any]) -> list[Any]:
     """What a bundle's card takes from [export]; what it takes from elsewhere cannot change."""
-    return {key: settings["export"].get(key) for key in ("name", "licence")}
+    return [settings["export"].get(key) for key in ("name", "licence")]
 
 
 def _is_shared(folder: RunFolder) -> bool:

@@ -39,8 +39,7 @@ class Publish:
             _catch_up(run)
             version = publish(run.config, run.folder, console.progress)
         console.say(
-            f"Registered {version['name']} version {version['version']}, "
-            f"alias {version['alias']!r}."
+            f"Registered {version.name} version {version.version}, alias {version.alias!r}."
         )
 
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from elmwright.jobs.checkpoints.checkpoint import CheckpointInfo, list_checkpoints, read_checked
+from elmwright.jobs.checkpoints.contents import TrainingResult, read_result
 from elmwright.jobs.cluster.connection import is_remote, local_cpus, machines_for
 from elmwright.jobs.config.resume_settings import changed_settings
 from elmwright.jobs.config.sections import RunConfig
@@ -28,7 +28,6 @@ from elmwright.jobs.training.driver.launch import check_resumable, check_size, l
 from elmwright.model.config import shape_problem
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.storage.files import read_json
 
 CLOSING = 5.0
 """Seconds in which MLflow may hear of it when training is interrupted."""
@@ -50,12 +49,11 @@ class Train:
         self._settle = settle
 
     def is_done(self, run: Run) -> bool:
-        result = read_json(run.folder.result)
-        if not result or final_checkpoint(run.folder, result) is None:
+        result = read_result(run.folder.result)
+        if result is None or final_checkpoint(run.folder, result) is None:
             return False
-        early = result.get("stopped_early", 0)
-        config = run.config
-        return bool(result["step"] >= config.train.max_steps or 0 < early == config.eval.patience)
+        is_early = 0 < result.stopped_early == run.config.eval.patience
+        return result.step >= run.config.train.max_steps or is_early
 
     def damage(self, _run: Run) -> str:
         return ""  # a damaged corpus is not recognised as current
@@ -108,10 +106,10 @@ def stopping_sentence(begun: threading.Event) -> str:
     return f"stopping: saving a checkpoint first {AGAIN}" if begun.is_set() else f"stopping {AGAIN}"
 
 
-def final_checkpoint(folder: RunFolder, result: dict[str, Any]) -> CheckpointInfo | None:
+def final_checkpoint(folder: RunFolder, result: TrainingResult) -> CheckpointInfo | None:
     """The checkpoint that training ended with, if it is there."""
     infos = list_checkpoints(folder.checkpoints)
-    return next((i for i in infos if i.sha256 == result.get("checkpoint_sha256")), None)
+    return next((info for info in infos if info.sha256 == result.checkpoint_sha256), None)
 
 
 def check_corpus(run: Run) -> None:

@@ -8,7 +8,6 @@ on it. Ray is started once for the stages that use it.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
 
 from elmwright.jobs.cluster.connection import is_remote, ray_cluster
 from elmwright.jobs.config.sections import RunConfig
@@ -17,7 +16,7 @@ from elmwright.jobs.rundir.layout import open_run_folder
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.secrets.in_configs import take_out_secrets
-from elmwright.jobs.stages.closing import closing_lines, find_outcome
+from elmwright.jobs.stages.closing import Outcome, closing_lines, find_outcome
 from elmwright.jobs.stages.corpus import Corpus
 from elmwright.jobs.stages.export import Export
 from elmwright.jobs.stages.preflight import refuse_mistakes
@@ -46,8 +45,8 @@ def run(
     stages: Sequence[Stage] = ALL_STAGES,
     connect: Connect = ray_cluster,
     open_console: OpenConsole = console_for_run,
-) -> dict[str, Any]:
-    """Do every stage up to `until` that is not done yet; what there is at the end.
+) -> Outcome:
+    """Do every stage up to `until` that is not done yet; return what there is at the end.
 
     `quiet` keeps standard output free; `brief` (-q) prints only warnings, errors and the result.
     """
@@ -121,9 +120,9 @@ def stop_between(stop: Stop) -> None:
         raise Interrupted("between two stages; the same command resumes from there")
 
 
-def _close(run: Run, until: str, config_name: str, console: Console) -> dict[str, Any]:
-    """Tell what was made, how good it is and what to type next; the same as data."""
+def _close(run: Run, until: str, config_name: str, console: Console) -> Outcome:
+    """Print what was made, how good it is and what to type next; return it."""
     outcome = find_outcome(run.config, run.folder, until)
     for line in closing_lines(outcome, config_name, console.width):
         console.result(line)
-    return outcome.as_data()
+    return outcome

@@ -12,26 +12,42 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from elmwright.jobs.rundir.metrics import (
+    BACKWARD_PERPLEXITY,
+    BITS_PER_CHARACTER,
+    DENSE_EXCHANGED,
+    FORWARD_PERPLEXITY,
+    LEARNING_RATE,
+    LOSS,
+    PERPLEXITY,
+    SCORED_TOKENS,
+    SKIPPED_UPDATES,
+    SOFTMAX_EXCHANGED,
+    TOKENS_PER_S,
+    UNKNOWN_SHARE,
+    split_key,
+)
+
 NAMES = 2
 """Number of this way to name metrics; MLflow runs of before have the journal's names."""
 DETAILS = "under_the_hood"
 """The section of charts that few look at; MLflow sorts it behind `heldout` and `train`."""
-FIRST = ("train/loss", "train/lr", "train/tokens_per_s")
+FIRST = (LOSS.key, LEARNING_RATE.key, TOKENS_PER_S.key)
 """What is shown of training beside held-out perplexity, under its own name."""
-ONCE = {"train/dense_mb_exchanged": "dense_mb_exchanged_per_step"}
+ONCE = {DENSE_EXCHANGED.key: "dense_mb_exchanged_per_step"}
 """Constants that are logged at every step, and their tags."""
-IF_ANY = ("train/softmax_mb_exchanged", "train/skipped_updates")
+IF_ANY = (SOFTMAX_EXCHANGED.key, SKIPPED_UPDATES.key)
 """Metrics that nobody needs to see while they are 0."""
-SCORES = ("bits_per_character", "forward_perplexity", "backward_perplexity")
+SCORES = (BITS_PER_CHARACTER.key, FORWARD_PERPLEXITY.key, BACKWARD_PERPLEXITY.key)
 """What is charted of an evaluation beside its perplexity; the rest is constant, or the same again
 as a logarithm."""
-FACTS = ("perplexity", *SCORES, "tokens", "unk_share")
+FACTS = (PERPLEXITY.key, *SCORES, SCORED_TOKENS.key, UNKNOWN_SHARE.key)
 """What tags say of the final evaluation."""
 
 
 def heldout_metric(split: str) -> str:
     """The chart of a held-out set's perplexity."""
-    return "heldout/perplexity" if split == "heldout" else f"heldout/{split}_perplexity"
+    return PERPLEXITY.of("heldout") if split == "heldout" else f"heldout/{split}_{PERPLEXITY.key}"
 
 
 def charted(kind: str, values: Mapping[str, float], names: int) -> dict[str, float]:
@@ -58,8 +74,8 @@ def _metric(name: str, value: float) -> str:
 
 
 def _score(name: str, _value: float) -> str:
-    split, _, score = name.rpartition("/")
-    if score == "perplexity":
+    split, score = split_key(name)
+    if score == PERPLEXITY.key:
         return heldout_metric(split)
     return f"{DETAILS}/{split}_{score}" if score in SCORES else ""
 
@@ -72,9 +88,9 @@ def tagged(kind: str, step: int, values: Mapping[str, float]) -> dict[str, str]:
         return {}
     tags = {"step": str(step)}
     for name, value in values.items():
-        split, _, score = name.removeprefix("final/").rpartition("/")
+        split, score = split_key(name)
         if score in FACTS:
-            tags[f"{split}_{score}"] = f"{value:.2%}" if score == "unk_share" else said(value)
+            tags[f"{split}_{score}"] = f"{value:.2%}" if score == UNKNOWN_SHARE.key else said(value)
     return tags
 
 

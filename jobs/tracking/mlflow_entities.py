@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from elmwright.jobs.rundir.journal import Record
+from elmwright.jobs.rundir.journal_records import ValuesRecord
 from elmwright.jobs.tracking.metric_names import charted
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import is_url
@@ -45,11 +45,11 @@ def corpus_dataset(corpus: str, manifest: Manifest) -> Any:
     return DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
 
 
-def record_metrics(record: Record, names: int) -> list[Any]:
+def record_metrics(record: ValuesRecord, names: int) -> list[Any]:
     """The points that a record of the journal adds to charts; `names` is their version."""
     from mlflow.entities import Metric
 
     return [
-        Metric(key, float(value), record["time"], record["step"])
-        for key, value in charted(record["kind"], record["values"], names).items()
+        Metric(key, float(value), record.time, record.step)
+        for key, value in charted(record.kind, record.values, names).items()
     ]

@@ -14,13 +14,23 @@ once would crash (first use takes some seconds, which is why it happens in this 
 import logging
 import threading
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, to_dict
 from elmwright.jobs.environment.machine_facts import environment
-from elmwright.jobs.rundir.journal import Record, damaged_lines, journal_end, read_journal
+from elmwright.jobs.rundir.journal import damaged_lines, journal_end, read_journal
+from elmwright.jobs.rundir.journal_records import (
+    CheckpointPruned,
+    CheckpointSaved,
+    Evaluation,
+    FinalEvaluation,
+    Record,
+    ValuesRecord,
+)
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.metrics import PERPLEXITY, perplexities
 from elmwright.jobs.secrets.hiding import for_others, store_all, without_secret
 from elmwright.jobs.tracking.metric_names import NAMES, heldout_metric, tagged
 from elmwright.jobs.tracking.mlflow_entities import corpus_dataset, record_metrics, run_params
@@ -37,9 +47,10 @@ from elmwright.jobs.tracking.store import (
     remove_logged_model,
     with_login,
 )
+from elmwright.jobs.tracking.tracking_state import TrackingState, read_tracking
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.storage.files import exists, join, read_bytes, read_json, write_json
+from elmwright.pipeline.storage.files import exists, join, read_bytes
 
 log = logging.getLogger("elmwright")
 
@@ -66,10 +77,10 @@ class Tracker:
         self._uri = tracking_uri(config, folder)
         self._state_file = folder.tracking
         name = without_secret(relative_uri(self._uri, folder.root))
-        self._state: dict[str, Any] = {"uri": name, "run_id": "", "cursor": 0}
-        saved = read_json(self._state_file)
-        if saved and is_store(saved["uri"], self._uri, folder) and self._is_there(saved["run_id"]):
-            self._state = saved | {"uri": name}
+        self._state = TrackingState(uri=name)
+        saved = read_tracking(self._state_file)
+        if saved and is_store(saved.uri, self._uri, folder) and self._is_there(saved.run_id):
+            self._state = replace(saved, uri=name)
         self._evaluated: dict[int, int] = {}
         """Step → time of its evaluation, as far as the journal was read."""
         self._known: dict[tuple[str, int], int] = {}
@@ -82,7 +93,7 @@ class Tracker:
 
     @property
     def run_id(self) -> str:
-        return str(self._state["run_id"])
+        return self._state.run_id
 
     def _is_there(self, run_id: str) -> bool:
         """Whether the run's own database, if it has one, knows this MLflow run."""
@@ -108,8 +119,7 @@ class Tracker:
             return for_others(
                 f"MLflow at {without_secret(self._uri)} could not close the run ({error})"
             )
-        self._state["status"] = status
-        self._save()
+        self._note(status=status)
         return None
 
     def _work(self) -> None:
@@ -129,8 +139,9 @@ class Tracker:
                 if self._error is None:  # once an outage, however long it is
                     log.warning(
                         "tracking: %s; training goes on, and MLflow is sent everything when it "
-                        "answers", for_others(str(error)),
-                    )  # fmt: skip
+                        "answers",
+                        for_others(str(error)),
+                    )
                 self._error = error
             if closing:
                 return
@@ -141,12 +152,13 @@ class Tracker:
         if self.run_id:
             self._look_for_twin(client)
         if self.run_id:
-            self._state["status"] = "RUNNING"
+            self._state = replace(self._state, status="RUNNING")
             client.update_run(self.run_id, status="RUNNING")
             self._describe(client)
             if damaged_lines(self._folder.journal):
                 # Positions may have moved: say it all again, and nothing at another time.
-                self._state["cursor"], self._known = 0, self._history(client)
+                self._state = replace(self._state, cursor=0)
+                self._known = self._history(client)
             return client
         name = self._config.tracking.experiment
         experiment = client.get_experiment_by_name(name)
@@ -156,15 +168,16 @@ class Tracker:
             )
         else:
             experiment_id = experiment.experiment_id
-        if not self._state.get("key"):
-            self._state["key"] = uuid.uuid4().hex
-            self._save()
+        key = self._state.key
+        if not key:
+            key = uuid.uuid4().hex
+            self._note(key=key)
         # A run that was created by a command killed before it could note its name.
         found = client.search_runs(
-            [experiment_id], f"tags.`elmwright.key` = '{self._state['key']}'", max_results=1
+            [experiment_id], f"tags.`elmwright.key` = '{key}'", max_results=1
         )
         tags = {
-            "elmwright.key": self._state["key"],
+            "elmwright.key": key,
             "elmwright.run_dir": self._folder.root,
             "elmwright.config_sha256": config_hash(self._config),
             "elmwright.corpus_fingerprint": self._manifest.fingerprint,
@@ -174,9 +187,8 @@ class Tracker:
             if found
             else client.create_run(experiment_id, run_name=self._config.run.name, tags=tags)
         )
-        self._state |= {"run_id": run.info.run_id, "experiment_id": experiment_id, "cursor": 0}
-        self._state["names"] = NAMES
-        self._save()
+        run_id = run.info.run_id
+        self._note(run_id=run_id, experiment_id=experiment_id, cursor=0, names=NAMES)
         self._describe(client)
         return client
 
@@ -194,24 +206,22 @@ class Tracker:
         if was in ("", self._folder.root):
             return
         try:
-            other = read_json(join(was, "tracking.json")) or {}
+            other = read_tracking(join(was, "tracking.json"))
         except (OSError, UserError):  # a store that cannot be asked from here
-            other = {}
-        if other.get("run_id") == self.run_id:
-            uri, self._state = self._state["uri"], {"run_id": "", "cursor": 0}
-            self._state["uri"] = uri
+            other = None
+        if other and other.run_id == self.run_id:
+            self._state = TrackingState(uri=self._state.uri)
         else:
             client.set_tag(self.run_id, "elmwright.run_dir", self._folder.root)
 
     def _describe(self, client: Any) -> None:
         """Log what the run is, once; saying it again after a kill in between does no harm."""
-        if self._state.get("described"):
+        if self._state.described:
             return
         config = store_all(to_dict(self._config))
-        if not self._state.get("params"):  # they cannot be changed, and the user's may since have
+        if not self._state.params:  # they cannot be changed, and the user's may since have
             client.log_batch(self.run_id, params=run_params(config, self._manifest))
-            self._state["params"] = True
-            self._save()
+            self._note(params=True)
         client.log_inputs(
             self.run_id, datasets=[corpus_dataset(self._folder.corpus, self._manifest)]
         )
@@ -221,29 +231,29 @@ class Tracker:
             path = join(self._folder.corpus, name)
             if exists(path):
                 client.log_text(self.run_id, read_bytes(path).decode(), f"corpus/{name}")
-        self._state["described"] = True
-        self._save()
+        self._note(described=True)
 
     def _send(self) -> None:
         """Send all complete records behind the cursor, which moves only over what was taken."""
         pending: list[Any] = []
-        if self._state["cursor"] > journal_end(self._folder.journal):
-            self._state["cursor"] = 0  # a power cut took the end of the journal: say it all again
-        position = self._state["cursor"]
+        if self._state.cursor > journal_end(self._folder.journal):
+            # A power cut took the end of the journal: send everything again.
+            self._state = replace(self._state, cursor=0)
+        position = self._state.cursor
         for record, behind in read_journal(self._folder.journal, position):
-            if "values" in record:
+            if isinstance(record, ValuesRecord):
                 pending += [
                     metric
-                    for metric in record_metrics(record, self._state.get("names", 1))
+                    for metric in record_metrics(record, self._state.names or 1)
                     if self._known.get((metric.key, metric.step), metric.timestamp)
                     == metric.timestamp  # else its first record is lost, and MLflow has that
                 ]
                 self._tag(record)
-                if record["kind"] == "final":
+                if isinstance(record, FinalEvaluation):
                     self._flush(pending, position)
                     pending = []
                     self._score_final(record)
-            elif record["kind"] in ("checkpoint", "pruned"):
+            elif isinstance(record, CheckpointSaved | CheckpointPruned):
                 self._flush(pending, position)
                 pending = []
                 self._checkpoint(record)
@@ -253,11 +263,11 @@ class Tracker:
                 pending = []
         self._flush(pending, position)
 
-    def _tag(self, record: Record) -> None:
+    def _tag(self, record: ValuesRecord) -> None:
         """What is said once: tags, each sent when it is first seen or has changed."""
-        if record["kind"] == "eval":
-            self._evaluated[record["step"]] = record["time"]
-        tags = tagged(record["kind"], record["step"], record["values"])
+        if isinstance(record, Evaluation):
+            self._evaluated[record.step] = record.time
+        tags = tagged(record.kind, record.step, record.values)
         for key, value in tags.items():
             if self._tags.get(key) != value:
                 self._client.set_tag(self.run_id, key, value)
@@ -266,20 +276,19 @@ class Tracker:
     def _flush(self, metrics: list[Any], position: int) -> None:
         for start in range(0, len(metrics), BATCH):
             self._client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
-        if position != self._state["cursor"]:
-            self._state["cursor"] = position
-            self._save()
+        if position != self._state.cursor:
+            self._note(cursor=position)
 
-    def _checkpoint(self, record: Record) -> None:
+    def _checkpoint(self, record: CheckpointSaved | CheckpointPruned) -> None:
         """Create (or, after pruning, delete) the logged model of a checkpoint."""
         import mlflow
 
-        name, known = self._logged(record["step"])
-        if record["kind"] == "pruned":
+        name, known = self._logged(record.step)
+        if isinstance(record, CheckpointPruned):
             for model in known:
                 remove_logged_model(self._client, self._uri, model)
             return
-        stale = [model for model in known if model.tags.get("sha256") != record["sha256"]]
+        stale = [model for model in known if model.tags.get("sha256") != record.sha256]
         for model in stale:  # written again with other bytes
             remove_logged_model(self._client, self._uri, model)
         current = [model for model in known if model not in stale]
@@ -290,77 +299,74 @@ class Tracker:
                 model = mlflow.create_external_model(
                     name=name,
                     source_run_id=self.run_id,
-                    experiment_id=self._state["experiment_id"],
+                    experiment_id=self._state.experiment_id,
                     model_type="checkpoint",
                     params={
-                        "step": str(record["step"]),
-                        "uri": join(self._folder.checkpoints, record["path"].rpartition("/")[2]),
-                        "sha256": record["sha256"],
+                        "step": str(record.step),
+                        "uri": join(self._folder.checkpoints, record.path.rpartition("/")[2]),
+                        "sha256": record.sha256,
                     },
-                    tags={"step": str(record["step"]), "sha256": record["sha256"]},
+                    tags={"step": str(record.step), "sha256": record.sha256},
                 )
-        self._score(model, record, record["perplexity"])
+        self._score(model, record, record.perplexity)
 
     def _logged(self, step: int) -> tuple[str, list[Any]]:
         """The name of a checkpoint's logged model, and those of this run that have it."""
         name = f"{self._config.run.name}-step-{step}"
         known = self._client.search_logged_models(
-            [self._state["experiment_id"]], filter_string=f"name = '{name}'"
+            [self._state.experiment_id], filter_string=f"name = '{name}'"
         )
         return name, [model for model in known if model.source_run_id == self.run_id]
 
-    def _score_final(self, record: Record) -> None:
+    def _score_final(self, record: FinalEvaluation) -> None:
         """Give the last checkpoint its perplexity: it was written before the last evaluation."""
-        ends = "/perplexity"
-        scores = {
-            key.removeprefix("final/").removesuffix(ends): value
-            for key, value in record["values"].items()
-            if key.endswith(ends)
-        }
-        for model in self._logged(record["step"])[1]:
+        scores = perplexities(record.values)
+        for model in self._logged(record.step)[1]:
             if not model.metrics:  # else it is the best of the run, and was scored in passing
                 self._score(model, record, scores)
 
     def _score(self, model: Any, record: Record, perplexity: dict[str, float]) -> None:
         """Attach the very point that the evaluation gave, so that no second chart is drawn."""
-        names = self._state.get("names", 1)
+        names = self._state.names or 1
         for split, value in perplexity.items():
-            name = heldout_metric(split) if names >= NAMES else f"{split}/perplexity"
+            name = heldout_metric(split) if names >= NAMES else PERPLEXITY.of(split)
             self._client.log_metric(
                 self.run_id,
                 name,
                 value,
-                timestamp=self._known.get((name, record["step"])) or self._time_of(record),
-                step=record["step"],
+                timestamp=self._known.get((name, record.step)) or self._time_of(record),
+                step=record.step,
                 model_id=model.model_id,
             )
 
     def _time_of(self, record: Record) -> int:
         """When the evaluation of a checkpoint was recorded, which may be before we were started."""
-        step = record["step"]
+        step = record.step
         if step not in self._evaluated:
             for other, _ in read_journal(self._folder.journal, 0):
-                if other["kind"] == "eval":
-                    self._evaluated[other["step"]] = other["time"]
-        return int(self._evaluated.get(step) or record["time"])
+                if isinstance(other, Evaluation):
+                    self._evaluated[other.step] = other.time
+        return self._evaluated.get(step) or record.time
 
-    def _save(self) -> None:
-        write_json(self._state_file, self._state)
+    def _note(self, **changes: Any) -> None:
+        """Change the state, and save it."""
+        self._state = replace(self._state, **changes)
+        self._state.save(self._state_file)
 
 
 def read_run_id(folder: RunFolder) -> str:
     """The MLflow run of this run, or nothing."""
-    state = read_json(folder.tracking)
-    return str(state["run_id"]) if state else ""
+    state = read_tracking(folder.tracking)
+    return state.run_id if state else ""
 
 
 def is_caught_up(config: RunConfig, folder: RunFolder) -> bool:
     """Does MLflow have the whole journal, and know that the run is finished?"""
-    state = read_json(folder.tracking)
-    return bool(
-        state
-        and is_store(state["uri"], tracking_uri(config, folder), folder)
-        and state.get("status") == "FINISHED"
-        and 0 < state["cursor"] <= journal_end(folder.journal)
-        and not any(read_journal(folder.journal, state["cursor"]))
+    state = read_tracking(folder.tracking)
+    return (
+        state is not None
+        and is_store(state.uri, tracking_uri(config, folder), folder)
+        and state.status == "FINISHED"
+        and 0 < state.cursor <= journal_end(folder.journal)
+        and not any(read_journal(folder.journal, state.cursor))
     )

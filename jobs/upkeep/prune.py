@@ -33,6 +33,7 @@ from elmwright.jobs.checkpoints.retention import Keep
 from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.runbook.find_run import lock_text
 from elmwright.jobs.rundir.journal import Journal
+from elmwright.jobs.rundir.journal_records import CheckpointPruned
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.terminal.wording import nearby, size
@@ -157,7 +158,7 @@ def _forget(folder: RunFolder, steps: list[int]) -> None:
     caught_up = is_caught_up(config, folder)
     with Journal(folder.journal) as journal:
         for step in steps:
-            journal.write("pruned", step)
+            journal.write(CheckpointPruned(step=step))
     if journal.damage:
         print(f"warning: {journal.damage}", file=sys.stderr)
     if not caught_up:  # the next command at the run sends it all

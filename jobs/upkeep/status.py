@@ -20,7 +20,9 @@ from elmwright.jobs.runbook.runbook import outcome_of
 from elmwright.jobs.runbook.submission import State, Submission, state_of_exit
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.rundir.journal import Record, read_journal
+from elmwright.jobs.rundir.journal_records import Evaluation, Metrics
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.metrics import TOKENS_PER_S, perplexities
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.terminal.wording import nearby
 from elmwright.pipeline.errors import UserError
@@ -99,24 +101,20 @@ def read_progress(submission: Submission) -> Progress | None:
         stage = _stage(submission, result)
     except (OSError, UserError):
         return None
-    evaluations = [record["values"] for record in records if record["kind"] == "eval"]
+    evaluations = [record.values for record in records if isinstance(record, Evaluation)]
     speeds = [
-        record["values"]["train/tokens_per_s"]
+        record.values[TOKENS_PER_S.key]
         for record in records
-        if record["kind"] == "metrics" and "train/tokens_per_s" in record["values"]
+        if isinstance(record, Metrics) and TOKENS_PER_S.key in record.values
     ]
     scores: dict[str, float] = {}
     if result.get("evaluation"):
         scores = {split: score["perplexity"] for split, score in result["evaluation"].items()}
     elif evaluations:
-        scores = {
-            key.split("/")[-2]: value
-            for key, value in evaluations[-1].items()
-            if key.endswith("/perplexity")
-        }
+        scores = perplexities(evaluations[-1])
     return Progress(
         stage=stage,
-        step=max([record["step"] for record in records] + [newest[0], 0]),
+        step=max([record.step for record in records] + [newest[0], 0]),
         max_steps=config.get("train", {}).get("max_steps", 0),
         perplexity=scores or None,
         tokens_per_s=speeds[-1] if speeds else 0.0,

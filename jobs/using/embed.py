@@ -22,9 +22,8 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -46,6 +45,7 @@ from elmwright.jobs.using.sentences import (
 from elmwright.jobs.using.unknown_words import warn_of_unknown
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import Advance, Progress, plural, silent
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.disk import atomic_file, explained, sync_to_disk, write_atomic
 from elmwright.pipeline.storage.files import read_json
 
@@ -200,26 +200,42 @@ def _work_folder(output: Path, keep: bool = True) -> Iterator[Path]:
                 shutil.rmtree(work)
 
 
-def _key(embedder: Embedder, text: Path) -> dict[str, Any]:
-    """All that parts depend on."""
+@dataclass(frozen=True)
+class PartsKey:
+    """All that the parts of an interrupted command depend on."""
+
+    model: str
+    """Digest of its files."""
+    text: str
+    """The path of the text."""
+    size: int
+    mtime_ns: int
+    recipe: Recipe
+    part_bytes: int
+
+
+def _key(embedder: Embedder, text: Path) -> PartsKey:
     status = text.stat()
-    recipe = json.loads(json.dumps(asdict(embedder.recipe)))
-    return {
-        "model": embedder.digest(), "text": str(text.absolute()), "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns, "recipe": recipe, "part_bytes": PART_BYTES,
-    }  # fmt: skip
+    return PartsKey(
+        model=embedder.digest(),
+        text=str(text.absolute()),
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        recipe=embedder.recipe,
+        part_bytes=PART_BYTES,
+    )
 
 
-def _keep_or_clear(work: Path, key: dict[str, Any] | None) -> None:
+def _keep_or_clear(work: Path, key: PartsKey | None) -> None:
     """Parts of the same text, model and options stay; all others go."""
     note = work / "key.json"
-    if key is not None and read_json(note) == key:
+    if key is not None and read_json(note) == to_data(key):
         return
     note.unlink(missing_ok=True)  # first: it must not vouch for what comes next
     for part in work.glob("part-*"):
         part.unlink()
     if key is not None:
-        write_atomic(note, json.dumps(key, indent=1).encode())
+        write_atomic(note, json.dumps(to_data(key), indent=1).encode())
 
 
 def _join(
@@ -263,9 +279,13 @@ def _embed_on_ray(
     try:
         with starting_ray():
             ray.init(
-                address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False,
-                logging_level=logging.WARNING, object_store_memory=128 * 2**20,
-            )  # fmt: skip
+                address="local",
+                num_cpus=workers,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                object_store_memory=128 * 2**20,
+            )
     except (SystemExit, KeyboardInterrupt):
         # SystemExit: Ray's own SIGTERM handler, before we take the signal back.
         ray.shutdown()

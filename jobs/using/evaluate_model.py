@@ -1,8 +1,8 @@
 """Held-out perplexity of a finished model: `elmwright eval`, the export and `--step best`."""
 
 from pathlib import Path
-from typing import Any
 
+from elmwright.jobs.checkpoints.contents import Probes, Scores
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.training.loop.evaluate import (
     MOST_LANES,
@@ -13,7 +13,6 @@ from elmwright.jobs.training.loop.evaluate import (
     planned_tokens,
 )
 from elmwright.jobs.training.loop.exchange import Ranks
-from elmwright.jobs.training.loop.heldout_pass import Probe
 from elmwright.jobs.training.loop.side_by_side import side_by_side
 from elmwright.model.bilm import BiLM
 from elmwright.model.formats.folder import load_folder
@@ -27,7 +26,7 @@ from elmwright.pipeline.storage.untrusted import read_object, whole
 
 def evaluate_model(
     model: str, corpus: str, split: str | None, progress: Progress = silent
-) -> dict[str, dict[str, Any]]:
+) -> Scores:
     """`elmwright eval`: a MODEL on the held-out sets of a corpus, with the model's vocabulary."""
     if not exists(join(corpus, "MANIFEST.json")) and exists(join(corpus, "corpus/MANIFEST.json")):
         corpus = join(corpus, "corpus")
@@ -41,10 +40,10 @@ def evaluate_folder(
     name: str = "",
     max_tokens: int | None = None,
     progress: Progress = silent,
-) -> dict[str, dict[str, Any]]:
-    """The same for a folder that is there and whole; `name` is what the user calls it."""
+) -> Scores:
+    """A verified folder on the held-out sets of a corpus; `name` is what the user calls it."""
     manifest = Manifest.load(corpus)
-    splits = [one for one in manifest.splits if one != "train"]
+    splits = [name for name in manifest.splits if name != "train"]
     if split is not None and split not in splits:
         raise UserError(
             "split-missing", f"{corpus} has no held-out set {split!r} (it has: {', '.join(splits)})"
@@ -55,28 +54,34 @@ def evaluate_folder(
 
     def work(ranks: Ranks, advance: Advance) -> dict[str, Score]:
         return evaluate_sets(
-            bilm, softmax, corpus, manifest, ranks,
-            lanes=lanes, window=_eval_window(manifest.block_steps), max_tokens=max_tokens,
-            word_ids=word_ids, only=split, advance=advance,
-        )  # fmt: skip
+            bilm,
+            softmax,
+            corpus,
+            manifest,
+            ranks,
+            lanes=lanes,
+            window=_eval_window(manifest.block_steps),
+            max_tokens=max_tokens,
+            word_ids=word_ids,
+            only=split,
+            advance=advance,
+        )
 
     with progress("evaluating", planned_tokens(manifest, max_tokens, split), "tokens") as advance:
         scores = side_by_side(lanes, work, advance)
-    return {one: score.as_dict() for one, score in scores.items()}
+    return {name: score.saved() for name, score in scores.items()}
 
 
-def probe_folder(
-    folder: Path, corpus: str, probes: dict[str, dict[str, Any]], progress: Progress = silent
-) -> dict[str, Probe]:
+def probe_folder(folder: Path, corpus: str, probes: Probes, progress: Progress = silent) -> Probes:
     """Score the same first sentences as the trainer did with a model's own files."""
     manifest = Manifest.load(corpus)
     bilm, softmax, word_ids, lanes = _load(folder)
-    total = sum(int(probe["tokens"]) for probe in probes.values())
+    total = sum(probe.tokens for probe in probes.values())
 
-    def work(ranks: Ranks, advance: Advance) -> dict[str, Probe]:
+    def work(ranks: Ranks, advance: Advance) -> Probes:
         return {
             split: evaluate_probe(
-                bilm, softmax, corpus, manifest, split, int(probe["sentences"]), ranks,
+                bilm, softmax, corpus, manifest, split, probe.sentences, ranks,
                 lanes=lanes, window=_eval_window(manifest.block_steps), word_ids=word_ids,
                 advance=advance,
             )

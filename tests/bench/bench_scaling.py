@@ -48,9 +48,9 @@ def speed(folder: Path, world: int, steps: int) -> tuple[float, float]:
     run = RunFolder.of(load_config("small", settings))
     write_json(run.attempt, {"attempt": 1})
     mp.spawn(process, (world, settings, 20000 + int(torch.randint(20000, ()))), nprocs=world)
-    records = [r for r, _ in read_journal(run.journal, 0) if r["kind"] == "metrics"][2:-1]
-    seconds = (records[-1]["time"] - records[0]["time"]) / 1000
-    values = records[-1]["values"]
+    records = [r for r, _ in read_journal(run.journal, 0) if r.kind == "metrics"][2:-1]
+    seconds = (records[-1].time - records[0].time) / 1000
+    values = records[-1].values
     exchanged = values["train/softmax_mb_exchanged"] + values["train/dense_mb_exchanged"]
     shutil.rmtree(folder / "run")
     return (len(records) - 1) * 64 * world * 20 / seconds, exchanged

@@ -123,5 +123,5 @@ def test_no_neighbours_are_proposed_where_there_are_none(tmp_path: Path) -> None
 
 
 def test_a_password_is_not_printed(tmp_path: Path) -> None:
-    found = outcome(tmp_path, tracking_uri="http://me:secret@mlflow:5000", train={"step": 1})
+    found = outcome(tmp_path, tracking_uri="http://me:secret@mlflow:5000")
     assert "secret" not in str(found.as_data())

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from elmwright.jobs.checkpoints.checkpoint import list_checkpoints, read_checked
+from elmwright.jobs.checkpoints.checkpoint import list_checkpoints, read_checked_state
 from elmwright.jobs.cluster.capacity import NoRoom, check_room, room_for
 from elmwright.jobs.cluster.connection import ask_machines, is_remote
 from elmwright.jobs.config.sections import RunConfig
@@ -48,8 +48,8 @@ def past_device(folder: RunFolder) -> Device | None:
         return recorded
     # A run of an earlier version, which kept no record.
     infos = list_checkpoints(folder.checkpoints)
-    state = read_checked(infos[-1].path, "state.json") if infos else None
-    return _device((state or {}).get("device"))
+    state = read_checked_state(infos[-1].path) if infos else None
+    return _device(state.device) if state else None
 
 
 def settle_device(

@@ -8,12 +8,22 @@ not from when they were read: a store may hand them over late and many at once.
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_records import (
+    Begin,
+    CheckpointSaved,
+    Evaluation,
+    Metrics,
+    Record,
+    Scoring,
+    StepDone,
+    WarningGiven,
+)
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.metrics import LOSS, PERPLEXITY, TOKENS_PER_S, perplexities
 from elmwright.jobs.terminal.bars import Bar
 from elmwright.jobs.terminal.console import Console
 from elmwright.jobs.terminal.pace import StepPace
@@ -22,7 +32,7 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import plural
 
 LATE_SECONDS = 2.0
-"""Seconds after which a record that should be there is late: an evaluation is going on."""
+"""Seconds after which a record that should be there is late: an evaluation is running."""
 
 
 class Watcher:
@@ -75,41 +85,44 @@ class Watcher:
         for record, position in read_journal(self._journal, self._position):
             self._position = position
             self._take(record)
-            if record["kind"] == "warning":
-                self._console.warn(record["text"])
+            if isinstance(record, WarningGiven):
+                self._console.warn(record.text)
         if self._begun:
             self._told_begun.set()
         self._show()
 
-    def _take(self, record: dict[str, Any]) -> None:
-        kind, step, values = record["kind"], record["step"], record.get("values", {})
-        seconds = record["time"] / 1000
-        if kind == "begin":
+    def _take(self, record: Record) -> None:
+        step, seconds = record.step, record.time / 1000
+        if isinstance(record, Begin):
             # Behind what is known if the attempt before was killed after its last checkpoint.
             self._step, self._begun, self._evaluated = step, True, False
             self._scoring = ""
             self._repeats = self._known
             self._pace.begin(seconds, step)
             self._seen = self._clock()
-        elif kind in ("metrics", "step"):
+        elif isinstance(record, Metrics | StepDone):
             self._begun, self._step, self._seen = True, step, self._clock()
             self._pace.at(seconds, step, evaluated=self._evaluated)
             self._evaluated = False
-            if "train/loss" in values:
-                self._loss = f"loss {values['train/loss']:.2f}"
-            if "train/tokens_per_s" in values:
-                self._speed = f"{values['train/tokens_per_s']:,.0f} tokens/s"
-        elif kind == "scoring":
+            if isinstance(record, Metrics):
+                self._take_metrics(record.values)
+        elif isinstance(record, Scoring):
             self._step, self._scoring = max(self._step, step), _scoring(record)
-        elif kind == "eval":
+        elif isinstance(record, Evaluation):
             self._evaluated, self._scoring = True, ""
             self._step = max(self._step, step)
-            scores = [v for k, v in values.items() if k.endswith("/perplexity")]
+            scores = list(perplexities(record.values).values())
             if scores:
-                self._held_out = f"held-out perplexity {scores[0]:,.1f}"
-        elif kind == "checkpoint":
+                self._held_out = f"{PERPLEXITY.title} {scores[0]:,.1f}"
+        elif isinstance(record, CheckpointSaved):
             self._saved = f"saved at step {step:,}"
         self._known = max(self._known, step)
+
+    def _take_metrics(self, values: dict[str, float]) -> None:
+        if LOSS.key in values:
+            self._loss = f"{LOSS.title} {values[LOSS.key]:.2f}"
+        if TOKENS_PER_S.key in values:
+            self._speed = f"{values[TOKENS_PER_S.key]:,.0f} {TOKENS_PER_S.unit}"
 
     def _show(self) -> None:
         self._bar.show(self._step, self._facts(), self._left)
@@ -158,9 +171,8 @@ class Watcher:
         return self._clock() - self._seen > expected + LATE_SECONDS
 
 
-def _scoring(record: dict[str, Any]) -> str:
+def _scoring(record: Scoring) -> str:
     """How far the last evaluation is."""
-    done, tokens = record.get("done", 0), record["tokens"]
-    if not done:
-        return f"scoring {counted(tokens, 'tokens')} of held-out text"
-    return f"scoring held-out text: {100 * done // tokens} %"
+    if not record.done:
+        return f"scoring {counted(record.tokens, 'tokens')} of held-out text"
+    return f"scoring held-out text: {100 * record.done // record.tokens} %"

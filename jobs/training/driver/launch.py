@@ -17,7 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints, read_checked
+from elmwright.jobs.checkpoints.checkpoint import (
+    begin_attempt,
+    list_checkpoints,
+    read_checked,
+    read_checked_state,
+)
 from elmwright.jobs.cluster.capacity import NoRoom, Room, RoomLost, check_room, machines
 from elmwright.jobs.cluster.connection import FITTING, is_remote
 from elmwright.jobs.config.resume_settings import changed_settings
@@ -56,12 +61,12 @@ def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) ->
     """Refuse to continue checkpoints of a different training, naming what differs."""
     for info in reversed(list_checkpoints(folder.checkpoints)):
         saved = read_checked(info.path, "config.json")
-        state = read_checked(info.path, "state.json")
+        state = read_checked_state(info.path)
         if saved and state:  # else it is damaged, and will be skipped
             break
     else:
         return
-    if state["corpus_fingerprint"] != manifest.fingerprint:
+    if state.corpus_fingerprint != manifest.fingerprint:
         raise UserError(
             "run-changed",
             f"the corpus in {folder.corpus} is not the one that {info.path} was trained on; "

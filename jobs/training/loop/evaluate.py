@@ -13,11 +13,12 @@ with the trainer on exactly those, which takes seconds where the whole set would
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from elmwright.jobs.checkpoints.contents import Probe, SavedScore
 from elmwright.jobs.training.loop.exchange import Ranks
-from elmwright.jobs.training.loop.heldout_pass import Pass, Probe, exp
+from elmwright.jobs.training.loop.heldout_pass import Pass, exp
 from elmwright.jobs.training.loop.stream import Blocks
 from elmwright.model.bilm import BiLM
 from elmwright.model.softmax import Softmax
@@ -46,7 +47,7 @@ class Score:
     tokens: int
     """Predictions scored in each direction."""
     forward_nll: float
-    """Mean negative log-likelihood a token, forward, in nats."""
+    """Mean negative log-likelihood per token, forward, in nats."""
     backward_nll: float
     """The same, backward."""
     unk_share: float
@@ -56,7 +57,7 @@ class Score:
     characters: int
     """Characters of the words scored, and one for the space or line end behind each."""
     probe: Probe | None = None
-    """The set's first sentences, where they were scored apart; not part of `as_dict`."""
+    """The set's first sentences, where they were scored apart; not part of `saved`."""
 
     @property
     def perplexity(self) -> float:
@@ -70,14 +71,20 @@ class Score:
         bits = (self.forward_nll + self.backward_nll) / 2 / math.log(2) * self.tokens
         return bits / self.characters
 
-    def as_dict(self) -> dict[str, float]:
-        return {
-            "perplexity": self.perplexity,
-            "bits_per_character": self.bits_per_character,
-            "forward_perplexity": exp(self.forward_nll),
-            "backward_perplexity": exp(self.backward_nll),
-            **{name: value for name, value in asdict(self).items() if name != "probe"},
-        }
+    def saved(self) -> SavedScore:
+        """The score as files and the journal hold it."""
+        return SavedScore(
+            perplexity=self.perplexity,
+            bits_per_character=self.bits_per_character,
+            forward_perplexity=exp(self.forward_nll),
+            backward_perplexity=exp(self.backward_nll),
+            tokens=self.tokens,
+            forward_nll=self.forward_nll,
+            backward_nll=self.backward_nll,
+            unk_share=self.unk_share,
+            lanes=self.lanes,
+            characters=self.characters,
+        )
 
 
 def evaluate(
@@ -101,10 +108,7 @@ def evaluate(
     The first `probe` sentences are scored apart, too. All processes leave with `EvaluationStopped`
     when one of them is `stopped`.
     """
-    blocks = Blocks(
-        corpus, manifest, split, bilm.config.max_chars, word_ids,
-        keep=len(ranks.lanes(lanes)) + 1, widest=bilm.encoder.widest,
-    )  # fmt: skip
+    blocks = _heldout_blocks(bilm, corpus, manifest, split, ranks, lanes, word_ids)
     one = Pass(bilm, softmax, blocks, ranks, lanes, window, probe, stopped, advance)
     one.run(block_limit(len(blocks), blocks.steps, max_tokens))
     forward, backward, tokens, unknown, characters, *_ = one.totals()
@@ -134,13 +138,24 @@ def evaluate_probe(
     advance: Advance = lambda _n, _detail="": None,
 ) -> Probe:
     """Score the first `sentences` of a held-out set and nothing else."""
-    blocks = Blocks(
-        corpus, manifest, split, bilm.config.max_chars, word_ids,
-        keep=len(ranks.lanes(lanes)) + 1, widest=bilm.encoder.widest,
-    )  # fmt: skip
+    blocks = _heldout_blocks(bilm, corpus, manifest, split, ranks, lanes, word_ids)
     one = Pass(bilm, softmax, blocks, ranks, lanes, window, sentences, None, advance)
     one.run(len(blocks), only_probe=True)
     return one.probe()
+
+
+def _heldout_blocks(
+    bilm: BiLM,
+    corpus: str | Path,
+    manifest: Manifest,
+    split: str,
+    ranks: Ranks,
+    lanes: int,
+    word_ids: dict[str, int] | None,
+) -> Blocks:
+    keep = len(ranks.lanes(lanes)) + 1
+    chars, widest = bilm.config.max_chars, bilm.encoder.widest
+    return Blocks(corpus, manifest, split, chars, word_ids, keep=keep, widest=widest)
 
 
 def block_limit(blocks: int, steps: int, max_tokens: int | None) -> int:
@@ -167,13 +182,23 @@ def evaluate_sets(
     """Score every held-out set of a corpus, or `only` one."""
     return {
         split: evaluate(
-            bilm, softmax, corpus, manifest, split, ranks,
-            lanes=lanes, window=window, max_tokens=max_tokens, word_ids=word_ids,
-            probe=probe, stopped=stopped, advance=advance,
+            bilm,
+            softmax,
+            corpus,
+            manifest,
+            split,
+            ranks,
+            lanes=lanes,
+            window=window,
+            max_tokens=max_tokens,
+            word_ids=word_ids,
+            probe=probe,
+            stopped=stopped,
+            advance=advance,
         )
         for split in manifest.splits
         if split != "train" and only in (None, split)
-    }  # fmt: skip
+    }
 
 
 def planned_tokens(manifest: Manifest, max_tokens: int | None, only: str | None = None) -> int:

@@ -6,7 +6,8 @@ from itertools import count
 from typing import Any
 
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.rundir.journal import Journal
+from elmwright.jobs.rundir import metrics
+from elmwright.jobs.rundir.journal_records import Evaluation, FinalEvaluation, Scoring
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
 from elmwright.jobs.training.loop.evaluate import (
@@ -18,9 +19,11 @@ from elmwright.jobs.training.loop.evaluate import (
 )
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.heldout_pass import EvaluationStopped
+from elmwright.jobs.training.loop.recorder import Recorder
 from elmwright.jobs.training.loop.state import Trainer
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Advance
+from elmwright.pipeline.records import to_data
 
 SCORING_SECONDS = 5.0
 """Seconds between notes of how far the last evaluation is."""
@@ -32,11 +35,11 @@ def evaluate_in_passing(
     folder: RunFolder,
     manifest: Manifest,
     ranks: Ranks,
-    journal: Journal | None,
+    recorder: Recorder,
 ) -> dict[str, Score]:
     """Score about `eval.max_tokens` tokens of every held-out set."""
     limit = config.eval.max_tokens
-    return _evaluate(config, trainer, folder, manifest, ranks, journal, max_tokens=limit)
+    return _evaluate(config, trainer, folder, manifest, ranks, recorder, max_tokens=limit)
 
 
 def evaluate_finally(
@@ -45,7 +48,7 @@ def evaluate_finally(
     folder: RunFolder,
     manifest: Manifest,
     ranks: Ranks,
-    journal: Journal | None,
+    recorder: Recorder,
     note: StopNote,
     drained: Callable[[int], bool] = lambda _step: False,
 ) -> dict[str, Score] | None:
@@ -59,18 +62,26 @@ def evaluate_finally(
         return leaving or (ranks.rank == 0 and note.found())
 
     advance: Advance = _nothing
-    if journal and (planned := planned_tokens(manifest, limit)):
-        advance = _Scoring(journal, trainer.step, planned, ranks.world).advance
+    if planned := planned_tokens(manifest, limit):
+        advance = _Scoring(recorder, trainer.step, planned, ranks.world).advance
     try:
         scores = _evaluate(
-            config, trainer, folder, manifest, ranks, journal,
-            max_tokens=limit, probe=PROBE_SENTENCES, stopped=stopped, advance=advance,
-        )  # fmt: skip
+            config,
+            trainer,
+            folder,
+            manifest,
+            ranks,
+            recorder,
+            max_tokens=limit,
+            probe=PROBE_SENTENCES,
+            stopped=stopped,
+            advance=advance,
+        )
     except EvaluationStopped:
         return None
-    if journal and scores:
-        final = {f"final/{name}": value for name, value in _values(scores).items()}
-        journal.write("final", trainer.step, values=final)
+    if scores:
+        final = {f"{metrics.FINAL}{name}": value for name, value in _values(scores).items()}
+        recorder.write(FinalEvaluation(step=trainer.step, values=final))
     return scores
 
 
@@ -79,13 +90,14 @@ class _Scoring:
 
     def __init__(
         self,
-        journal: Journal,
+        recorder: Recorder,
         step: int,
         tokens: int,
         world: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._journal, self._step, self._tokens, self._world = journal, step, tokens, world
+        self._recorder, self._step = recorder, step
+        self._tokens, self._world = tokens, world
         self._clock, self._done = clock, 0
         self._note()
 
@@ -98,7 +110,7 @@ class _Scoring:
     def _note(self) -> None:
         self._noted = self._clock()
         done = min(self._done, self._tokens)
-        self._journal.write("scoring", self._step, tokens=self._tokens, done=done)
+        self._recorder.write(Scoring(step=self._step, tokens=self._tokens, done=done))
 
 
 def _nothing(_n: int, _detail: str = "", /) -> None:
@@ -111,7 +123,7 @@ def _evaluate(
     folder: RunFolder,
     manifest: Manifest,
     ranks: Ranks,
-    journal: Journal | None,
+    recorder: Recorder,
     **named: Any,
 ) -> dict[str, Score]:
     scores = evaluate_sets(
@@ -124,8 +136,8 @@ def _evaluate(
         window=config.train.window,
         **named,
     )
-    if journal and scores:
-        journal.write("eval", trainer.step, values=_values(scores))
+    if scores:
+        recorder.write(Evaluation(step=trainer.step, values=_values(scores)))
     return scores
 
 
@@ -133,5 +145,5 @@ def _values(scores: dict[str, Score]) -> dict[str, float]:
     return {
         f"{split}/{name}": value
         for split, score in scores.items()
-        for name, value in score.as_dict().items()
+        for name, value in to_data(score.saved()).items()
     }

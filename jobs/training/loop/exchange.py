@@ -12,6 +12,7 @@ or takes longer than `train.timeout_s`, the others can so say which of them is m
 import re
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -69,14 +70,20 @@ class PeerLost(RuntimeError):  # noqa: N818 - a state of the world, reported as 
     """Another process no longer takes part in the exchange."""
 
 
+class Phase(IntEnum):
+    """The beginning of a step, and the moment before each of its exchanges."""
+
+    BEGIN = 0
+    TARGETS = 1
+    BACKWARD = 2
+    GRADIENTS = 3
+
+
 class Beats:
     """How far each process has come."""
 
     ANSWER = timedelta(seconds=10)
     """How long the store may take to answer when something is wrong already."""
-
-    PHASES = 4
-    """Places of a step that are told apart: its beginning, and before each of its exchanges."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._step = ranks, 0
@@ -84,11 +91,11 @@ class Beats:
         if ranks.world > 1:
             self._store = dist.distributed_c10d._get_default_store()
 
-    def at(self, step: int, phase: int = 0) -> None:
+    def at(self, step: int, phase: Phase) -> None:
         """This process has come so far."""
         self._step = step
         if self._store is not None:
-            place = step * self.PHASES + phase
+            place = step * len(Phase) + phase
             self._store.set(f"elmwright/place/{self._ranks.rank}", str(place))
 
     def blame(self, error: RuntimeError) -> PeerLost | None:
@@ -110,9 +117,9 @@ class Beats:
         late = [rank for rank, place in places.items() if place < newest]
         suspects = late or [rank for rank in places if rank != self._ranks.rank]
         who = " or ".join(f"rank {rank}" for rank in suspects)
-        last = min(places[rank] for rank in suspects) // self.PHASES
+        last = min(places[rank] for rank in suspects) // len(Phase)
         return PeerLost(
-            f"an exchange of step {newest // self.PHASES:,} was not answered; {who} is missing, "
+            f"an exchange of step {newest // len(Phase):,} was not answered; {who} is missing, "
             f"last seen in step {last:,}"
         )
 

@@ -8,11 +8,11 @@ round of blocks at a time, until the probe is complete.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from elmwright.jobs.checkpoints.contents import Probe
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.stream import Batch, Blocks, Row, evaluation_rounds, round_batches
 from elmwright.model.bilm import BiLM, States
@@ -23,18 +23,6 @@ from elmwright.pipeline.progress import Advance
 
 class EvaluationStopped(Exception):  # noqa: N818 - a state, not a mistake
     """Training was asked to stop while it evaluated."""
-
-
-@dataclass(frozen=True)
-class Probe:
-    """How well a model predicts the first sentences of a held-out set."""
-
-    sentences: int
-    """How many they are."""
-    tokens: int
-    """Predictions scored in each direction."""
-    perplexity: float
-    """exp of the mean of both directions."""
 
 
 def exp(value: float) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from elmwright.jobs.rundir import metrics
 from elmwright.jobs.training.loop.exchange import Ranks
 
 SAMPLE_SECONDS = 5.0
@@ -34,18 +35,19 @@ class Machine:
         if wall < self._next:
             return {}
         cpu = _cpu_seconds()
-        found = {
-            "system/process_cpus": (cpu - self._cpu) / max(wall - self._wall, 1e-9),
-            "system/process_memory_mb": _resident_mb(),
-            "system/machine_load": os.getloadavg()[0],
-            "system/machine_memory_used_share": _memory_used(),
+        values = {
+            metrics.PROCESS_CPUS.key: (cpu - self._cpu) / max(wall - self._wall, 1e-9),
+            metrics.PROCESS_MEMORY.key: _resident_mb(),
+            metrics.MACHINE_LOAD.key: os.getloadavg()[0],
+            metrics.MACHINE_MEMORY.key: _memory_used(),
         }
         self._wall, self._cpu, self._next = wall, cpu, wall + SAMPLE_SECONDS
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
-            found["system/gpu_memory_used_share"] = 1 - free / total
-            found["system/gpu_memory_peak_mb"] = torch.cuda.max_memory_allocated(self._device) / 1e6
-        return found
+            values[metrics.GPU_MEMORY.key] = 1 - free / total
+            peak = torch.cuda.max_memory_allocated(self._device)
+            values[metrics.GPU_MEMORY_PEAK.key] = peak / 1e6
+        return values
 
 
 def _matrix_rate(device: torch.device) -> float:

@@ -15,18 +15,18 @@ from elmwright.pipeline.errors import Failed
 log = logging.getLogger("elmwright")
 
 
-class Trouble:
-    """Steps in a row whose loss or gradient was not finite, and what has been done about it."""
+class BadSteps:
+    """Steps in a row whose loss or gradient was not finite, and what was done about them."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._bad: list[int] = []
         self._planned: set[int] = set()
-        """Steps whose updates are left out after going back: they have had their say."""
+        """Steps whose updates are left out after going back: they do not count again."""
         self._until = -1
 
-    def after(self, finite: bool, trainer: Trainer) -> bool:
-        """Take note of a step; is it time to go back?"""
+    def are_too_many(self, finite: bool, trainer: Trainer) -> bool:
+        """Take note of a step; is it time to go back to a checkpoint?"""
         step = trainer.step - 1
         if finite:
             self._bad.clear()
@@ -34,7 +34,7 @@ class Trouble:
             self._bad.append(step)
         return len(self._bad) >= self._limit
 
-    def begin(self) -> int:
+    def first(self) -> int:
         """The first bad step; whatever broke the weights happened before it."""
         first = self._bad[0]
         if first <= self._until:
@@ -45,9 +45,9 @@ class Trouble:
             )
         return first
 
-    def gone_back(self, trainer: Trainer) -> None:
-        """Training stands at a checkpoint again: from there on, leave out the updates of the bad
-        steps, and of as many before them."""
+    def leave_out(self, trainer: Trainer) -> None:
+        """After going back to a checkpoint: skip the updates of the bad steps, and of as many
+        before them."""
         first, last = self._bad[0], self._bad[-1]
         offending = range(max(trainer.step, first - self._limit), last + 1)
         trainer.skipped |= set(offending)
@@ -55,7 +55,10 @@ class Trouble:
         log.warning(
             "%d losses or gradients in a row were not finite: back to step %d, without the "
             "updates of steps %d to %d",
-            self._limit, trainer.step, offending[0], last,
-        )  # fmt: skip
+            self._limit,
+            trainer.step,
+            offending[0],
+            last,
+        )
         self._until = last + self._limit
         self._bad.clear()

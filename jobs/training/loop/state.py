@@ -8,7 +8,8 @@ DDP holds on to the parameters.
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from elmwright.jobs.checkpoints.checkpoint import fetch, folder_name, newest_valid, read_state
+from elmwright.jobs.checkpoints.contents import CheckpointState, Probes, Scores
 from elmwright.jobs.checkpoints.writer import Snapshot
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
@@ -46,7 +48,13 @@ log = logging.getLogger("elmwright")
 FindModel = Callable[[str], Path]
 """From the name in `train.init_from` to a verified folder on this machine."""
 
-_BILM, _SOFTMAX = 2, 3  # keep apart draws that share a seed (training_step.py has 1)
+
+class Stream(IntEnum):
+    """Keeps apart random draws that share a seed; a change of a number changes every model."""
+
+    DROPOUT = 1
+    BILM = 2
+    SOFTMAX = 3
 
 
 @dataclass
@@ -93,9 +101,10 @@ def begin(
 ) -> Trainer:
     """A model from the seed or from `train.init_from`, or the newest valid checkpoint."""
     seed, device = config.run.seed, ranks.device
-    bilm = BiLM(config.model, keyed_hash(seed, _BILM) >> 1).to(device)
+    bilm = BiLM(config.model, keyed_hash(seed, Stream.BILM) >> 1).to(device)
     width = config.model.projection_dim
-    softmax = Softmax.create(manifest.vocab.size, width, keyed_hash(seed, _SOFTMAX) >> 1, device)
+    drawn = keyed_hash(seed, Stream.SOFTMAX) >> 1
+    softmax = Softmax.create(manifest.vocab.size, width, drawn, device)
     optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
     states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
     trainer = Trainer(bilm, softmax, optimizer, states)
@@ -158,9 +167,9 @@ def restore(
         states.c.contiguous().to(ranks.device), states.m.contiguous().to(ranks.device)
     )
     state = read_state(path)
-    trainer.step, trainer.skipped = state["step"], set(state["skipped"])
-    trainer.best, trainer.best_step = state["best"], state["best_step"]
-    trainer.best_of, trainer.stale = state["best_of"], state["stale"]
+    trainer.step, trainer.skipped = state.step, set(state.skipped)
+    trainer.best, trainer.best_step = state.best, state.best_step
+    trainer.best_of, trainer.stale = state.best_of, state.stale
     if is_url(checkpoint):
         shutil.rmtree(path)
 
@@ -215,10 +224,14 @@ def check_shape(other: LoadedModel, config: RunConfig) -> None:
         raise UserError("run-changed", problem)
 
 
-def probes(scores: dict[str, Score]) -> dict[str, Any]:
-    """What a checkpoint and result.json say of the first sentences of each held-out set."""
-    found = {split: asdict(score.probe) for split, score in scores.items() if score.probe}
-    return {"probe": found} if found else {}
+def saved_scores(scores: dict[str, Score]) -> Scores:
+    """The scores as a checkpoint and result.json hold them."""
+    return {split: score.saved() for split, score in scores.items()}
+
+
+def saved_probes(scores: dict[str, Score]) -> Probes:
+    """The scores of the first sentences of each held-out set."""
+    return {split: score.probe for split, score in scores.items() if score.probe}
 
 
 def _saved(config: RunConfig) -> dict[str, Any]:
@@ -255,21 +268,21 @@ def snapshot(
             "optimizer": host(trainer.optimizer.state_dict()),
             "lanes": host({"c": c, "m": m}),
         },
-        state={
-            "step": trainer.step,
-            "skipped": sorted(trainer.skipped),
-            "best": trainer.best,
-            "best_step": trainer.best_step,
-            "best_of": trainer.best_of,
-            "stale": trainer.stale,
-            "attempt": attempt,
-            "processes": ranks.world,
-            "device": ranks.device.type,
-            "machine": machine(),
-            "corpus_fingerprint": manifest.fingerprint,
-            "evaluation": {split: score.as_dict() for split, score in scores.items()},
-            **probes(scores),
-        },
+        state=CheckpointState(
+            step=trainer.step,
+            skipped=tuple(sorted(trainer.skipped)),
+            best=trainer.best,
+            best_step=trainer.best_step,
+            best_of=trainer.best_of,
+            stale=trainer.stale,
+            attempt=attempt,
+            processes=ranks.world,
+            device=ranks.device.type,
+            machine=machine(),
+            corpus_fingerprint=manifest.fingerprint,
+            evaluation=saved_scores(scores),
+            probe=saved_probes(scores),
+        ),
         config={"format": 1, "model": to_dict(config)["model"], "run_config": _saved(config)},
         perplexity={split: score.perplexity for split, score in scores.items()},
         tokens=sum(score.tokens for score in scores.values()),

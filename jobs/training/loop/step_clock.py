@@ -2,6 +2,8 @@
 
 import time
 
+from elmwright.jobs.rundir import metrics
+
 
 class Clock:
     """Where the time goes, between two logged steps."""
@@ -18,15 +20,15 @@ class Clock:
         self._last = now
 
     def metrics(self, step: int, tokens: int, flops: float, peak: float) -> dict[str, float]:
-        """Since the last call: shares of the time, tokens a second, and how much of the machine's
-        peak the useful arithmetic (`flops` a step) makes use of."""
+        """Since the last call: shares of the time, tokens per second, and how much of the machine's
+        peak the useful arithmetic (`flops` per step) makes use of."""
         total = max(time.perf_counter() - self._since, 1e-9)
-        found = {f"time/{name}_share": spent / total for name, spent in self._spent.items()}
+        values = {metrics.time_share(name): spent / total for name, spent in self._spent.items()}
         if self._step is not None:
             working = max(total - self._spent.get("evaluate", 0.0), 1e-9)
             steps = (step - self._step) / working
-            found["train/tokens_per_s"] = steps * tokens
-            found["train/flops_per_s"] = steps * flops
-            found["train/flop_utilisation"] = steps * flops / peak
+            values[metrics.TOKENS_PER_S.key] = steps * tokens
+            values[metrics.FLOPS_PER_S.key] = steps * flops
+            values[metrics.FLOP_UTILISATION.key] = steps * flops / peak
         self._spent, self._since, self._step = {}, time.perf_counter(), step
-        return found
+        return values

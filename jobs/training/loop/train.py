@@ -22,27 +22,22 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from elmwright.jobs.checkpoints.checkpoint import (
-    check_attempt,
     folder_name,
     list_checkpoints,
-    read_info,
 )
-from elmwright.jobs.checkpoints.writer import journalled_writer
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.rundir.journal import Journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
 from elmwright.jobs.training.loop.block_cache import block_cache
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.evaluate_training import evaluate_finally, evaluate_in_passing
-from elmwright.jobs.training.loop.exchange import Beats, Ranks
-from elmwright.jobs.training.loop.machine_metrics import Machine
-from elmwright.jobs.training.loop.rewind import Trouble
+from elmwright.jobs.training.loop.exchange import Beats, Phase, Ranks
+from elmwright.jobs.training.loop.recorder import Recorder, recorder_for
+from elmwright.jobs.training.loop.rewind import BadSteps
 from elmwright.jobs.training.loop.state import (
     FindModel,
     Trainer,
     begin,
-    probes,
     restore,
     snapshot,
     start_over,
@@ -51,10 +46,7 @@ from elmwright.jobs.training.loop.step_clock import Clock
 from elmwright.jobs.training.loop.stream import Blocks, Prefetch
 from elmwright.jobs.training.loop.training_step import Process, make_step
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.storage.files import join, write_json
-
-EARLY_STEPS = (1, 5, 10)
-"""Steps of an attempt that the journal notes besides, for those who wait for the time left."""
+from elmwright.pipeline.storage.files import join
 
 
 def train(
@@ -73,7 +65,8 @@ def train(
     """
     torch.set_num_threads(config.train.threads)
     manifest = Manifest.load(folder.corpus)
-    lanes, section = ranks.lanes(config.train.lanes), config.train
+    settings = config.train
+    lanes = ranks.lanes(settings.lanes)
 
     trainer = begin(config, folder, manifest, ranks, find_model)
     bilm: torch.nn.Module = trainer.bilm
@@ -84,45 +77,38 @@ def train(
             find_unused_parameters=True,
             gradient_as_bucket_view=True,
         )
-    journal = writer = None
-    if ranks.rank == 0:
-        journal = Journal(folder.journal, lambda: check_attempt(folder.attempt, attempt))
-        writer = journalled_writer(config, folder, attempt, journal)
-        journal.write("begin", trainer.step, attempt=attempt)
-    first_step = trainer.step
-    cache = block_cache(folder.corpus, folder.scratch / "blocks", section.cache_mb)
+    recorder = recorder_for(config, folder, attempt, ranks, trainer.step)
+    cache = block_cache(folder.corpus, folder.scratch / "blocks", settings.cache_mb)
     blocks = Blocks(
         folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes), cache=cache
     )
 
     def reading(step: int) -> Prefetch:
-        first = step * section.accumulate
+        first = step * settings.accumulate
         return Prefetch(
-            blocks, config.run.seed, first, lanes, section.lanes, section.window, ranks.device
+            blocks, config.run.seed, first, lanes, settings.lanes, settings.window, ranks.device
         )
 
     clock, note, beats = Clock(), StopNote(folder.stop_request), Beats(ranks)
-    per_block = blocks.steps // section.window
-    this = Process(config, trainer, bilm, ranks, lanes, per_block, clock, beats)
+    per_block = blocks.steps // settings.window
+    process = Process(config, trainer, bilm, ranks, lanes, per_block, clock, beats)
     prefetch = reading(trainer.step)
-    machine = Machine(ranks) if journal else None
-    trouble = Trouble(section.max_bad_steps)
+    bad_steps = BadSteps(settings.max_bad_steps)
     stopping = False
     try:
         while not (stopping or _finished(config, trainer)):
-            beats.at(trainer.step)
-            batches = [prefetch.next() for _ in range(section.accumulate)]
+            beats.at(trainer.step, Phase.BEGIN)
+            batches = [prefetch.next() for _ in range(settings.accumulate)]
             clock.lap("load")
             wish = drained(trainer.step) or (ranks.rank == 0 and note.found())
-            result = make_step(this, batches, wish)
+            result = make_step(process, batches, wish)
             clock.lap("compute")  # also giving back the memory of the step
             stopping = result.stop
-            if trouble.after(result.finite, trainer):
-                if writer:
-                    writer.settle()
-                first = trouble.begin()
-                start_over(trainer, config, folder, ranks, first - 1, find_model)
-                trouble.gone_back(trainer)
+            if bad_steps.are_too_many(result.finite, trainer):
+                recorder.settle()
+                before = bad_steps.first() - 1
+                start_over(trainer, config, folder, ranks, before, find_model)
+                bad_steps.leave_out(trainer)
                 prefetch.close()
                 prefetch = reading(trainer.step)
                 continue
@@ -130,10 +116,10 @@ def train(
             scores: dict[str, Score] = {}
             best = False
             # The last step is evaluated at the end, when its checkpoint is on disk.
-            last = trainer.step == section.max_steps
+            last = trainer.step == settings.max_steps
             every = config.eval.every_steps
             if not last and every and trainer.step % every == 0:
-                scores = evaluate_in_passing(config, trainer, folder, manifest, ranks, journal)
+                scores = evaluate_in_passing(config, trainer, folder, manifest, ranks, recorder)
                 best = result.finite and trainer.judge(scores)
                 clock.lap("evaluate")
 
@@ -144,21 +130,14 @@ def train(
             if saved:
                 copy = snapshot(config, trainer, manifest, attempt, ranks, scores)
                 clock.lap("checkpoint")
-            if journal and machine and (trainer.step % config.tracking.every_steps == 0 or saved):
-                values = result.metrics(trainer)
-                values |= clock.metrics(trainer.step, section.tokens, result.flops, machine.peak)
-                journal.write("metrics", trainer.step, values={**values, **machine.metrics()})
-                clock.lap("track")
-            elif journal and trainer.step - first_step in EARLY_STEPS:
-                journal.write("step", trainer.step, attempt=attempt)
-            # After the journal: what lies behind a checkpoint is never computed again.
-            if writer and copy:
-                writer.save(copy)
+            recorder.after_step(trainer, result, clock, is_saved=saved)
+            # After the journal: steps before a checkpoint are never computed again.
+            if copy:
+                recorder.save(copy)
                 clock.lap("checkpoint")
-        if writer:
-            writer.wait()
+        recorder.wait()
         if not stopping:
-            _finish(this, folder, manifest, journal, note, drained)
+            _finish(process, folder, manifest, recorder, note, drained)
     except RuntimeError as error:
         lost = beats.blame(error)
         if lost is None:
@@ -167,8 +146,7 @@ def train(
     finally:
         note.close()
         prefetch.close()
-        if journal:
-            journal.close()
+        recorder.close()
 
 
 def _finished(config: RunConfig, trainer: Trainer) -> bool:
@@ -178,10 +156,10 @@ def _finished(config: RunConfig, trainer: Trainer) -> bool:
 
 
 def _finish(
-    this: Process,
+    process: Process,
     folder: RunFolder,
     manifest: Manifest,
-    journal: Journal | None,
+    recorder: Recorder,
     note: StopNote,
     drained: Callable[[int], bool],
 ) -> None:
@@ -190,7 +168,7 @@ def _finish(
     The checkpoint is on disk already, so a kill here costs no step. When asked to stop, it returns
     without a result, and the next attempt evaluates again.
     """
-    config, trainer, ranks = this.config, this.trainer, this.ranks
+    config, trainer, ranks = process.config, process.trainer, process.ranks
     early = trainer.step < config.train.max_steps
     chosen = trainer.step
     if early and ranks.rank == 0:
@@ -198,21 +176,9 @@ def _finish(
         chosen = trainer.best_step if trainer.best_step in kept else trainer.step
     if early:  # the others look only after rank 0 has written everything
         chosen = ranks.from_first(chosen)
-    checkpoint = join(folder.checkpoints, folder_name(chosen))
     if chosen != trainer.step:
+        checkpoint = join(folder.checkpoints, folder_name(chosen))
         restore(trainer, checkpoint, config, folder, ranks)
-    scores = evaluate_finally(config, trainer, folder, manifest, ranks, journal, note, drained)
-    if scores is None:
-        return
-    if journal:
-        result = {
-            "step": chosen,
-            "checkpoint": folder_name(chosen),
-            "checkpoint_sha256": read_info(checkpoint).sha256,
-            "stopped_early": config.eval.patience if early else 0,
-            "skipped": len(trainer.skipped),
-            "evaluation": {split: score.as_dict() for split, score in scores.items()},
-            **probes(scores),
-        }
-        journal.flush()  # nothing is written after the result
-        write_json(folder.result, result)
+    scores = evaluate_finally(config, trainer, folder, manifest, ranks, recorder, note, drained)
+    if scores is not None:
+        recorder.finish(trainer, chosen, scores, is_early=early)

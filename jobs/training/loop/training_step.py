@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.training.loop.exchange import Beats, Ranks, touched_rows
-from elmwright.jobs.training.loop.state import Trainer
+from elmwright.jobs.rundir import metrics
+from elmwright.jobs.training.loop.exchange import Beats, Phase, Ranks, touched_rows
+from elmwright.jobs.training.loop.state import Stream, Trainer
 from elmwright.jobs.training.loop.step_clock import Clock
 from elmwright.jobs.training.loop.stream import Batch
 from elmwright.model.bilm import States, dropout_masks
@@ -32,15 +33,13 @@ from elmwright.pipeline.format.lanes import keyed_hash
 
 log = logging.getLogger("elmwright")
 
-_DROPOUT = 1  # keeps apart draws that share a seed (state.py has 2 and 3)
-
 
 @dataclass(frozen=True)
 class StepResult:
     """What a step tells the loop and the journal."""
 
     loss: float
-    """Mean sampled loss a token: for watching, never for comparing models."""
+    """Mean sampled loss per token: for watching, never for comparing models."""
     norm: float
     lr: float
     finite: bool
@@ -52,12 +51,12 @@ class StepResult:
 
     def metrics(self, trainer: Trainer) -> dict[str, float]:
         return {
-            "train/loss": self.loss,
-            "train/gradient_norm": self.norm,
-            "train/lr": self.lr,
-            "train/softmax_mb_exchanged": self.table_bytes / 1e6,
-            "train/dense_mb_exchanged": self.dense_bytes / 1e6,
-            "train/skipped_updates": sum(step < trainer.step for step in trainer.skipped),
+            metrics.LOSS.key: self.loss,
+            metrics.GRADIENT_NORM.key: self.norm,
+            metrics.LEARNING_RATE.key: self.lr,
+            metrics.SOFTMAX_EXCHANGED.key: self.table_bytes / 1e6,
+            metrics.DENSE_EXCHANGED.key: self.dense_bytes / 1e6,
+            metrics.SKIPPED_UPDATES.key: sum(step < trainer.step for step in trainer.skipped),
         }
 
 
@@ -78,16 +77,17 @@ class Process:
     beats: Beats
 
 
-def make_step(this: Process, batches: Sequence[Batch], wish: bool) -> StepResult:
+def make_step(process: Process, batches: Sequence[Batch], wish: bool) -> StepResult:
     """One update of all parameters from `train.accumulate` windows of every lane."""
-    config, trainer, ranks, clock = this.config, this.trainer, this.ranks, this.clock
-    section, step, device = config.train, trainer.step, ranks.device
+    config, trainer = process.config, process.trainer
+    ranks, clock = process.ranks, process.clock
+    settings, step, device = config.train, trainer.step, ranks.device
     size = trainer.softmax.vocab_size
-    negatives = draw_negatives(config.run.seed, step, section.negatives, size)
+    negatives = draw_negatives(config.run.seed, step, settings.negatives, size)
     batches = [batch.to_device(device) for batch in batches]
     wanted = [torch.stack([batch.forward_targets, batch.backward_targets]) for batch in batches]
     rows = negatives.ids.to(device)
-    this.beats.at(step, 1)
+    process.beats.at(step, Phase.TARGETS)
     if len(rows) < size:
         rows = touched_rows(ranks, torch.stack(wanted), rows)
     table = trainer.softmax.table(rows).requires_grad_()
@@ -96,35 +96,35 @@ def make_step(this: Process, batches: Sequence[Batch], wish: bool) -> StepResult
     for parameter in trainer.bilm.parameters():
         parameter.grad = None
     # Mean over the global batch; DDP averages over processes, so each scales its share up.
-    scale = ranks.world / (2 * section.lanes * section.window * section.accumulate)
-    scale *= section.window if config.optim.scale_by_window else 1
+    scale = ranks.world / (2 * settings.lanes * settings.window * settings.accumulate)
+    scale *= settings.window if config.optim.scale_by_window else 1
     total, weight, states = torch.zeros((), device=device), 0.0, trainer.states
     for number, (batch, targets) in enumerate(zip(batches, wanted, strict=True)):
         whole = number == len(batches) - 1
-        with nullcontext() if whole or ranks.world == 1 else this.bilm.no_sync():  # type: ignore[operator]
-            window = step * section.accumulate + number
-            if section.reset_states == "block" and window % this.per_block == 0:
-                states = States.zeros(config.model, len(this.lanes), device)
-            loss, states = _window(this, batch, targets, states, rows, table, negatives, window)
-            this.beats.at(step, 2)
+        with nullcontext() if whole or ranks.world == 1 else process.bilm.no_sync():  # type: ignore[operator]
+            window = step * settings.accumulate + number
+            if settings.reset_states == "block" and window % process.per_block == 0:
+                states = States.zeros(config.model, len(process.lanes), device)
+            loss, states = _window(process, batch, targets, states, rows, table, negatives, window)
+            process.beats.at(step, Phase.BACKWARD)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
         total = total + loss.detach()
         weight += 2 * float(batch.weights.sum())
     clock.lap("compute")
 
-    this.beats.at(step, 3)
+    process.beats.at(step, Phase.GRADIENTS)
     assert table.grad is not None  # noqa: S101 - every loss above depends on it
     table_grad = ranks.sum(table.grad).div_(ranks.world)
     shared = torch.tensor([float(total), weight, float(wish)], dtype=torch.float64, device=device)
     sums: list[float] = ranks.sum(shared).tolist()
     clock.lap("exchange")
 
-    if step < section.hold_steps:
+    if step < settings.hold_steps:
         for parameter in trainer.bilm.parameters():
             parameter.grad = None
     dense = [p.grad for p in trainer.bilm.parameters() if p.grad is not None]
     norm = float(global_norm(dense, table_grad))
-    lr = learning_rate(config.optim, step, section.max_steps)
+    lr = learning_rate(config.optim, step, settings.max_steps)
     finite = math.isfinite(norm) and math.isfinite(sums[0])
     updated = finite and step not in trainer.skipped
     if updated:
@@ -157,7 +157,7 @@ def _flops(config: RunConfig, batch: Batch, negatives: Negatives) -> float:
 
 
 def _window(
-    this: Process,
+    process: Process,
     batch: Batch,
     targets: Tensor,
     states: States,
@@ -167,11 +167,13 @@ def _window(
     window: int,
 ) -> tuple[Tensor, States]:
     """The summed loss of one window of this process's lanes, and the states after it."""
-    config, section, device = this.config, this.config.train, this.ranks.device
-    seeds = [keyed_hash(config.run.seed, _DROPOUT, window, lane) >> 1 for lane in this.lanes]
-    masks = dropout_masks(config.model, section.dropout, seeds, section.window, device)
+    config, settings, device = process.config, process.config.train, process.ranks.device
+    seeds = [
+        keyed_hash(config.run.seed, Stream.DROPOUT, window, lane) >> 1 for lane in process.lanes
+    ]
+    masks = dropout_masks(config.model, settings.dropout, seeds, settings.window, device)
     with _autocast(config, device):
-        output = this.bilm(
+        output = process.bilm(
             batch.chars,
             batch.forward_index,
             batch.backward_index,
@@ -179,7 +181,7 @@ def _window(
             masks,
         )
     weights = batch.weights.reshape(-1)
-    size = this.trainer.softmax.vocab_size
+    size = process.trainer.softmax.vocab_size
     loss = torch.zeros((), device=device)
     for hidden, wanted in ((output.top_forward, targets[0]), (output.top_backward, targets[1])):
         flat = hidden.reshape(-1, hidden.size(-1)), wanted.reshape(-1), weights

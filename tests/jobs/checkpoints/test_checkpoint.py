@@ -22,6 +22,7 @@ from elmwright.jobs.checkpoints.writer import CheckpointWriter, Listener, Snapsh
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.storage.disk import sha256_bytes
+from tests.support import saved
 from tests.support.tiny import damage
 
 
@@ -57,7 +58,7 @@ class Written:
             Snapshot(
                 step=step,
                 tensors=dict.fromkeys(stems, tensors),
-                state={"step": step},
+                state=saved.state(step),
                 config={"format": 1},
                 perplexity={} if perplexity is None else {"heldout": perplexity},
                 tokens=tokens,
@@ -149,7 +150,7 @@ def test_saving_returns_before_the_files_are_written(
     monkeypatch.setattr("elmwright.jobs.checkpoints.writer.save_file", slow)
     written = Written(tmp_path)
     tensors = {"weight": torch.zeros(3)}
-    snapshot = Snapshot(1, dict.fromkeys(("model", "softmax"), tensors), {"step": 1}, {}, {}, 0)
+    snapshot = Snapshot(1, dict.fromkeys(("model", "softmax"), tensors), saved.state(1), {}, {}, 0)
     written.writer.save(snapshot)
     returned.set()
     written.writer.wait()

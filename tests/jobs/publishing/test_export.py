@@ -28,6 +28,7 @@ from elmwright.jobs.publishing.training_facts import training_facts, training_sv
 from elmwright.jobs.runbook.runbook import lay_down
 from elmwright.jobs.runbook.submission import Job, new_submission
 from elmwright.jobs.runbook.target import Target
+from elmwright.jobs.rundir.journal_records import CheckpointPruned, Evaluation, Metrics
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.secrets.hiding import without_secret
 from elmwright.jobs.using.pretrained import Elmo
@@ -119,7 +120,7 @@ def test_a_bundle_with_another_perplexity_than_the_trainers_is_never_written(
     run = RunFolder.at(trained)
     said = recorded(info, run, Manifest.load(run.corpus))
     assert said is not None
-    probe = {"heldout": said.probe["heldout"] | {"perplexity": 43.9}}
+    probe = {"heldout": dataclasses.replace(said.probe["heldout"], perplexity=43.9)}
     whole = {"heldout": said.evaluation["heldout"] | {"perplexity": 43.9}}
     for told in (Recorded(said.evaluation, probe), Recorded(whole, {})):
         monkeypatch.setattr(export_module, "recorded", lambda *_, told=told: told)
@@ -209,12 +210,12 @@ def test_lanes_that_changed_since_do_not_change_the_perplexity(
 
 def test_training_facts_leave_out_pauses_and_later_steps() -> None:
     records = [
-        {"kind": "metrics", "step": 10, "values": {"train/loss": 5.0}},
-        {"kind": "metrics", "step": 20, "values": {"train/loss": 4.0, "train/tokens_per_s": 100.0}},
-        {"kind": "eval", "step": 20, "values": {"valid/perplexity": 50.0}},
-        {"kind": "checkpoint", "step": 20},
-        {"kind": "metrics", "step": 30, "values": {"train/loss": 3.0, "train/tokens_per_s": 50.0}},
-        {"kind": "metrics", "step": 40, "values": {"train/loss": 9.0, "train/tokens_per_s": 1.0}},
+        Metrics(step=10, values={"train/loss": 5.0}),
+        Metrics(step=20, values={"train/loss": 4.0, "train/tokens_per_s": 100.0}),
+        Evaluation(step=20, values={"valid/perplexity": 50.0}),
+        CheckpointPruned(step=20),
+        Metrics(step=30, values={"train/loss": 3.0, "train/tokens_per_s": 50.0}),
+        Metrics(step=40, values={"train/loss": 9.0, "train/tokens_per_s": 1.0}),
     ]
     facts = training_facts(records, 30, 10, "valid")
     assert facts.losses == ((10, 5.0), (20, 4.0), (30, 3.0))

@@ -21,6 +21,7 @@ from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.training_facts import TrainingFacts
 from elmwright.jobs.rundir.work_folder import alone_in
 from elmwright.pipeline.errors import UserError
+from tests.support import saved
 from tests.support.tiny import manifest
 
 
@@ -149,7 +150,7 @@ def test_the_card_counts_the_tokens_of_accumulated_windows() -> None:
     config = load_config("demo", ["train.lanes=8", "train.window=10", "train.accumulate=3"])
     card = model_card(
         config, manifest(), 1000, {}, TrainingFacts((), (), (), 0, 0, 240),
-        state={"processes": 2, "device": "cuda", "machine": "a computer"},
+        state=saved.state(processes=2, device="cuda", machine="a computer"),
         has_softmax=True, has_curve=False,
     )  # fmt: skip
     assert "1,000 steps of 240 tokens" in card

@@ -22,7 +22,7 @@ from elmwright.jobs.publishing.promotion import promote, publish_bundle, rollbac
 from elmwright.jobs.registry.logged_models import LoggedModels
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.registry.open_registry import open_registry
-from elmwright.jobs.registry.plain_folder import Shelf
+from elmwright.jobs.registry.plain_folder import FolderRegistry
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
 from tests.support.places import DOCS
@@ -172,13 +172,13 @@ def test_a_shelf_in_an_object_store(
     store: Path, bundle: Path, worse_bundle: Path, tmp_path: Path
 ) -> None:
     uri = f"s3://{BUCKET}/models"
-    shelf = Shelf(uri)
+    shelf = FolderRegistry(uri)
     assert publish_bundle(shelf, worse_bundle, "tiny", "champion") == 1
     assert publish_bundle(shelf, bundle, "tiny", "candidate") == 2
     assert publish_bundle(shelf, bundle, "tiny", "candidate") == 2
     promote(shelf, "tiny", 2, "champion")
     expected = Elmo.from_pretrained(bundle).embed([SENTENCE])[0]
-    folder = shelf.versions("tiny")[1].about["folder"]
+    folder = shelf.versions("tiny")[1].about.folder
     for model in (f"{uri}/tiny@champion", f"{uri}/tiny/2", f"{uri}/tiny/{folder}"):
         np.testing.assert_array_equal(Elmo.from_pretrained(model).embed([SENTENCE])[0], expected)
     found = clean_process(f"{uri}/tiny@champion", tmp_path / "vectors.npy")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.registry.contract import Registry
-from elmwright.jobs.registry.plain_folder import Shelf
+from elmwright.jobs.registry.plain_folder import FolderRegistry
 from tests.support.tiny_runs.registries import sqlite
 
 
@@ -19,6 +19,6 @@ def registry(
 ) -> Iterator[Registry]:
     monkeypatch.setenv("ELMWRIGHT_CACHE", str(tmp_path / "cache"))
     if request.param == "shelf":
-        yield Shelf(str(tmp_path / "shelf"))
+        yield FolderRegistry(str(tmp_path / "shelf"))
         return
     yield sqlite(tmp_path, empty_database, monkeypatch)

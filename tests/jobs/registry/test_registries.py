@@ -23,7 +23,7 @@ from elmwright.jobs.publishing.promotion import promote, publish_bundle, rollbac
 from elmwright.jobs.registry.contract import Registry, find_version
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.registry.open_registry import open_registry
-from elmwright.jobs.registry.plain_folder import Shelf
+from elmwright.jobs.registry.plain_folder import FolderRegistry
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
 from tests.support.tiny_runs.registries import SENTENCE, kill_often, leftovers, reference, sqlite
@@ -45,8 +45,8 @@ def test_a_bundle_becomes_one_version_however_often_it_is_published_and_exported
     assert publish_bundle(registry, worse_bundle, "tiny", "candidate") == 2
     first, second = registry.versions("tiny")
     assert (first.aliases, second.aliases) == ((), ("candidate",))
-    assert first.about["step"] == 20
-    assert first.about["perplexity"]["heldout"] < second.about["perplexity"]["heldout"]
+    assert first.about.step == 20
+    assert first.about.perplexity["heldout"] < second.about.perplexity["heldout"]
     assert leftovers(registry) == 2
 
 
@@ -182,7 +182,7 @@ def test_what_nobody_has_is_said_in_a_sentence(
 def test_an_index_that_leads_elsewhere_is_refused(
     tmp_path: Path, bundle: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
-    shelf = Shelf(str(tmp_path))
+    shelf = FolderRegistry(str(tmp_path))
     publish_bundle(shelf, bundle, "tiny", "candidate")
     index = json.loads((tmp_path / "tiny" / "index.json").read_text())
     change(index)
@@ -240,7 +240,7 @@ def test_a_version_is_a_logged_model_of_its_run_and_an_alias_moved_elsewhere_is_
     assert version.source == f"models:/{model.model_id}"
     assert model.source_run_id == run.info.run_id
     assert model.status == "READY"
-    ((score,), expected) = model.metrics, registry.versions("tiny")[0].about["perplexity"]
+    ((score,), expected) = model.metrics, registry.versions("tiny")[0].about.perplexity
     assert (score.key, score.value) == ("heldout/perplexity", expected["heldout"])
     assert float(version.tags["heldout_perplexity"]) == pytest.approx(expected["heldout"], abs=1e-4)
 

@@ -17,7 +17,7 @@ from elmwright.jobs.publishing.gate import bits_per_character
 from elmwright.jobs.publishing.promotion import promote, publish_bundle, rollback
 from elmwright.jobs.publishing.publish import is_published, publish
 from elmwright.jobs.registry.contract import Registry
-from elmwright.jobs.registry.plain_folder import Shelf
+from elmwright.jobs.registry.plain_folder import FolderRegistry
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.using.pretrained import Elmo
@@ -30,12 +30,12 @@ from tests.support.tiny_runs.registries import another, change
 pytestmark = pytest.mark.slow(7)
 
 
-def folders(shelf: Shelf) -> set[str]:
+def folders(shelf: FolderRegistry) -> set[str]:
     return {path.name for path in Path(shelf.uri, "tiny").iterdir() if path.is_dir()}
 
 
 def test_a_lost_index_costs_a_sentence_and_no_bundle(tmp_path: Path, bundle: Path) -> None:
-    shelf = Shelf(str(tmp_path / "shelf"))
+    shelf = FolderRegistry(str(tmp_path / "shelf"))
     for number in range(2):
         publish_bundle(shelf, another(bundle, tmp_path / str(number), number), "tiny", "candidate")
     index = tmp_path / "shelf" / "tiny" / "index.json"
@@ -55,30 +55,30 @@ def test_a_lost_index_costs_a_sentence_and_no_bundle(tmp_path: Path, bundle: Pat
 def test_what_a_killed_first_publish_left_on_a_shelf_is_removed(
     tmp_path: Path, bundle: Path, worse_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf = Shelf(str(tmp_path / "shelf"))
+    shelf = FolderRegistry(str(tmp_path / "shelf"))
 
-    real = Shelf._store
+    real = FolderRegistry._store
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    def killed_afterwards(self: Shelf, *given: Any) -> None:
+    def killed_afterwards(self: FolderRegistry, *given: Any) -> None:
         real(self, *given)
         raise KeyboardInterrupt
 
     for step, end in (("_store", killed_afterwards), ("_change", killed)):
         with monkeypatch.context() as patch:
-            patch.setattr(Shelf, step, end)
+            patch.setattr(FolderRegistry, step, end)
             with pytest.raises(KeyboardInterrupt):
                 publish_bundle(shelf, bundle, "tiny", "candidate")
         assert shelf.versions("tiny") == []
         assert len(folders(shelf)) == 1
     assert publish_bundle(shelf, worse_bundle, "tiny", "candidate") == 1
-    assert folders(shelf) == {shelf.versions("tiny")[0].about["folder"]}
+    assert folders(shelf) == {shelf.versions("tiny")[0].about.folder}
 
 
 def test_publishing_the_folder_of_a_version_keeps_it(tmp_path: Path, bundle: Path) -> None:
-    shelf = Shelf(str(tmp_path / "shelf"))
+    shelf = FolderRegistry(str(tmp_path / "shelf"))
     publish_bundle(shelf, bundle, "tiny", "candidate")
     stored = shelf.fetch("tiny", 1)
     index = stored.parent / "index.json"
@@ -178,7 +178,7 @@ def test_publishing_to_an_alias_with_a_holder_goes_through_the_gate(
 def test_a_folder_as_registry_is_one_for_models_and_for_verify_too(
     tmp_path: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shelf = Shelf(str(tmp_path))
+    shelf = FolderRegistry(str(tmp_path))
     publish_bundle(shelf, bundle, "tiny", "candidate")
     Elmo.from_pretrained("models:/tiny@candidate", tracking_uri=str(tmp_path))
     assert main(["verify", f"{tmp_path}/tiny@candidate"]) == 0
@@ -212,14 +212,14 @@ def test_a_bundle_that_says_nonsense_about_itself_is_not_published(
     with pytest.raises(
         UserError, match=r"is not (as export writes it .*; export again|a JSON object)"
     ):
-        publish_bundle(Shelf(str(tmp_path / "shelf")), mine, "tiny", "candidate")
+        publish_bundle(FolderRegistry(str(tmp_path / "shelf")), mine, "tiny", "candidate")
 
 
 @pytest.mark.parametrize("missing", ["signed", "vocab_sha256", "heldout_sha256", "created"])
 def test_an_index_that_lacks_something_is_damaged(
     tmp_path: Path, bundle: Path, missing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    publish_bundle(Shelf(str(tmp_path)), bundle, "tiny", "candidate")
+    publish_bundle(FolderRegistry(str(tmp_path)), bundle, "tiny", "candidate")
     change(tmp_path / "tiny" / "index.json", lambda index: index["versions"]["1"].pop(missing))
     assert main(["versions", "tiny", "--to", str(tmp_path)]) == 2
     assert "index.json is damaged" in capsys.readouterr().err

@@ -10,8 +10,10 @@ import pytest
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.training_facts import TrainingFacts, training_facts, training_svg
+from elmwright.jobs.rundir.journal_records import Evaluation
 from elmwright.jobs.using.neighbours import Found, Occurrence, as_table, write_page
 from elmwright.pipeline.report.report import render
+from tests.support import saved
 from tests.support.browser import ask, complaints, needs_chromium
 from tests.support.corpus.demo_report import demo_manifest, demo_statistics
 from tests.support.tiny import manifest
@@ -117,22 +119,20 @@ def test_a_picture_of_what_there_is() -> None:
 
 def test_perplexities_that_are_no_numbers_are_not_drawn() -> None:
     records = [
-        {"kind": "eval", "step": 5, "values": {"valid/perplexity": float("inf")}},
-        {"kind": "eval", "step": 9, "values": {"valid/perplexity": 7.0, "valid/tokens": 50}},
-        {"kind": "eval", "step": 10, "values": {"other/perplexity": 8.0}},
+        Evaluation(step=5, values={"valid/perplexity": float("inf")}),
+        Evaluation(step=9, values={"valid/perplexity": 7.0, "valid/tokens": 50}),
+        Evaluation(step=10, values={"other/perplexity": 8.0}),
     ]
     found = training_facts(records, 10, 20, "valid")
     assert (found.heldout, found.heldout_tokens) == (((9, 7.0),), (50,))
 
 
 def test_the_card_tells_the_result_first_and_what_it_means() -> None:
-    score = {"perplexity": 146.654, "forward_perplexity": 150.1, "backward_perplexity": 143.3,
-             "tokens": 85_247, "unk_share": 0.0366}  # fmt: skip
     card = model_card(
         load_config("demo", ["train.negatives=2"]),
         replace(manifest(), unigram_perplexity={"heldout": 539.12}), 1000,
-        {"heldout": score}, facts(), has_softmax=True, has_curve=True,
-        state={"processes": 1, "device": "cpu", "machine": "a | computer"},
+        {"heldout": saved.score(tokens=85_247)}, facts(), has_softmax=True, has_curve=True,
+        state=saved.state(machine="a | computer"),
     )  # fmt: skip
     first = card[: card.index("## How to load it")]
     assert "perplexity on the held-out set `heldout` is **146.7**" in first
@@ -147,8 +147,6 @@ def test_the_card_tells_the_result_first_and_what_it_means() -> None:
 
 
 def test_the_card_says_full_softmax_and_first_tokens_where_that_is_so() -> None:
-    score = {"perplexity": 146.654, "forward_perplexity": 150.1, "backward_perplexity": 143.3,
-             "tokens": 1, "unk_share": 0.0366}  # fmt: skip
     text = manifest()
     text = replace(text, splits={**text.splits, "heldout": text.splits["train"]})
     whole = text.splits["heldout"].steps
@@ -157,8 +155,9 @@ def test_the_card_says_full_softmax_and_first_tokens_where_that_is_so() -> None:
         return model_card(
             load_config("demo", [f"train.negatives={negatives}"]),
             replace(text, unigram_perplexity={"heldout": 539.12}), 1000,
-            {"heldout": {**score, "tokens": whole - 1}}, facts(), has_softmax=True, has_curve=True,
-            state={"processes": 1, "device": "cpu", "machine": "a"},
+            {"heldout": saved.score(tokens=whole - 1)}, facts(),
+            has_softmax=True, has_curve=True,
+            state=saved.state(machine="a"),
         )  # fmt: skip
 
     full, sampled = card(text.vocab.size), card(text.vocab.size - 1)

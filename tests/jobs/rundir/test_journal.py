@@ -1,5 +1,6 @@
 """The journal keeps the first record of every step, and survives being cut off."""
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -7,10 +8,16 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.checkpoints.checkpoint import StaleAttempt
-from elmwright.jobs.rundir.journal import Journal, read_journal
+from elmwright.jobs.rundir.journal import Journal, Record, read_journal
+from elmwright.jobs.rundir.journal_records import (
+    CheckpointPruned,
+    CheckpointSaved,
+    Metrics,
+    parse_record,
+)
 
 
-def records(path: Path) -> list[dict[str, object]]:
+def records(path: Path) -> list[Record]:
     return [record for record, _ in read_journal(path, 0)]
 
 
@@ -18,27 +25,27 @@ def test_records_come_back_in_order_and_from_any_position(tmp_path: Path) -> Non
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     for step in (1, 2, 3):
-        journal.write("metrics", step, values={"loss": 1.0 / step})
+        journal.write(Metrics(step=step, values={"loss": 1.0 / step}))
     journal.close()
     everything = list(read_journal(path, 0))
-    assert [record["step"] for record, _ in everything] == [1, 2, 3]
-    rest = [record["step"] for record, _ in read_journal(path, everything[0][1])]
+    assert [record.step for record, _ in everything] == [1, 2, 3]
+    rest = [record.step for record, _ in read_journal(path, everything[0][1])]
     assert rest == [2, 3]
 
 
 def test_a_step_computed_again_keeps_its_first_record(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     first = Journal(path)
-    first.write("metrics", 1, values={"loss": 3.0})
-    first.write("checkpoint", 1, path="x", sha256="a", perplexity={})
+    first.write(Metrics(step=1, values={"loss": 3.0}))
+    first.write(CheckpointSaved(step=1, path="x", sha256="a", perplexity={}))
     first.close()
     before = records(path)
     second = Journal(path)
-    second.write("metrics", 1, values={"loss": 99.0})
-    second.write("metrics", 2, values={"loss": 2.0})
+    second.write(Metrics(step=1, values={"loss": 99.0}))
+    second.write(Metrics(step=2, values={"loss": 2.0}))
     second.close()
     assert records(path)[:2] == before
-    assert [record["step"] for record in records(path)] == [1, 1, 2]
+    assert [record.step for record in records(path)] == [1, 1, 2]
 
 
 def test_a_process_that_may_not_write_does_not(tmp_path: Path) -> None:
@@ -47,11 +54,11 @@ def test_a_process_that_may_not_write_does_not(tmp_path: Path) -> None:
 
     path = tmp_path / "journal.jsonl"
     journal = Journal(path, stale)
-    journal.write("metrics", 1, values={})
+    journal.write(Metrics(step=1, values={}))
     with pytest.raises(StaleAttempt):
         journal.flush()
     with pytest.raises(StaleAttempt):  # and the loop is told by its next record
-        journal.write("metrics", 2, values={})
+        journal.write(Metrics(step=2, values={}))
     journal.close()
     assert records(path) == []
 
@@ -61,19 +68,19 @@ def test_a_full_disk_leaves_no_half_line_and_a_closed_journal_takes_nothing(
 ) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
-    journal.write("metrics", 1, values={})
+    journal.write(Metrics(step=1, values={}))
     journal.flush()
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: len(data) // 2]))
-    journal.write("metrics", 2, values={})  # training goes on
-    assert [record["step"] for record in records(path)] == [1]
+    journal.write(Metrics(step=2, values={}))  # training goes on
+    assert [record.step for record in records(path)] == [1]
     with pytest.raises(OSError, match="No space left"):
         journal.flush()  # but no checkpoint may be committed ahead of the journal
     monkeypatch.undo()
-    journal.write("metrics", 3, values={"now": 3})
+    journal.write(Metrics(step=3, values={"now": 3}))
     journal.close()
-    journal.write("metrics", 4, values={})
-    assert [record["step"] for record in records(path)] == [1, 2, 3]
+    journal.write(Metrics(step=4, values={}))
+    assert [record.step for record in records(path)] == [1, 2, 3]
 
 
 def test_the_disk_is_waited_for_by_nobody_but_the_thread(
@@ -91,41 +98,74 @@ def test_the_disk_is_waited_for_by_nobody_but_the_thread(
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     monkeypatch.setattr(os, "write", write)
-    journal.write("metrics", 0, values={})
+    journal.write(Metrics(step=0, values={}))
     assert begun.wait(60)
     for step in range(1, 100):
-        journal.write("metrics", step, values={})  # the disk has not answered yet
+        journal.write(Metrics(step=step, values={}))  # the disk has not answered yet
     released.set()
     journal.close()
     assert given_up == []
-    assert [record["step"] for record in records(path)] == list(range(100))
+    assert [record.step for record in records(path)] == list(range(100))
 
 
 def test_a_line_that_a_kill_cut_off_is_dropped_and_written_again(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
-    journal.write("metrics", 1, values={})
+    journal.write(Metrics(step=1, values={}))
     journal.close()
     with path.open("ab") as file:
         file.write(b'{"kind": "metrics", "st')
     assert len(records(path)) == 1
     journal = Journal(path)
-    journal.write("metrics", 2, values={})
+    journal.write(Metrics(step=2, values={}))
     journal.close()
-    assert [record["step"] for record in records(path)] == [1, 2]
+    assert [record.step for record in records(path)] == [1, 2]
 
 
 def test_a_checkpoint_of_other_bytes_or_after_pruning_is_told_again(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     for _ in range(2):  # also after it was opened anew
         journal = Journal(path)
-        journal.write("checkpoint", 5, path="x", sha256="a", perplexity={})
+        journal.write(CheckpointSaved(step=5, path="x", sha256="a", perplexity={}))
         journal.close()
     journal = Journal(path)
-    journal.write("checkpoint", 5, path="x", sha256="b", perplexity={})
-    journal.write("pruned", 5)
-    journal.write("pruned", 5)
-    journal.write("checkpoint", 5, path="x", sha256="b", perplexity={})
+    journal.write(CheckpointSaved(step=5, path="x", sha256="b", perplexity={}))
+    journal.write(CheckpointPruned(step=5))
+    journal.write(CheckpointPruned(step=5))
+    journal.write(CheckpointSaved(step=5, path="x", sha256="b", perplexity={}))
     journal.close()
-    told = [(record["kind"], record.get("sha256")) for record in records(path)]
+    told = [(record.kind, getattr(record, "sha256", None)) for record in records(path)]
     assert told == [("checkpoint", "a"), ("checkpoint", "b"), ("pruned", None), ("checkpoint", "b")]
+
+
+def test_a_record_is_written_in_the_order_that_readers_of_bytes_expect(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.write(
+            CheckpointSaved(step=5, time=7, path="x", sha256="a", perplexity={"heldout": 2.5})
+        )
+        journal.write(Metrics(step=6, time=8, values={"train/loss": 1.5, "train/skipped": 2}))
+    assert path.read_text() == (
+        '{"kind": "checkpoint", "step": 5, "time": 7, "path": "x", "sha256": "a", '
+        '"perplexity": {"heldout": 2.5}}\n'
+        '{"kind": "metrics", "step": 6, "time": 8, "values": {"train/loss": 1.5, '
+        '"train/skipped": 2}}\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"kind": "newer", "step": 3, "time": 1, "more": [1]}', Record(step=3, time=1)),
+        ('{"kind": "pruned", "step": 3, "time": 1, "why": 2}', CheckpointPruned(step=3, time=1)),
+        ('{"kind": "metrics", "step": 3, "time": 1, "values": {"x": Infinity}}',
+         Metrics(step=3, time=1, values={"x": float("inf")})),
+        ('{"kind": "metrics", "step": 3, "time": 1, "values": {"x": true}}', None),
+        ('{"kind": "metrics", "step": 3, "values": {}}', None),
+        ('{"kind": "pruned", "step": -1, "time": 1}', None),
+        ('{"kind": "scoring", "step": 1, "time": 1, "tokens": 0}', None),
+        ('{"kind": ["pruned"], "step": 1, "time": 1}', None),
+    ],
+)  # fmt: skip
+def test_a_record_has_what_readers_use_or_is_none(line: str, expected: Record | None) -> None:
+    assert parse_record(json.loads(line)) == expected

@@ -9,6 +9,7 @@ from mlflow import MlflowClient
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt
 from elmwright.jobs.rundir.journal import Journal, damaged_lines, read_journal, set_aside_path
+from elmwright.jobs.rundir.journal_records import Metrics
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import ask_to_stop, take_back
 from elmwright.jobs.tracking.tracker import Tracker, is_caught_up
@@ -42,13 +43,13 @@ DAMAGE = {
 
 
 def steps(path: str | Path) -> list[int]:
-    return [record["step"] for record, _ in read_journal(path, 0)]
+    return [record.step for record, _ in read_journal(path, 0)]
 
 
 def write(path: str | Path, numbers: range) -> Journal:
     journal = Journal(path)
     for step in numbers:
-        journal.write("metrics", step, values={"train/loss": 1 / step})
+        journal.write(Metrics(step=step, values={"train/loss": 1 / step}))
     return journal
 
 
@@ -73,10 +74,10 @@ def test_the_other_lines_are_read_and_one_warning_names_the_damaged_one(
     write(path, range(5, 8)).close()
     assert path.read_bytes().startswith(damaged), "a journal is never rewritten"
     records = [record for record, _ in read_journal(path, 0)]
-    (warning,) = [record for record in records if record["kind"] == "warning"]
-    assert f"at byte {found.begin}" in warning["text"]
-    assert f"{path}.damaged" in warning["text"]
-    assert [r["step"] for r in records if r["kind"] == "metrics"] == [1, 3, 4, 5, 6, 7]
+    (warning,) = [record for record in records if record.kind == "warning"]
+    assert f"at byte {found.begin}" in warning.text
+    assert f"{path}.damaged" in warning.text
+    assert [r.step for r in records if r.kind == "metrics"] == [1, 3, 4, 5, 6, 7]
     kept = json.loads(Path(set_aside_path(path)).read_text())
     assert (kept["begin"], kept["end"]) == (found.begin, found.end)
     assert kept["bytes"].encode("latin-1") == damaged[found.begin : found.end][:65536]
@@ -91,7 +92,7 @@ def test_a_reader_that_remembers_its_position_reads_on_there(tmp_path: Path) -> 
     positions = [position for _, position in read_journal(path, 0)]
     damage(path, 3, "cut, and joined with the next")
     damage(path, 1, "zeros and no end")
-    assert [r["step"] for r, _ in read_journal(path, positions[0])] == [3, 5]
+    assert [r.step for r, _ in read_journal(path, positions[0])] == [3, 5]
 
 
 def test_records_of_one_line_leave_the_position_before_it_until_the_last(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_records_of_one_line_leave_the_position_before_it_until_the_last(tmp_pat
     write(path, range(1, 4)).close()
     lines = path.read_bytes().splitlines()
     path.write_bytes(lines[0] + b"\n" + lines[1] + b"\x00\x00" + lines[2] + b"\n")
-    found = [(record["step"], position) for record, position in read_journal(path, 0)]
+    found = [(record.step, position) for record, position in read_journal(path, 0)]
     begin = len(lines[0]) + 1
     assert found == [(1, begin), (2, begin), (3, path.stat().st_size)]
 
@@ -126,8 +127,8 @@ def test_a_whole_record_that_lost_only_its_newline_is_kept(tmp_path: Path) -> No
     path.write_bytes(whole[:-1])
     with Journal(path) as journal:
         assert path.read_bytes() == whole
-        journal.write("metrics", 3, values={"train/loss": 9.0})
-        journal.write("metrics", 4, values={"train/loss": 9.0})
+        journal.write(Metrics(step=3, values={"train/loss": 9.0}))
+        journal.write(Metrics(step=4, values={"train/loss": 9.0}))
         assert journal.damage == ""
     assert path.read_bytes().startswith(whole)
     assert steps(path) == [1, 2, 3, 4]
@@ -201,7 +202,7 @@ def test_a_run_with_a_damaged_journal_resumes_and_ends_in_the_same_bytes(
     train(other, whole, begin_attempt(whole.attempt), Ranks())
     assert weights(run) == weights(whole)
     assert losses(run) == {step: loss for step, loss in losses(whole).items() if step != 2}
-    texts = [r["text"] for r, _ in read_journal(run.journal, 0) if r["kind"] == "warning"]
+    texts = [r.text for r, _ in read_journal(run.journal, 0) if r.kind == "warning"]
     assert len(texts) == 1
     assert logged(run) == [step for step in range(1, 21) if sent or step != 2]
     assert is_caught_up(config, run)  # type: ignore[arg-type]
@@ -214,7 +215,7 @@ def test_a_step_that_is_computed_again_because_its_line_is_lost_is_charted_once(
     config, run = stopped
     with Journal(run.journal) as journal:
         for step in (4, 5):
-            journal.write("metrics", step, values={"train/loss": 9.0, "train/tokens_per_s": 1.0})
+            journal.write(Metrics(step=step, values={"train/loss": 9.0, "train/tokens_per_s": 1.0}))
     feed(config, run)
     assert logged(run) == [1, 2, 3, 4, 5]
     damage(Path(run.journal), line_of(run, "metrics", 4), "zeros")
@@ -254,4 +255,4 @@ def test_a_damaged_record_of_what_was_set_aside_stops_nobody(tmp_path: Path) -> 
     Path(set_aside_path(path)).write_bytes(b"\x00\xff[1]\n{}\n7\n")
     Journal(path).close()
     assert exists(set_aside_path(path))
-    assert [r["kind"] for r, _ in read_journal(path, 0)].count("warning") == 1
+    assert [r.kind for r, _ in read_journal(path, 0)].count("warning") == 1

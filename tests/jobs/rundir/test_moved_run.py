@@ -33,6 +33,7 @@ from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.build.driver import build_corpus
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import write_json
 from tests.support.tiny import write_config, write_text
 
@@ -167,7 +168,7 @@ def test_a_run_that_was_stopped_resumes_elsewhere_with_the_same_bytes(
             same = file.read_bytes() == (other / file.name).read_bytes()
             # The card tells how fast training was.
             assert same or file.name in ("README.md", "training.svg"), file.name
-    steps = [r["step"] for r, _ in read_journal(folder.journal, 0) if r["kind"] == "metrics"]
+    steps = [r.step for r, _ in read_journal(folder.journal, 0) if r.kind == "metrics"]
     assert steps == sorted(set(steps)), "no step is told twice"
     assert set(range(2, STEPS + 1, 2)) <= set(steps)
 
@@ -228,21 +229,21 @@ def publish_as_before(uri: str, bundle: Path, name: str) -> None:
     found = client.get_experiment_by_name("elmwright")
     home = found.experiment_id if found else client.create_experiment("elmwright", place)
     model = client.create_logged_model(
-        home, name=f"{name}-{facts['digest'][:12]}", tags={NAME: name, DIGEST: facts["digest"]},
-        params={"step": str(facts["step"])}, model_type=KIND,
+        home, name=f"{name}-{facts.digest[:12]}", tags={NAME: name, DIGEST: facts.digest},
+        params={"step": str(facts.step)}, model_type=KIND,
     )  # fmt: skip
     files = bundle.parent / f"as-before-{model.model_id}"
     files.mkdir()
     described = Model(
-        model_id=model.model_id, signature=signature(), metadata={DIGEST: facts["digest"]}
+        model_id=model.model_id, signature=signature(), metadata={DIGEST: facts.digest}
     )
     add_to_model(described, loader_module=LOADER, data=DATA)
     described.save(str(files / "MLmodel"))
     client.log_model_artifacts(model.model_id, str(files))
     client.log_model_artifacts(model.model_id, str(bundle), DATA)
     client.finalize_logged_model(model.model_id, "READY")
-    tags = {"elmwright.about": json.dumps(facts), "elmwright.step": str(facts["step"])}
-    tags |= {f"{split}_perplexity": f"{v:.4f}" for split, v in facts["perplexity"].items()}
+    tags = {"elmwright.about": json.dumps(to_data(facts)), "elmwright.step": str(facts.step)}
+    tags |= {f"{split}_perplexity": f"{v:.4f}" for split, v in facts.perplexity.items()}
     import mlflow
 
     before = mlflow.get_tracking_uri()
@@ -272,7 +273,7 @@ def test_versions_of_the_version_before_are_found_compared_and_rolled_back_after
     registry = MlflowRegistry(f"sqlite:///{here}/run/mlflow/mlflow.db")
     (old,) = registry.versions("tiny")
     assert old.aliases == ("candidate",)
-    assert old.about["digest"] == digest(worse_bundle)
+    assert old.about.digest == digest(worse_bundle)
     assert registry.fetch("tiny", 1).is_relative_to(here)
     assert publish_bundle(registry, worse_bundle, "tiny", "candidate") == 1, "the same bundle"
     promote(registry, "tiny", 1, "champion")

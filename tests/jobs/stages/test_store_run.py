@@ -21,6 +21,7 @@ from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir import lease
 from elmwright.jobs.rundir.journal import Journal, journal_end, read_journal
+from elmwright.jobs.rundir.journal_records import Metrics
 from elmwright.jobs.rundir.layout import RunFolder, open_run_folder
 from elmwright.jobs.rundir.lease import leased
 from elmwright.jobs.rundir.run_lock import locked
@@ -114,19 +115,19 @@ def test_a_journal_in_segments_reads_like_one_file(monkeypatch: pytest.MonkeyPat
     place = "s3://bucket/journal-test"
     journal = Journal(place)
     for step in range(1, 4):
-        journal.write("metrics", step, values={"x": step})
+        journal.write(Metrics(step=step, values={"x": step}))
         journal.flush()
     first, position = next(read_journal(place, 0))
-    assert first["step"] == 1
-    assert [r["step"] for r, _ in read_journal(place, position)] == [2, 3]
+    assert first.step == 1
+    assert [r.step for r, _ in read_journal(place, position)] == [2, 3]
     journal.close()
     again = Journal(place)  # after a kill: what is held is not written again
-    again.write("metrics", 3, values={"x": "doubled"})
-    again.write("metrics", 4, values={"x": 4})
+    again.write(Metrics(step=3, values={"x": "doubled"}))
+    again.write(Metrics(step=4, values={"x": 4}))
     deadline = time.monotonic() + 10
     while len(list(read_journal(place, 0))) < 4 and time.monotonic() < deadline:
         time.sleep(0.05)  # the thread writes by itself
-    assert [r["values"]["x"] for r, _ in read_journal(place, 0)] == [1, 2, 3, 4]
+    assert [r.values["x"] for r, _ in read_journal(place, 0)] == [1, 2, 3, 4]
     assert journal_end(place) == list(read_journal(place, 0))[-1][1]
     again.close()
     assert len(list_folder(place)) == 2, "one segment an opening, until it is full"
@@ -137,11 +138,11 @@ def test_a_full_segment_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch)
     place = "s3://bucket/journal-long"
     journal = Journal(place)
     for step in range(1, 20):
-        journal.write("metrics", step, values={"x": step})
+        journal.write(Metrics(step=step, values={"x": step}))
         journal.flush()
     journal.close()
     assert 3 < len(list_folder(place)) < 19
-    assert [record["step"] for record, _ in read_journal(place, 0)] == list(range(1, 20))
+    assert [record.step for record, _ in read_journal(place, 0)] == list(range(1, 20))
 
 
 def test_a_damaged_line_in_a_segment_is_read_around_and_noted(
@@ -151,7 +152,7 @@ def test_a_damaged_line_in_a_segment_is_read_around_and_noted(
     place = "s3://bucket/journal-damaged"
     with Journal(place) as journal:
         for step in range(1, 10):
-            journal.write("metrics", step, values={"x": step})
+            journal.write(Metrics(step=step, values={"x": step}))
             journal.flush()
     positions = [position for _, position in read_journal(place, 0)]
     second = list_folder(place)[1].path
@@ -160,12 +161,12 @@ def test_a_damaged_line_in_a_segment_is_read_around_and_noted(
     lines[0] = bytes(20) + b"\r" + lines[0][21:]
     write_bytes(second, b"".join(lines))
     with Journal(place) as journal:
-        journal.write("metrics", 10, values={"x": 10})
+        journal.write(Metrics(step=10, values={"x": 10}))
         assert f"1 damaged line, the first at byte {lost};" in journal.damage
     gone = positions.index(lost) + 2
-    records = [r for r, _ in read_journal(place, 0) if r["kind"] == "metrics"]
-    assert [r["step"] for r in records] == [step for step in range(1, 11) if step != gone]
-    assert [r["step"] for r, _ in read_journal(place, positions[5])][:3] == [7, 8, 9]
+    records = [r for r, _ in read_journal(place, 0) if r.kind == "metrics"]
+    assert [r.step for r in records] == [step for step in range(1, 11) if step != gone]
+    assert [r.step for r, _ in read_journal(place, positions[5])][:3] == [7, 8, 9]
     assert exists(f"{place}.damaged")
 
 
@@ -177,20 +178,20 @@ def test_a_segment_that_is_cut_short_leaves_the_others_readable(
     place = "s3://bucket/journal-hole"
     with Journal(place) as journal:
         for step in range(1, 10):
-            journal.write("metrics", step, values={"x": step})
+            journal.write(Metrics(step=step, values={"x": step}))
             journal.flush()
     everything = list(read_journal(place, 0))
     middle = list_folder(place)[1]
     begin = int(middle.path.rpartition("/")[2].removesuffix(".jsonl"))
     cut = begin + middle.bytes - 120
-    left = [r["step"] for r, p in everything if not cut < p <= begin + middle.bytes]
+    left = [r.step for r, p in everything if not cut < p <= begin + middle.bytes]
     assert 4 < len(left) < 9
     write_bytes(middle.path, read_bytes(middle.path)[:-120])
     with Journal(place) as journal:
-        journal.write("metrics", 10, values={"x": 10})
+        journal.write(Metrics(step=10, values={"x": 10}))
     records = [r for r, _ in read_journal(place, 0)]
-    assert [r["step"] for r in records if r["kind"] == "metrics"] == [*left, 10]
-    assert [r["kind"] for r in records].count("warning") == 1
+    assert [r.step for r in records if r.kind == "metrics"] == [*left, 10]
+    assert [r.kind for r in records].count("warning") == 1
     write_bytes(f"{place}/999999999999.jsonl", b"{}\n")
     with pytest.raises(UserError, match=r"lacks its bytes \d+ to 999999999999; move"):
         Journal(place)
@@ -204,7 +205,7 @@ def test_a_segment_that_is_there_but_not_listed_is_not_written_over(
     place = "s3://bucket/journal-unlisted"
     with Journal(place) as journal:
         for step in range(1, 10):
-            journal.write("metrics", step, values={"x": step})
+            journal.write(Metrics(step=step, values={"x": step}))
             journal.flush()
     before = [(file.path, read_bytes(file.path)) for file in list_folder(place)]
     with monkeypatch.context() as patched:
@@ -216,8 +217,8 @@ def test_a_segment_that_is_there_but_not_listed_is_not_written_over(
             Journal(place)
     assert [(file.path, read_bytes(file.path)) for file in list_folder(place)] == before
     with Journal(place) as journal:
-        journal.write("metrics", 10, values={"x": 10})
-    assert [r["step"] for r, _ in read_journal(place, 0)] == list(range(1, 11))
+        journal.write(Metrics(step=10, values={"x": 10}))
+    assert [r.step for r, _ in read_journal(place, 0)] == list(range(1, 11))
 
 
 def test_a_lease_that_is_not_renewed_any_more_is_not_in_use(

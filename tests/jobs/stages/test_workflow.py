@@ -20,6 +20,7 @@ from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import ask_to_stop
 from elmwright.jobs.stages import workflow
+from elmwright.jobs.stages.closing import Outcome
 from elmwright.jobs.stages.corpus import Corpus
 from elmwright.jobs.stages.export import Export
 from elmwright.jobs.stages.publish import Publish
@@ -76,7 +77,7 @@ class Flow:
     def quiet(self, *_: object, **__: object) -> Iterator[Console]:
         yield self.console
 
-    def run(self, *overrides: str, until: str = "publish") -> dict[str, Any]:
+    def run(self, *overrides: str, until: str = "publish") -> Outcome:
         return workflow.run(
             load_config(str(self.path), list(overrides)),
             until=until, stages=self.stages, connect=self.no_ray, open_console=self.quiet,
@@ -104,7 +105,7 @@ def test_more_steps_give_a_new_bundle_and_a_new_version(flow: Flow) -> None:
     found = flow.run("train.max_steps=24")
     assert flow.trained == [20, 24]
     assert flow.provenance["checkpoint_step"] == 24
-    assert found["published"]["version"] == 2  # type: ignore[index]
+    assert found.published.version == 2
     config = json.loads((flow.folder.bundle / "config.json").read_text())
     result = read_json(flow.folder.result)
     assert config["evaluation"] == result["evaluation"]
@@ -171,22 +172,22 @@ def test_a_bundle_that_lacks_a_file_is_exported_again_as_the_same_version(flow: 
         (flow.folder.bundle / name).unlink()
         again = flow.run()
         assert (flow.folder.bundle / name).is_file()
-        assert again["published"] == first["published"]
+        assert again.published == first.published
     assert flow.trained == [20]
 
 
 def test_a_changed_licence_or_name_reaches_the_bundle_and_an_alias_needs_no_other(
     flow: Flow,
 ) -> None:
-    first = flow.run()["published"]
+    first = flow.run().published
     found = flow.run("export.licence=cc0-1.0")
     assert 'license: "cc0-1.0"' in (flow.folder.bundle / "README.md").read_text()
-    assert found["published"]["version"] == 2  # type: ignore[index]
+    assert found.published.version == 2
     flow.run("export.name=other")
     assert "# other" in (flow.folder.bundle / "README.md").read_text()
     flow.run()
-    moved = flow.run("export.alias=staging")["published"]
-    assert (moved["version"], moved["digest"]) == (1, first["digest"])  # type: ignore[index]
+    moved = flow.run("export.alias=staging").published
+    assert (moved.version, moved.digest) == (1, first.digest)
     assert flow.trained == [20]
 
 
@@ -197,7 +198,7 @@ def test_a_bundle_with_a_flipped_bit_is_written_again_before_it_is_published(flo
     data[9] ^= 1
     words.write_bytes(data)
     Path(flow.folder.published).unlink()
-    assert flow.run()["published"] == first["published"]
+    assert flow.run().published == first.published
     assert "vocab.txt does not match its digest" in flow.said
 
 
@@ -224,7 +225,7 @@ def test_a_server_that_was_down_gets_everything_when_it_is_back(
     assert not is_caught_up(config, flow.folder)
     found = flow.run()
     assert flow.trained == [20], "nothing was trained again"
-    assert found["published"]["version"] == 1  # type: ignore[index]
+    assert found.published.version == 1
     assert is_caught_up(config, flow.folder)
 
 
@@ -246,7 +247,7 @@ def test_a_run_asked_to_stop_in_the_last_moment_of_its_last_stage_is_done(flow: 
 
     flow.fit = fit
     found = flow.run(until="train")
-    assert found["train"]["step"] == 20
+    assert found.train.step == 20
     database = f"sqlite:///{flow.folder.mlflow / 'mlflow.db'}"
     state = read_json(flow.folder.tracking) or {}
     assert MlflowClient(database).get_run(state["run_id"]).info.status == "FINISHED"

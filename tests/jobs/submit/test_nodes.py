@@ -104,7 +104,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def newest_step(place: str) -> int:
     records = read_journal(f"{place}/train/journal", 0)
-    return max((record["step"] for record, _ in records), default=0)
+    return max((record.step for record, _ in records), default=0)
 
 
 def attempts(place: str) -> int:

@@ -16,6 +16,13 @@ from mlflow import MlflowClient
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.journal import Journal
+from elmwright.jobs.rundir.journal_records import (
+    CheckpointPruned,
+    CheckpointSaved,
+    Evaluation,
+    FinalEvaluation,
+    Metrics,
+)
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.tracking import tracker as tracking
 from elmwright.jobs.tracking.check_server import check_server
@@ -39,13 +46,14 @@ def run(tmp_path: Path, empty_database: Path) -> tuple[RunConfig, RunFolder]:
 def write_records(folder: RunFolder, steps: range) -> None:
     journal = Journal(folder.journal)
     for step in steps:
-        journal.write("metrics", step, values={"train/loss": 1.0 / step})
+        journal.write(Metrics(step=step, values={"train/loss": 1.0 / step}))
         if step % 5 == 0:
+            scores = {"heldout": 9.0}
             journal.write(
-                "checkpoint", step, path="/x", sha256="ab" * 32, perplexity={"heldout": 9.0}
+                CheckpointSaved(step=step, path="/x", sha256="ab" * 32, perplexity=scores)
             )
         if step > 5 and step % 5 == 0:
-            journal.write("pruned", step - 5)
+            journal.write(CheckpointPruned(step=step - 5))
     journal.close()
 
 
@@ -124,9 +132,13 @@ def test_the_last_checkpoint_gets_its_perplexity_when_the_last_evaluation_is_don
     _, folder = run
     score = {"heldout/perplexity": 42.5, "heldout/forward_perplexity": 44.0}
     journal = Journal(folder.journal)
-    journal.write("checkpoint", 9, path="train/checkpoints/9", sha256="a" * 64, perplexity={})
-    journal.write("eval", 9, values=score)
-    journal.write("final", 9, values={f"final/{name}": value for name, value in score.items()})
+    journal.write(
+        CheckpointSaved(step=9, path="train/checkpoints/9", sha256="a" * 64, perplexity={})
+    )
+    journal.write(Evaluation(step=9, values=score))
+    journal.write(
+        FinalEvaluation(step=9, values={f"final/{name}": value for name, value in score.items()})
+    )
     journal.close()
     assert feed(run) is None
     uri = f"sqlite:///{folder.mlflow / 'mlflow.db'}"
@@ -246,7 +258,7 @@ def test_a_password_is_not_sent_to_mlflow_nor_written_nor_said(
     assert problem is not None
     assert "MLflow at http://127.0.0.1:9/ has not taken everything" in problem
     assert "planted" not in problem + Path(folder.tracking).read_text()
-    assert Tracker(config, folder, manifest())._state["uri"] == "http://127.0.0.1:9/"
+    assert Tracker(config, folder, manifest())._state.uri == "http://127.0.0.1:9/"
 
 
 def broken(uri: str) -> None:

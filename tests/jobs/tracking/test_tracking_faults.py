@@ -86,8 +86,8 @@ def check_all_arrived(uri: str, run: RunFolder) -> None:
     (found,) = client.search_runs([client.get_experiment_by_name("elmwright").experiment_id])
     expected: dict[str, list[tuple[int, int, float]]] = {}
     for record, _ in read_journal(run.journal, 0):
-        for name, value in record.get("values", {}).items():
-            expected.setdefault(name, []).append((record["step"], record["time"], float(value)))
+        for name, value in getattr(record, "values", {}).items():
+            expected.setdefault(name, []).append((record.step, record.time, float(value)))
     assert len(expected["train/loss"]) == STEPS
     for name in ("train/loss", "heldout/perplexity", "train/tokens_per_s", "time/track_share"):
         shown = name.replace("time/", "under_the_hood/time_")
@@ -100,9 +100,9 @@ def check_all_arrived(uri: str, run: RunFolder) -> None:
 
 def blocked_share(run: RunFolder) -> float:
     """The share of all time that the loop itself says it spent on tracking."""
-    records = [r for r, _ in read_journal(run.journal, 0) if r["kind"] == "metrics"]
+    records = [r for r, _ in read_journal(run.journal, 0) if r.kind == "metrics"]
     seconds = [(after["time"] - before["time"]) / 1000 for before, after in pairwise(records)]
-    shares = [record["values"]["time/track_share"] for record in records[1:]]
+    shares = [record.values["time/track_share"] for record in records[1:]]
     print(f"{1000 * median(seconds):.0f} ms a step")
     return sum(a * b for a, b in zip(shares, seconds, strict=True)) / sum(seconds)
 
@@ -155,7 +155,7 @@ def test_the_loop_does_not_notice_and_nothing_is_missing_or_doubled(
 def wait_for_step(run: RunFolder, step: int) -> None:
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
-        if max((record["step"] for record, _ in read_journal(run.journal, 0)), default=0) >= step:
+        if max((record.step for record, _ in read_journal(run.journal, 0)), default=0) >= step:
             return
         time.sleep(0.2)
     raise AssertionError(f"step {step} was not reached")

@@ -85,7 +85,7 @@ def test_what_is_needed_stays_and_the_rest_goes(
     assert newest.step == 20
     export_run(str(root), "result", str(root / "again"), overrides=[])
     last = list(read_journal(run.journal, 0))[-1][0]
-    assert (last["kind"], last["step"]) == ("pruned", 18)
+    assert (last.kind, last.step) == ("pruned", 18)
 
     assert main(["prune", str(root)]) == 0
     assert "nothing to remove" in capsys.readouterr().out

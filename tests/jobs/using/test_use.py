@@ -131,10 +131,10 @@ def test_a_held_out_set_scores_as_eval_says_where_states_are_forgotten(
     scores = Scorer(str(model)).score(sentences)
     said = evaluate_model(str(model), str(corpus), "heldout")["heldout"]
     tokens = sum(len(score.forward) for score in scores)
-    assert tokens == said["tokens"]
+    assert tokens == said.tokens
     for direction in ("forward", "backward"):
         mean = -sum(getattr(score, direction).sum() for score in scores) / tokens
-        assert mean == pytest.approx(said[f"{direction}_nll"], rel=1e-5)
+        assert mean == pytest.approx(getattr(said, f"{direction}_nll"), rel=1e-5)
 
 
 def test_a_model_without_its_softmax_cannot_score(tmp_path: Path, text: Path) -> None:

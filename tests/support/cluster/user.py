@@ -60,7 +60,7 @@ class Cluster:
 
     def wait_for_step(self, folder: Path, step: int) -> None:
         journal = folder / "train" / "journal.jsonl"
-        until(lambda: any(r["step"] >= step for r, _ in read_journal(journal, 0)), 900,
+        until(lambda: any(r.step >= step for r, _ in read_journal(journal, 0)), 900,
               lambda: (folder / "elmwright.log").read_text()[-3000:])  # fmt: skip
 
 

@@ -2,15 +2,25 @@
 
 from pathlib import Path
 
+from elmwright.jobs.checkpoints.contents import TrainingResult
+from elmwright.jobs.publishing.publish import Published
 from elmwright.jobs.stages.closing import Outcome
+from tests.support import saved
 
-SCORE = {
-    "perplexity": 146.65,
-    "forward_perplexity": 150.2,
-    "backward_perplexity": 143.2,
-    "tokens": 24310,
-    "unk_share": 0.0231,
-}
+RESULT = TrainingResult(
+    step=1000,
+    checkpoint="step-00001000",
+    checkpoint_sha256="0" * 64,
+    evaluation={
+        "heldout": saved.score(
+            perplexity=146.65,
+            forward_perplexity=150.2,
+            backward_perplexity=143.2,
+            tokens=24310,
+            unk_share=0.0231,
+        )
+    },
+)
 
 
 def outcome(folder: Path, **changes: object) -> Outcome:
@@ -27,10 +37,10 @@ def outcome(folder: Path, **changes: object) -> Outcome:
         "train_tokens": 1_300_000,
         "unigram_perplexity": {"heldout": 539.1},
         "example": ("file", "open the file and read it"),
-        "train": {"evaluation": {"heldout": SCORE}},
+        "train": RESULT,
         "checkpoint": str(root / "train" / "checkpoints" / "step-00001000"),
         "tracking_uri": f"sqlite:///{root}/mlflow/mlflow.db",
         "bundle": str(root / "bundle"),
-        "published": {"name": "demo", "version": 1, "alias": "candidate"},
+        "published": Published("demo", 1, "candidate", "0" * 64, "sqlite:///mlflow/mlflow.db"),
     }
     return Outcome(**{**known, **changes})  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from elmwright.jobs.bundles.bundle import write_sums
 from elmwright.jobs.publishing.promotion import publish_bundle
 from elmwright.jobs.registry.contract import Registry
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
-from elmwright.jobs.registry.plain_folder import Shelf
+from elmwright.jobs.registry.plain_folder import FolderRegistry
 from tests.support.places import ROOT
 
 SENTENCE = ["The", "old", "cat", "sees", "the", "river", "."]
@@ -40,13 +40,15 @@ def sqlite(folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Mlf
 def reference(registry: Registry, alias: str) -> str:
     """How a user names the model."""
     return (
-        f"{registry.uri}/tiny@{alias}" if isinstance(registry, Shelf) else f"models:/tiny@{alias}"
+        f"{registry.uri}/tiny@{alias}"
+        if isinstance(registry, FolderRegistry)
+        else f"models:/tiny@{alias}"
     )
 
 
 def leftovers(registry: Registry) -> int:
     """Stored bundles, of which a version should know each."""
-    if isinstance(registry, Shelf):
+    if isinstance(registry, FolderRegistry):
         return len([path for path in Path(registry.uri).glob("*/*") if path.is_dir()])
     stored = Path(registry.uri.removeprefix("sqlite:///")).parent / "artifacts" / "models"
     return len(list(stored.glob("*/artifacts"))) if stored.exists() else 0

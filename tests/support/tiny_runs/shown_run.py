@@ -7,6 +7,13 @@ from typing import Any
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import load_config, to_dict
 from elmwright.jobs.rundir.journal import Journal
+from elmwright.jobs.rundir.journal_records import (
+    CheckpointPruned,
+    CheckpointSaved,
+    Evaluation,
+    FinalEvaluation,
+    Metrics,
+)
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.pipeline.storage.files import write_json
 from tests.support.tiny import manifest, write_config, write_text
@@ -31,18 +38,20 @@ def write_journal(folder: RunFolder, steps: range, last: int = 0) -> None:
     """What rank 0 of a training writes; its end at step `last`."""
     journal = Journal(folder.journal)
     for step in steps:
-        journal.write("metrics", step, values=_metrics(step))
+        journal.write(Metrics(step=step, values=_metrics(step)))
         if step % 20 == 0:
             scores = _scores(step)
-            journal.write("eval", step, values={f"heldout/{k}": v for k, v in scores.items()})
+            journal.write(
+                Evaluation(step=step, values={f"heldout/{k}": v for k, v in scores.items()})
+            )
             where = f"{folder.checkpoints}/step-{step:08d}"
             found = {"heldout": scores["perplexity"]}
-            journal.write("checkpoint", step, path=where, sha256=SHA, perplexity=found)
+            journal.write(CheckpointSaved(step=step, path=where, sha256=SHA, perplexity=found))
             if step > 60:
-                journal.write("pruned", step - 60)
+                journal.write(CheckpointPruned(step=step - 60))
     if last:
         final = {f"final/heldout/{name}": value for name, value in _scores(last).items()}
-        journal.write("final", last, values=final)
+        journal.write(FinalEvaluation(step=last, values=final))
     journal.close()
 
 

@@ -28,8 +28,8 @@ def prepare(folder: Path, corpus: Path, **changes: object) -> tuple[RunConfig, R
 
 
 def losses(run: RunFolder) -> dict[int, float]:
-    records = [record for record, _ in read_journal(run.journal, 0) if record["kind"] == "metrics"]
-    return {record["step"]: record["values"]["train/loss"] for record in records}
+    records = [record for record, _ in read_journal(run.journal, 0) if record.kind == "metrics"]
+    return {record.step: record.values["train/loss"] for record in records}
 
 
 def weights(run: RunFolder) -> str:

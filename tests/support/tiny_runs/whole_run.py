@@ -44,7 +44,7 @@ class Run:
     def wait_for_step(self, step: int, process: "subprocess.Popen[str]") -> None:
         journal = self.folder / "train" / "journal.jsonl"
         for _ in range(6000):
-            if any(record["step"] >= step for record, _ in read_journal(journal, 0)):
+            if any(record.step >= step for record, _ in read_journal(journal, 0)):
                 return
             if process.poll() is not None:
                 assert process.returncode == 0, process.stdout and process.stdout.read()

@@ -124,7 +124,7 @@ class Slurm:
 
     def wait_for_step(self, name: str, folder: Path, step: int) -> None:
         journal = folder / "train" / "journal.jsonl"
-        until(lambda: any(r["step"] >= step for r, _ in read_journal(journal, 0)), 900,
+        until(lambda: any(r.step >= step for r, _ in read_journal(journal, 0)), 900,
               self.about(name))  # fmt: skip
 
     def note_tokens(self) -> bool:

@@ -123,13 +123,13 @@ def each_step_once(run: Run) -> None:
     steps = [metric.step for metric in history]
     assert sorted(steps) == sorted(set(steps))
     records = read_journal(run.folder / "train" / "journal.jsonl", 0)
-    assert sorted(steps) == [r["step"] for r, _ in records if r["kind"] == "metrics"]
+    assert sorted(steps) == [r.step for r, _ in records if r.kind == "metrics"]
 
 
 def reached(run: Run) -> int:
     """The newest step in the journal."""
     records = read_journal(run.folder / "train" / "journal.jsonl", 0)
-    return max((record["step"] for record, _ in records), default=0)
+    return max((record.step for record, _ in records), default=0)
 
 
 def where(run: Run) -> str:
@@ -178,7 +178,7 @@ def test_a_loop_that_loses_a_process_at_random_moments_ends_in_the_same_weights(
 
 
 def newest(run: RunFolder) -> int:
-    return max((record["step"] for record, _ in read_journal(run.journal, 0)), default=0)
+    return max((record.step for record, _ in read_journal(run.journal, 0)), default=0)
 
 
 def group(

@@ -23,6 +23,7 @@ from elmwright.jobs.training.driver.devices import (
 )
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.storage.files import read_json, write_json
+from tests.support import saved
 from tests.support.tiny import write_config
 
 GPU_MACHINE = {"CPU": 4.0, "GPU": 1.0}
@@ -86,7 +87,7 @@ def test_a_checkpoint_of_an_earlier_version_binds_a_run_to_its_gpus(
 ) -> None:
     """Before its first attempt: exit 2 would be taken for a mistake, and CPUs for the wish."""
     monkeypatch.setattr(devices, "list_checkpoints", lambda _: [types.SimpleNamespace(path="x")])
-    monkeypatch.setattr(devices, "read_checked", lambda *_: {"device": "cuda"})
+    monkeypatch.setattr(devices, "read_checked_state", lambda _: saved.state(device="cuda"))
     assert bound_device(*run) == "cuda"
     cluster.machines = [{"CPU": 8.0}]
     with pytest.raises(Interrupted, match="it resumes when they are there"):

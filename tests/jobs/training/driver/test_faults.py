@@ -21,6 +21,7 @@ from elmwright.jobs.training.loop import training_step
 from elmwright.jobs.training.loop.exchange import PeerLost, Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import read_json, write_json
 from tests.support.servers import free_port
 from tests.support.tiny import damage, write_config
@@ -60,8 +61,8 @@ def test_a_full_disk_does_not_stop_training_and_earlier_checkpoints_stay(
     with pytest.raises(UserError, match=r"step 20 could not be written .*No space left.*make room"):
         train(config, run, begin_attempt(run.attempt), Ranks())
     records = [record for record, _ in read_journal(run.journal, 0)]
-    warned = [record["step"] for record in records if record["kind"] == "warning"]
-    saved = [record["step"] for record in records if record["kind"] == "checkpoint"]
+    warned = [record.step for record in records if record.kind == "warning"]
+    saved = [record.step for record in records if record.kind == "checkpoint"]
     assert saved == [3]
     assert warned == [6, 9, 12, 15, 18, 20], "a warning each time"
     assert list(losses(run)) == list(range(1, 21)), "training went on"
@@ -127,7 +128,7 @@ def score_alone(rank: int, world: int, config_path: str, port: int, model: str) 
         Ranks(rank, world), lanes=4, window=10,
     )  # fmt: skip
     if rank == 0:
-        write_json(f"{folder.root}/score-{world}.json", score.as_dict())
+        write_json(f"{folder.root}/score-{world}.json", to_data(score.saved()))
     if world > 1:
         dist.destroy_process_group()
 

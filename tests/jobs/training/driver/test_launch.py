@@ -14,6 +14,7 @@ from elmwright.jobs.cluster import capacity
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.journal import Journal
+from elmwright.jobs.rundir.journal_records import Metrics
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.terminal.console import Console
 from elmwright.jobs.training.driver import launch as launching
@@ -39,7 +40,7 @@ class Fits:
             raise outcome
         if outcome == "finish":
             journal = Journal(folder.journal)
-            journal.write("metrics", config.train.max_steps, values={"train/loss": 1.5})
+            journal.write(Metrics(step=config.train.max_steps, values={"train/loss": 1.5}))
             journal.close()
             write_json(folder.result, {"step": config.train.max_steps})
 

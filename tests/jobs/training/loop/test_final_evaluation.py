@@ -81,7 +81,7 @@ def test_the_probe_is_exactly_the_first_sentences(trained: Path, sentences: int)
         assert whole.probe.perplexity == pytest.approx(whole.perplexity, rel=1e-12)
     else:
         assert whole.probe.tokens < whole.tokens
-    assert "probe" not in whole.as_dict()
+    assert not hasattr(whole.saved(), "probe")
 
 
 def test_the_first_sentence_of_the_probe_scores_as_score_says(trained: Path) -> None:
@@ -270,10 +270,10 @@ def test_the_journal_says_now_and_then_how_far_the_last_evaluation_is(
     monkeypatch.setattr(evaluate_training, "SCORING_SECONDS", 0.0)
     config, run = prepare(tmp_path, corpus, train_max_steps=2)
     train(config, run, begin_attempt(run.attempt), Ranks())
-    records = [record for record, _ in read_journal(run.journal, 0) if record["kind"] == "scoring"]
+    records = [record for record, _ in read_journal(run.journal, 0) if record.kind == "scoring"]
     tokens = (read_json(run.result) or {})["evaluation"]["heldout"]["tokens"]
-    done = [record["done"] for record in records]
-    assert {(record["step"], record["tokens"]) for record in records} == {(2, tokens)}
+    done = [record.done for record in records]
+    assert {(record.step, record.tokens) for record in records} == {(2, tokens)}
     assert done == sorted(set(done))
     assert (done[0], done[-1]) == (0, tokens)
     assert len(done) > 3
@@ -285,7 +285,7 @@ def test_where_nothing_is_held_out_nothing_is_said_to_be_scored(
     monkeypatch.setattr(evaluate_training, "planned_tokens", lambda *_: 0)
     config, run = prepare(tmp_path, corpus, train_max_steps=2)
     train(config, run, begin_attempt(run.attempt), Ranks())
-    kinds = {record["kind"] for record, _ in read_journal(run.journal, 0)}
+    kinds = {record.kind for record, _ in read_journal(run.journal, 0)}
     assert "scoring" not in kinds
     assert "begin" in kinds
 

@@ -93,10 +93,10 @@ def test_the_journal_is_whole_before_the_result_is_there(
     seen: list[tuple[str, int]] = []
 
     def look(path: str, content: dict[str, object]) -> None:
-        seen.extend((record["kind"], record["step"]) for record, _ in read_journal(run.journal, 0))
+        seen.extend((record.kind, record.step) for record, _ in read_journal(run.journal, 0))
 
     monkeypatch.setattr("elmwright.jobs.rundir.journal.FILE_SECONDS", 60.0)  # a thread that sleeps
-    monkeypatch.setattr("elmwright.jobs.training.loop.train.write_json", look)
+    monkeypatch.setattr("elmwright.jobs.training.loop.recorder.write_json", look)
     config, run = prepare(tmp_path, corpus)
     train(config, run, begin_attempt(run.attempt), Ranks())
     assert {("metrics", STEPS), ("final", STEPS), ("checkpoint", STEPS)} <= set(seen)

@@ -246,13 +246,13 @@ def test_a_model_of_another_shape_cannot_be_gone_on_from(corpus: Path, tmp_path:
 
 def test_what_is_logged_of_a_step(corpus: Path, tmp_path: Path) -> None:
     run = trained(tmp_path / "run", corpus)
-    records = [r for r, _ in read_journal(run.journal, 0) if r["kind"] == "metrics"]
-    values = records[-1]["values"]
+    records = [r for r, _ in read_journal(run.journal, 0) if r.kind == "metrics"]
+    values = records[-1].values
     shares = {name: value for name, value in values.items() if name.startswith("time/")}
     assert {"time/load_share", "time/compute_share", "time/exchange_share"} <= shares.keys()
     assert min(shares.values()) > 0  # test_step_clock.py has what they add up to
     assert 0 < values["train/flop_utilisation"] < 1
-    assert records[0]["values"]["system/process_memory_mb"] > 50
+    assert records[0].values["system/process_memory_mb"] > 50
     assert values["train/tokens_per_s"] > 0
 
 
@@ -264,9 +264,9 @@ def test_a_clock_that_jumps_changes_nothing(
     # An hour back, and a day ahead, at every other look.
     monkeypatch.setattr(time, "time", lambda: real() + (-3600, 86_400)[next(calls) % 2])
     wild = trained(tmp_path / "wild", corpus)
-    records = [r for r, _ in read_journal(wild.journal, 0) if r["kind"] == "metrics"]
-    times = [record["time"] for record in records]
+    records = [r for r, _ in read_journal(wild.journal, 0) if r.kind == "metrics"]
+    times = [record.time for record in records]
     assert sorted(times) != times, "the clock did not jump"
-    assert all(record["values"].get("train/tokens_per_s", 1) > 0 for record in records)
+    assert all(record.values.get("train/tokens_per_s", 1) > 0 for record in records)
     assert losses(wild) == losses(calm)
     assert weights(wild) == weights(calm)

@@ -1,0 +1,150 @@
+"""What training writes as JSON, typed: state.json and MANIFEST.json of a checkpoint, result.json.
+
+Fields are in the order of the files. Scores may be infinite: a model that diverged has them.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elmwright.pipeline.records import BadField, from_data, to_data
+from elmwright.pipeline.storage.files import read_json
+from elmwright.pipeline.storage.untrusted import is_digest
+
+
+@dataclass(frozen=True)
+class SavedScore:
+    """How well a model predicts a held-out set, as files say it."""
+
+    perplexity: float
+    """exp of the mean of both directions."""
+    bits_per_character: float
+    forward_perplexity: float
+    backward_perplexity: float
+    tokens: int
+    """Predictions scored in each direction."""
+    forward_nll: float
+    """Mean negative log-likelihood per token, forward, in nats."""
+    backward_nll: float
+    unk_share: float
+    """Share of the targets that are `<UNK>`."""
+    lanes: int
+    """Rows the set was read in."""
+    characters: int
+    """Characters of the words scored, and one for the space or line end behind each."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How well a model predicts the first sentences of a held-out set."""
+
+    sentences: int
+    """How many they are."""
+    tokens: int
+    """Predictions scored in each direction."""
+    perplexity: float
+    """exp of the mean of both directions."""
+
+
+Scores = dict[str, SavedScore]
+"""Held-out set → its score."""
+Probes = dict[str, Probe]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointState:
+    """state.json: what training carries from step to step, besides tensors."""
+
+    step: int
+    """Updates made."""
+    skipped: tuple[int, ...]
+    """Steps whose update was left out."""
+    best: float | None
+    """The best mean held-out perplexity of an evaluation in the loop."""
+    best_step: int
+    """The step of that evaluation."""
+    best_of: int
+    """The tokens it scored."""
+    stale: int
+    """Evaluations in the loop since then."""
+    attempt: int = 0
+    processes: int = 1
+    device: str = ""
+    """The type of device that computed it: cpu or cuda."""
+    machine: str = ""
+    """A description of the machine."""
+    corpus_fingerprint: str = ""
+    evaluation: Scores
+    """The evaluation at this step, if there was one."""
+    probe: Probes = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        counts = (self.step, self.best_step, self.best_of, self.stale, *self.skipped)
+        if min(counts) < 0:
+            raise ValueError("a negative count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """result.json: the checkpoint that training ended with, and its scores."""
+
+    step: int
+    checkpoint: str
+    """The name of its folder."""
+    checkpoint_sha256: str
+    """Digest of its model.safetensors."""
+    stopped_early: int = 0
+    """`eval.patience` if training ended by it, else 0."""
+    skipped: int = 0
+    """Updates that were left out."""
+    evaluation: Scores
+    probe: Probes = field(default_factory=dict)
+
+
+def contents_data(record: CheckpointState | TrainingResult) -> dict[str, Any]:
+    """The JSON object of a file; without `probe` where nothing was scored apart."""
+    data: dict[str, Any] = to_data(record)
+    if not record.probe:
+        del data["probe"]
+    return data
+
+
+def read_result(path: str | Path) -> TrainingResult | None:
+    """The result of a training; None where there is none or it is damaged."""
+    try:
+        return from_data(TrainingResult, read_json(path), ignore_unknown=True, finite=False)
+    except BadField:
+        return None
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of a checkpoint."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class CheckpointManifest:
+    """MANIFEST.json, without the digest of itself."""
+
+    format: int
+    step: int
+    perplexity: dict[str, float]
+    """Mean held-out perplexity by split; empty where none was computed at this step."""
+    tokens: int
+    """Held-out tokens behind that perplexity."""
+    files: dict[str, FileEntry]
+
+    def __post_init__(self) -> None:
+        if "model.safetensors" not in self.files:
+            raise ValueError("it names no model.safetensors")
+        for name, entry in self.files.items():
+            if not re.fullmatch(r"[\w.-]{1,100}", name) or name in (".", ".."):
+                raise ValueError(f"it names a file outside its folder: {name!r:.100}")
+            if entry.bytes < 0 or not is_digest(entry.sha256):
+                raise ValueError(f"it does not tell size and digest of {name}")
+        if self.step < 0 or self.tokens < 0:
+            raise ValueError("its step or tokens are negative")

@@ -1,0 +1,129 @@
+"""What rank 0 writes of a training: the journal, the checkpoints, and result.json.
+
+All processes run the same loop. Those of other ranks have a `NullRecorder`, which writes nothing.
+"""
+
+from elmwright.jobs.checkpoints.checkpoint import check_attempt, folder_name, read_info
+from elmwright.jobs.checkpoints.contents import TrainingResult, contents_data
+from elmwright.jobs.checkpoints.writer import Snapshot, journalled_writer
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.rundir.journal import Journal, Record
+from elmwright.jobs.rundir.journal_records import Begin, Metrics, StepDone
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.training.loop.evaluate import Score
+from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.machine_metrics import Machine
+from elmwright.jobs.training.loop.state import Trainer, saved_probes, saved_scores
+from elmwright.jobs.training.loop.step_clock import Clock
+from elmwright.jobs.training.loop.training_step import StepResult
+from elmwright.pipeline.storage.files import join, write_json
+
+EARLY_STEPS = (1, 5, 10)
+"""Steps of an attempt that the journal notes besides, for those who wait for the time left."""
+
+
+class RunRecorder:
+    """Records a training in the run's folder."""
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, attempt: int, ranks: Ranks, step: int
+    ) -> None:
+        """The attempt begins at `step`."""
+        self._config, self._folder = config, folder
+        self._attempt, self._first_step = attempt, step
+        self._journal = Journal(folder.journal, lambda: check_attempt(folder.attempt, attempt))
+        self._writer = journalled_writer(config, folder, attempt, self._journal)
+        self._journal.write(Begin(step=step, attempt=attempt))
+        self._machine = Machine(ranks)
+
+    def write(self, record: Record) -> None:
+        """Append a record to the journal."""
+        self._journal.write(record)
+
+    def after_step(
+        self, trainer: Trainer, result: StepResult, clock: Clock, *, is_saved: bool
+    ) -> None:
+        """Write the metrics of a step, if they are due or a checkpoint follows."""
+        step, config = trainer.step, self._config
+        if step % config.tracking.every_steps == 0 or is_saved:
+            values = result.metrics(trainer)
+            values |= clock.metrics(step, config.train.tokens, result.flops, self._machine.peak)
+            values |= self._machine.metrics()
+            self._journal.write(Metrics(step=step, values=values))
+            clock.lap("track")
+        elif step - self._first_step in EARLY_STEPS:
+            self._journal.write(StepDone(step=step, attempt=self._attempt))
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Start writing a checkpoint."""
+        self._writer.save(snapshot)
+
+    def settle(self) -> None:
+        """Wait until no checkpoint is being written, well or badly."""
+        self._writer.settle()
+
+    def wait(self) -> None:
+        """Wait until the newest checkpoint is safe; raises what went wrong with it."""
+        self._writer.wait()
+
+    def finish(
+        self, trainer: Trainer, step: int, scores: dict[str, Score], *, is_early: bool
+    ) -> None:
+        """Write the result: the checkpoint of this step, with its scores."""
+        checkpoint = join(self._folder.checkpoints, folder_name(step))
+        result = TrainingResult(
+            step=step,
+            checkpoint=folder_name(step),
+            checkpoint_sha256=read_info(checkpoint).sha256,
+            stopped_early=self._config.eval.patience if is_early else 0,
+            skipped=len(trainer.skipped),
+            evaluation=saved_scores(scores),
+            probe=saved_probes(scores),
+        )
+        self._journal.flush()  # nothing is written after the result
+        write_json(self._folder.result, contents_data(result))
+
+    def close(self) -> None:
+        """Write what is left of the journal."""
+        self._journal.close()
+
+
+class NullRecorder:
+    """Records nothing."""
+
+    def write(self, record: Record) -> None:
+        pass
+
+    def after_step(
+        self, trainer: Trainer, result: StepResult, clock: Clock, *, is_saved: bool
+    ) -> None:
+        pass
+
+    def save(self, snapshot: Snapshot) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def finish(
+        self, trainer: Trainer, step: int, scores: dict[str, Score], *, is_early: bool
+    ) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+Recorder = RunRecorder | NullRecorder
+
+
+def recorder_for(
+    config: RunConfig, folder: RunFolder, attempt: int, ranks: Ranks, step: int
+) -> Recorder:
+    """The recorder of this process; the attempt begins at `step`."""
+    if ranks.rank == 0:
+        return RunRecorder(config, folder, attempt, ranks, step)
+    return NullRecorder()
