@@ -134,11 +134,13 @@ def parse_manifest(data: bytes, where: str) -> CheckpointManifest:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError("file-damaged", f"{where} is missing or damaged ({error})") from error
     if manifest.get("format") != FORMAT:
-        raise UserError(f"{where} has format {manifest.get('format')!r:.50}, not {FORMAT}")
+        raise UserError(
+            "format", f"{where} has format {manifest.get('format')!r:.50}, not {FORMAT}"
+        )
     try:
         return from_data(CheckpointManifest, manifest, ignore_unknown=True, finite=False)
     except ValueError as error:
-        raise UserError(f"{where} is damaged: {error}") from error
+        raise UserError("file-damaged", f"{where} is damaged: {error}") from error
 
 
 def read_state(path: str | Path) -> CheckpointState:
@@ -152,7 +154,7 @@ def _state(content: dict[str, Any], file: str) -> CheckpointState:
         return from_data(CheckpointState, content, ignore_unknown=True, finite=False)
     except ValueError as error:
         raise UserError(
-            f"{file} does not say what a checkpoint's does; remove the checkpoint"
+            "file-damaged", f"{file} does not say what a checkpoint's does; remove the checkpoint"
         ) from error
 
 
@@ -179,9 +181,9 @@ def verify_checkpoint(path: str | Path) -> None:
         file = join(path, name)
         found = stat(file)
         if found is None:
-            raise UserError(f"{file} is missing")
+            raise UserError("file-damaged", f"{file} is missing")
         if found.bytes != entry.bytes or sha256(file) != entry.sha256:
-            raise UserError(f"{file} does not match its digest")
+            raise UserError("file-damaged", f"{file} does not match its digest")
 
 
 def newest_valid(

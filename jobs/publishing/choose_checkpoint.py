@@ -41,7 +41,7 @@ def choose(
 ) -> CheckpointInfo:
     """The checkpoint that `--step` means: a number, `latest`, or `best` by held-out perplexity."""
     if not infos:
-        raise UserError(f"{folder.root} has no checkpoints; train first")
+        raise UserError("checkpoint-missing", f"{folder.root} has no checkpoints; train first")
     if step == "result":  # what training ended with; of a run that is not done, the newest
         result = read_result(folder.result)
         last = result.checkpoint_sha256 if result else ""

@@ -68,7 +68,7 @@ def export(config: RunConfig, folder: RunFolder, progress: Progress = silent) ->
     """Write `bundle/` from what training ended with; a sentence about what was checked."""
     result = read_result(folder.result)
     if result is None:
-        raise UserError(f"{folder.result} is missing or damaged; train first")
+        raise UserError("file-damaged", f"{folder.result} is missing or damaged; train first")
     infos = {info.sha256: info for info in list_checkpoints(folder.checkpoints)}
     info = infos[result.checkpoint_sha256]
     return export_checkpoint(config, folder, info, folder.bundle, progress=progress)
