@@ -59,6 +59,10 @@ class StaleAttempt(RuntimeError):  # noqa: N818 - a state of the world, reported
     """A newer attempt of this run has begun; this process must not write."""
 
 
+class NewerCheckpoint(UserError):  # noqa: N818 - a state, not a mistake
+    """A later version of elmwright wrote a checkpoint: it is whole, but cannot be read here."""
+
+
 @dataclass(frozen=True)
 class CheckpointInfo:
     """What is known about a checkpoint without loading it."""
@@ -82,11 +86,14 @@ def folder_name(step: int) -> str:
 
 
 def list_checkpoints(folder: str | Path) -> list[CheckpointInfo]:
-    """All checkpoints with a readable manifest, oldest first."""
+    """All checkpoints with a readable manifest, oldest first; `NewerCheckpoint` if a later version
+    wrote one of them."""
     found = []
     for path in checkpoint_folders(folder):
         try:
             found.append(read_info(path))
+        except NewerCheckpoint:
+            raise
         except UserError as error:
             log.warning("checkpoint %s is not readable: %s", path, error)
     return found
@@ -133,10 +140,15 @@ def parse_manifest(data: bytes, where: str) -> CheckpointManifest:
             raise ValueError("it does not match its own digest")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError("file-damaged", f"{where} is missing or damaged ({error})") from error
-    if manifest.get("format") != FORMAT:
-        raise UserError(
-            "format", f"{where} has format {manifest.get('format')!r:.50}, not {FORMAT}"
+    written = manifest.get("format")
+    if whole(written) and written > FORMAT:
+        raise NewerCheckpoint(
+            "format",
+            f"{where} has format {written!r:.50} and this version reads {FORMAT}; use the version "
+            "of elmwright that wrote it, or move the checkpoint away to resume from an earlier one",
         )
+    if written != FORMAT:
+        raise UserError("format", f"{where} has format {written!r:.50}, not {FORMAT}")
     try:
         return from_data(CheckpointManifest, manifest, ignore_unknown=True, finite=False)
     except ValueError as error:
@@ -190,13 +202,16 @@ def newest_valid(
     folder: str | Path, warn: Callable[[str], None], at_most: int | None = None
 ) -> CheckpointInfo | None:
     """The newest checkpoint that verifies (of step `at_most` or before it); damaged ones are
-    skipped with a warning each."""
+    skipped with a warning each. One of a later version raises `NewerCheckpoint`: with an older
+    one, training would repeat its steps."""
     for path in reversed(checkpoint_folders(folder)):
         try:
             info = read_info(path)
             if at_most is not None and info.step > at_most:
                 continue
             verify_checkpoint(path)
+        except NewerCheckpoint:
+            raise
         except UserError as error:
             warn(f"checkpoint skipped: {error}")
             continue

@@ -29,6 +29,7 @@ from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.config import shape_problem
 from elmwright.model.formats.folder import (
+    FORMAT,
     LoadedModel,
     check_shapes,
     load_folder,
@@ -283,7 +284,7 @@ def snapshot(
             evaluation=saved_scores(scores),
             probe=saved_probes(scores),
         ),
-        config={"format": 1, "model": to_dict(config)["model"], "run_config": _saved(config)},
+        config={"format": FORMAT, "model": to_dict(config)["model"], "run_config": _saved(config)},
         perplexity={split: score.perplexity for split, score in scores.items()},
         tokens=sum(score.tokens for score in scores.values()),
     )

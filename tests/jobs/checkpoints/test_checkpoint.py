@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from elmwright.jobs.checkpoints.checkpoint import (
+    FORMAT,
     CheckpointInfo,
     StaleAttempt,
     begin_attempt,
@@ -117,6 +118,23 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_names_the_file(
     assert newest.step == 1
     assert len(warnings) == 1
     assert name in warnings[0]
+
+
+def test_a_checkpoint_of_a_later_version_is_named_and_not_skipped(tmp_path: Path) -> None:
+    """Skipped, it would make training repeat the steps since the one before, and lose it."""
+    written = Written(tmp_path)
+    written.save(1)
+    written.save(2)
+    path = written.folder / "step-00000002" / "MANIFEST.json"
+    manifest = json.loads(path.read_text()) | {"format": FORMAT + 1}
+    del manifest["sha256"]
+    path.write_text(json.dumps(manifest | {"sha256": sha256_bytes(canonical(manifest))}))
+    for use in (
+        lambda: newest_valid(written.folder, pytest.fail),
+        lambda: list_checkpoints(written.folder),
+    ):
+        with pytest.raises(UserError, match=r"step-00000002.* has format 2 and this version reads"):
+            use()
 
 
 def test_a_writer_of_an_older_attempt_writes_nothing(tmp_path: Path) -> None:

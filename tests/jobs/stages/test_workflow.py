@@ -34,7 +34,8 @@ from elmwright.jobs.training.driver.launch import Fit, launch
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import Interrupted, UserError
-from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.format.manifest import Manifest, canonical
+from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.files import read_json
 from tests.support.tiny_runs.training import prepare
 
@@ -148,6 +149,19 @@ def test_a_damaged_final_checkpoint_is_computed_again(flow: Flow) -> None:
     assert "model.safetensors does not match its digest" in flow.said
     assert list_checkpoints(flow.folder.checkpoints)[-1].sha256 == before.sha256
     assert flow.provenance["checkpoint_sha256"] == before.sha256
+
+
+def test_a_run_with_a_checkpoint_of_a_later_version_is_refused(flow: Flow) -> None:
+    flow.run(until="train")
+    path = Path(list_checkpoints(flow.folder.checkpoints)[-1].path, "MANIFEST.json")
+    manifest = json.loads(path.read_text()) | {"format": 2}
+    del manifest["sha256"]
+    path.write_text(json.dumps(manifest | {"sha256": sha256_bytes(canonical(manifest))}))
+    for clear in (lambda: None, Path(flow.folder.result).unlink):
+        clear()
+        with pytest.raises(UserError, match=r"MANIFEST.json has format 2 .* version of elmwright"):
+            flow.run("train.max_steps=24")
+    assert flow.trained == [20], "no step is repeated"
 
 
 @pytest.mark.parametrize("name", ["config.json", "state.json"])
