@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elmwright.jobs.checkpoints.contents import Probe, SavedScore
+from elmwright.jobs.training.loop.block_cache import BlockCache
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.heldout_pass import Pass, exp
 from elmwright.jobs.training.loop.stream import Blocks
@@ -100,15 +101,16 @@ def evaluate(
     max_tokens: int | None = None,
     word_ids: dict[str, int] | None = None,
     probe: int = 0,
+    cache: BlockCache | None = None,
     stopped: Callable[[], bool] | None = None,
     advance: Advance = lambda _n, _detail="": None,
 ) -> Score:
     """Score a held-out set, or its first blocks of about `max_tokens` tokens.
 
-    The first `probe` sentences are scored apart, too. All processes leave with `EvaluationStopped`
-    when one of them is `stopped`.
+    The first `probe` sentences are scored apart, too. `cache` keeps the blocks of a store for the
+    next evaluation. All processes leave with `EvaluationStopped` when one of them is `stopped`.
     """
-    blocks = _heldout_blocks(bilm, corpus, manifest, split, ranks, lanes, word_ids)
+    blocks = _heldout_blocks(bilm, corpus, manifest, split, ranks, lanes, word_ids, cache)
     one = Pass(bilm, softmax, blocks, ranks, lanes, window, probe, stopped, advance)
     one.run(block_limit(len(blocks), blocks.steps, max_tokens))
     forward, backward, tokens, unknown, characters, *_ = one.totals()
@@ -152,10 +154,13 @@ def _heldout_blocks(
     ranks: Ranks,
     lanes: int,
     word_ids: dict[str, int] | None,
+    cache: BlockCache | None = None,
 ) -> Blocks:
     keep = len(ranks.lanes(lanes)) + 1
     chars, widest = bilm.config.max_chars, bilm.encoder.widest
-    return Blocks(corpus, manifest, split, chars, word_ids, keep=keep, widest=widest)
+    return Blocks(
+        corpus, manifest, split, chars, word_ids, keep=keep, cache=cache, widest=widest
+    )
 
 
 def block_limit(blocks: int, steps: int, max_tokens: int | None) -> int:
@@ -176,6 +181,7 @@ def evaluate_sets(
     word_ids: dict[str, int] | None = None,
     only: str | None = None,
     probe: int = 0,
+    cache: BlockCache | None = None,
     stopped: Callable[[], bool] | None = None,
     advance: Advance = lambda _n, _detail="": None,
 ) -> dict[str, Score]:
@@ -193,6 +199,7 @@ def evaluate_sets(
             max_tokens=max_tokens,
             word_ids=word_ids,
             probe=probe,
+            cache=cache,
             stopped=stopped,
             advance=advance,
         )

@@ -10,6 +10,7 @@ from elmwright.jobs.rundir import metrics
 from elmwright.jobs.rundir.journal_records import Evaluation, FinalEvaluation, Scoring
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
+from elmwright.jobs.training.loop.block_cache import BlockCache
 from elmwright.jobs.training.loop.evaluate import (
     PROBE_SENTENCES,
     Score,
@@ -36,10 +37,13 @@ def evaluate_in_passing(
     manifest: Manifest,
     ranks: Ranks,
     recorder: Recorder,
+    cache: BlockCache | None,
 ) -> dict[str, Score]:
     """Score about `eval.max_tokens` tokens of every held-out set."""
     limit = config.eval.max_tokens
-    return _evaluate(config, trainer, folder, manifest, ranks, recorder, max_tokens=limit)
+    return _evaluate(
+        config, trainer, folder, manifest, ranks, recorder, max_tokens=limit, cache=cache
+    )
 
 
 def evaluate_finally(
@@ -49,6 +53,7 @@ def evaluate_finally(
     manifest: Manifest,
     ranks: Ranks,
     recorder: Recorder,
+    cache: BlockCache | None,
     note: StopNote,
     drained: Callable[[int], bool] = lambda _step: False,
 ) -> dict[str, Score] | None:
@@ -74,6 +79,7 @@ def evaluate_finally(
             recorder,
             max_tokens=limit,
             probe=PROBE_SENTENCES,
+            cache=cache,
             stopped=stopped,
             advance=advance,
         )

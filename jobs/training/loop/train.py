@@ -28,7 +28,7 @@ from elmwright.jobs.checkpoints.checkpoint import (
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
-from elmwright.jobs.training.loop.block_cache import block_cache
+from elmwright.jobs.training.loop.block_cache import BlockCache, block_cache
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.evaluate_training import evaluate_finally, evaluate_in_passing
 from elmwright.jobs.training.loop.exchange import Beats, Phase, Ranks
@@ -119,7 +119,9 @@ def train(
             last = trainer.step == settings.max_steps
             every = config.eval.every_steps
             if not last and every and trainer.step % every == 0:
-                scores = evaluate_in_passing(config, trainer, folder, manifest, ranks, recorder)
+                scores = evaluate_in_passing(
+                    config, trainer, folder, manifest, ranks, recorder, cache
+                )
                 best = result.finite and trainer.judge(scores)
                 clock.lap("evaluate")
 
@@ -137,7 +139,7 @@ def train(
                 clock.lap("checkpoint")
         recorder.wait()
         if not stopping:
-            _finish(process, folder, manifest, recorder, note, drained)
+            _finish(process, folder, manifest, recorder, cache, note, drained)
     except RuntimeError as error:
         lost = beats.blame(error)
         if lost is None:
@@ -160,6 +162,7 @@ def _finish(
     folder: RunFolder,
     manifest: Manifest,
     recorder: Recorder,
+    cache: BlockCache | None,
     note: StopNote,
     drained: Callable[[int], bool],
 ) -> None:
@@ -179,6 +182,8 @@ def _finish(
     if chosen != trainer.step:
         checkpoint = join(folder.checkpoints, folder_name(chosen))
         restore(trainer, checkpoint, config, folder, ranks)
-    scores = evaluate_finally(config, trainer, folder, manifest, ranks, recorder, note, drained)
+    scores = evaluate_finally(
+        config, trainer, folder, manifest, ranks, recorder, cache, note, drained
+    )
     if scores is not None:
         recorder.finish(trainer, chosen, scores, is_early=early)

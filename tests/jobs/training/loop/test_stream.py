@@ -26,6 +26,7 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import read_tar
 from elmwright.pipeline.storage import files, object_store
 from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.files import join
 from tests.support.tiny_runs.training import losses, prepare, weights
 
 pytestmark = pytest.mark.slow(4)
@@ -161,6 +162,31 @@ def test_training_from_a_store_through_the_cache_ends_in_the_same_bytes(
     assert losses(runs[0]) == losses(runs[1])
     assert len(kept(runs[1].scratch / "blocks")) >= LANES
     assert not (runs[0].scratch / "blocks").exists()
+
+
+def test_held_out_blocks_of_a_store_are_downloaded_once_for_all_evaluations(
+    corpus: Path, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges: list[tuple[str, int, int]] = []
+    real = files.read_range
+
+    def note(path: str, begin: int, end: int) -> bytes:
+        ranges.append((path, begin, end))
+        return real(path, begin, end)
+
+    monkeypatch.setattr(files, "read_range", note)
+    config, _ = prepare(tmp_path, corpus)
+    config = replace(
+        config,
+        corpus=replace(config.corpus, dir=stored),
+        eval=replace(config.eval, every_steps=4),
+    )
+    run = RunFolder.of(config)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    shards = {join(stored, shard.tar) for shard in Manifest.load(corpus).splits["heldout"].shards}
+    heldout = [one for one in ranges if one[0] in shards]
+    assert heldout
+    assert len(heldout) == len(set(heldout)), "five evaluations"
 
 
 def test_a_cache_smaller_than_the_corpus_never_exceeds_its_limit(
