@@ -195,9 +195,7 @@ def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
     present = [item for item in rows if item is not None]
     n, first = len(rows), present[0][0]
     keys = np.full((n, 2, window), first.keys[0], dtype=np.uint64)
-    length = max(row.chars.shape[1] for row, _ in present)
-    chars = np.full((n, 2, window, length), PAD, dtype=np.int16)
-    chars[..., : first.chars.shape[1]] = first.chars[0]
+    inputs = np.zeros((n, 2 * window), dtype=np.int64)
     targets = np.zeros((n, 2, window), dtype=np.int64)
     weights = np.zeros((n, window), dtype=np.float32)
     for lane, item in enumerate(rows):
@@ -205,18 +203,22 @@ def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
             continue
         row, start = item
         part = slice(start, start + window)
-        inputs = row.inputs[:, part]
-        keys[lane] = row.keys[inputs]
-        chars[lane, ..., : row.chars.shape[1]] = row.chars[inputs]
-        chars[lane, ..., row.chars.shape[1] :] = PAD
+        inputs[lane] = row.inputs[:, part].reshape(-1)
+        keys[lane] = row.keys[row.inputs[:, part]]
         targets[lane] = row.targets[:, part]
         weights[lane] = row.weights[part]
     _, where, inverse = np.unique(keys.reshape(-1), return_index=True, return_inverse=True)
-    types = chars.reshape(-1, chars.shape[-1])[where]
+    # Only now the characters: a row for every distinct word, from the lane where it is seen first.
+    types = np.full((len(where), max(row.chars.shape[1] for row, _ in present)), PAD, np.int64)
+    source, position = np.divmod(where, 2 * window)
+    for lane, item in enumerate(rows):
+        own = source == lane
+        chars = (first if item is None else item[0]).chars
+        types[own, : chars.shape[1]] = chars[inputs[lane, position[own]]]
     index = inverse.reshape(n, 2, window)
     forward, backward = np.ascontiguousarray(index.swapaxes(0, 1))
     forward_targets, backward_targets = np.ascontiguousarray(targets.swapaxes(0, 1))
-    arrays = (types.astype(np.int64), forward, backward, forward_targets, backward_targets, weights)
+    arrays = (types, forward, backward, forward_targets, backward_targets, weights)
     return Batch(*map(torch.from_numpy, arrays))
 
 

@@ -10,7 +10,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,8 +20,16 @@ from elmwright.jobs.checkpoints.checkpoint import begin_attempt
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop.block_cache import BlockCache, block_cache
 from elmwright.jobs.training.loop.exchange import Ranks
-from elmwright.jobs.training.loop.stream import FETCHES, Batch, Blocks, Prefetch, training_batch
+from elmwright.jobs.training.loop.stream import (
+    FETCHES,
+    Batch,
+    Blocks,
+    Prefetch,
+    make_batch,
+    training_batch,
+)
 from elmwright.jobs.training.loop.train import train
+from elmwright.model.chars import PAD
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import block_at
 from elmwright.pipeline.format.manifest import Manifest
@@ -187,6 +197,42 @@ def test_held_out_blocks_of_a_store_are_downloaded_once_for_all_evaluations(
     heldout = [one for one in ranges if one[0] in shards]
     assert heldout
     assert len(heldout) == len(set(heldout)), "five evaluations"
+
+
+class Counted(np.ndarray[Any, Any]):
+    """Character rows that know how many of them were copied."""
+
+    copied: ClassVar[list[int]] = []
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = super().__getitem__(index)
+        self.copied.append(rows.size // self.shape[-1])
+        return rows.view(np.ndarray)
+
+
+def test_a_batch_copies_the_characters_of_each_distinct_word_once(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of rows of different widths, and with a lane that has no data."""
+    monkeypatch.setattr(Counted, "copied", [])
+    plain = [open_blocks(corpus).row(number) for number in range(3)]
+    wide = np.pad(plain[1].chars, ((0, 0), (0, 4)), constant_values=PAD)
+    plain[1] = replace(plain[1], chars=wide)
+    counted = [replace(row, chars=row.chars.view(Counted)) for row in plain]
+    batch = make_batch([None, *((row, 20) for row in counted)], WINDOW)
+    assert sum(Counted.copied) == len(batch.chars)
+    assert batch.chars.dtype == torch.int64
+    assert len(np.unique(batch.chars.numpy(), axis=0)) == len(batch.chars)
+    for lane, row in enumerate(plain, start=1):
+        inputs = row.inputs[:, 20 : 20 + WINDOW]
+        for way, index in enumerate((batch.forward_index, batch.backward_index)):
+            expected = row.chars[inputs[way]]
+            chars = batch.chars[index[lane]].numpy()
+            assert (chars[:, : expected.shape[1]] == expected).all()
+            assert (chars[:, expected.shape[1] :] == PAD).all()
+    padding = batch.chars[torch.stack([batch.forward_index[0], batch.backward_index[0]])].numpy()
+    assert (padding[..., : plain[0].chars.shape[1]] == plain[0].chars[0]).all()
+    assert batch.weights[0].sum() == 0
 
 
 def test_a_cache_smaller_than_the_corpus_never_exceeds_its_limit(
