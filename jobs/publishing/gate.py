@@ -8,20 +8,15 @@ small vocabulary is no advantage.
 """
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 from elmwright.jobs.registry.contract import About, Registry, Version
-from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE
 from elmwright.pipeline.cleaning import words as word_rules
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.format.block import BOS_ID, EOS_ID, UNK_ID
 from elmwright.pipeline.storage.untrusted import read_object
 
 SLACK = 1e-9
 """Relative difference that is rounding, not a result."""
-TOKENS = 2048
-"""Positions scored at a time."""
 
 
 def compare(registry: Registry, name: str, old: Version, new: Version, text: str) -> str:
@@ -72,46 +67,15 @@ def _mean(perplexity: dict[str, float], sets: list[str]) -> float:
 
 def bits_per_character(bundle: Path, path: Path) -> float:
     """Mean of both directions, in bits, over the characters of a text file."""
-    import torch
-
-    from elmwright.model.bilm import States
-    from elmwright.model.formats.folder import load_folder
-    from elmwright.model.softmax import nll
+    from elmwright.jobs.using.score import Scorer
 
     text = _read(path)
-    loaded = load_folder(bundle, with_softmax=True)
-    if loaded.softmax is None or loaded.vocab is None:
-        raise UserError("model-incomplete", f"{bundle} has no softmax, so it cannot score {path}")
-    ids = {word: number for number, word in enumerate(loaded.vocab)}
+    scorer = Scorer(bundle)
     nats, spelled = 0.0, 0
-    for sentences in _batches(_sentences(bundle, text)):
-        # Types in order of first appearance; the marks are the first two.
-        words_of_all = (word for words in sentences for word in words)
-        types = list(dict.fromkeys([BEGIN_SENTENCE, END_SENTENCE, *words_of_all]))
-        place = {word: number for number, word in enumerate(types)}
-        longest = max(map(len, sentences)) + 1
-        lengths = torch.tensor([len(words) + 1 for words in sentences])
-        read = torch.zeros(2, len(sentences), longest, dtype=torch.long)
-        wanted = torch.zeros(2, len(sentences), longest, dtype=torch.long)
-        for row, words in enumerate(sentences):
-            for way, (ordered, first, last) in enumerate(
-                ((words, 0, EOS_ID), (words[::-1], 1, BOS_ID))
-            ):
-                read[way, row, : len(words) + 1] = torch.tensor(
-                    [first, *(place[word] for word in ordered)]
-                )
-                targets = [ids.get(word, UNK_ID) for word in ordered]
-                wanted[way, row, : len(words) + 1] = torch.tensor([*targets, last])
-            spelled += sum(len(word.encode()) + 1 for word in words if word not in ids)
-        with torch.no_grad():
-            chars = loaded.bilm.encoder.ids(types)
-            states = States.zeros(loaded.config, len(sentences))
-            output = loaded.bilm(chars, read[0], read[1], states, lengths=lengths)
-            there = torch.arange(longest) < lengths.unsqueeze(1)
-            for way, hidden in enumerate((output.top_forward, output.top_backward)):
-                weight, bias = loaded.softmax.weight, loaded.softmax.bias
-                nats += float(nll(hidden[there], wanted[way][there], weight, bias).double().sum())
-    return (nats / 2 / math.log(2) + 8 * spelled) / len(text)
+    for score in scorer.score(_sentences(bundle, text)):
+        nats -= float(score.mean.sum())
+        spelled += sum(len(word.encode()) + 1 for word in score.words if word not in scorer.ids)
+    return (nats / math.log(2) + 8 * spelled) / len(text)
 
 
 def _read(path: Path) -> str:
@@ -142,15 +106,3 @@ def _sentences(bundle: Path, text: str) -> list[list[str]]:
         tokenise = word_rules.ptb if config["tokenizer"] == "ptb" else word_rules.whitespace
     found = word_rules.split(text, config["sentences"], config["language"]).sentences
     return [tokenised for sentence in found if (tokenised := tokenise(sentence).split())]
-
-
-def _batches(sentences: list[list[str]]) -> Iterator[list[list[str]]]:
-    """Sentences of similar length together, at most `TOKENS` positions (or one sentence)."""
-    batch: list[list[str]] = []
-    for words in sorted(sentences, key=len):
-        if batch and (len(words) + 1) * (len(batch) + 1) > TOKENS:
-            yield batch
-            batch = []
-        batch.append(words)
-    if batch:
-        yield batch

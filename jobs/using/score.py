@@ -68,17 +68,16 @@ class SentenceScore:
 
 
 class Scorer:
-    """A model with its softmax."""
+    """A model with its softmax. Long sentences take no more memory than a window of them."""
 
-    def __init__(self, model: str, device: str = "cpu") -> None:
-        self.device = choose_device(device)
-        self.folder = resolve(model)
-        loaded = load_folder(self.folder, self.device, with_softmax=True)
+    def __init__(self, folder: Path, device: str = "cpu", name: str = "") -> None:
+        """Load a verified folder; `name` is what the user calls it."""
+        self.device = device
+        loaded = load_folder(folder, device, with_softmax=True)
         if loaded.softmax is None or loaded.vocab is None:
             raise UserError(
-                "model-incomplete",
-                f"{model} has no softmax or no vocabulary, so it cannot score text; use a bundle "
-                "with its softmax.safetensors, or a checkpoint",
+                "model-incomplete", f"{name or folder} has no softmax or no vocabulary, so it cannot score text; use a "
+                "bundle with its softmax.safetensors, or a checkpoint"
             )
         self.bilm, self.softmax = loaded.bilm, loaded.softmax
         self.ids = {word: number for number, word in enumerate(loaded.vocab)}
@@ -168,12 +167,14 @@ def score_file(
         if output.suffix not in (".tsv", ".jsonl"):
             raise UserError("argument", f"{output.name} ends neither in .tsv nor in .jsonl")
     as_json = output is not None and output.suffix == ".jsonl"
-    scorer = Scorer(model, device)
+    device = choose_device(device)
+    model_folder = resolve(model)
+    scorer = Scorer(model_folder, device, model)
     lines = predictions = 0
     total = np.zeros(2)
     with TemporaryDirectory() as folder, text_file(source, Path(folder)) as text:
         (whole,) = pieces(text, None)
-        warn_of_unknown(scorer.folder, text)
+        warn_of_unknown(model_folder, text)
         with _opened(output) as out:
             if not as_json:
                 print(*(WORD_COLUMNS if words else COLUMNS), sep="\t", file=out)

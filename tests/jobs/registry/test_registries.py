@@ -1,6 +1,7 @@
 """Published once, whole, and with a way back: in MLflow on SQLite and on a shelf of plain files."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -13,8 +14,10 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
+import torch
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from torch import Tensor
 
 from elmwright.jobs.bundles.bundle import SUMS, write_sums
 from elmwright.jobs.cli.command import main
@@ -25,6 +28,10 @@ from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import FolderRegistry
 from elmwright.jobs.using.pretrained import Elmo
+from elmwright.model.bilm import BiLM, Output, States
+from elmwright.model.formats.folder import load_folder
+from elmwright.model.inference.elmo import WINDOW
+from elmwright.model.softmax import nll
 from elmwright.pipeline.errors import UserError
 from tests.support.tiny_runs.registries import SENTENCE, kill_often, leftovers, reference, sqlite
 
@@ -104,6 +111,50 @@ def test_bits_per_character_charge_for_spelling_unknown_words(bundle: Path, tmp_
     twice.write_text("The old cat sees the river. " * 2)
     once = bits_per_character(bundle, known) * len(known.read_text())
     assert bits_per_character(bundle, twice) * len(twice.read_text()) == pytest.approx(2 * once)
+
+
+def test_bits_per_character_of_a_long_line_take_the_memory_of_a_window(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (bundle / "vocab.txt").read_text().split()[3:13] * 120
+    own = shutil.copytree(bundle, tmp_path / "own")
+    config = json.loads((own / "config.json").read_text())
+    config |= {"tokenizer": "whitespace", "sentences": "line"}
+    (own / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "text.txt"
+    path.write_text(" ".join(words))
+    steps: list[int] = []
+    run = BiLM.run
+
+    def note(self: BiLM, types: Tensor, forward: Tensor, *rest: Any, **named: Any) -> Output:
+        steps.append(forward.numel())
+        return run(self, types, forward, *rest, **named)
+
+    monkeypatch.setattr(BiLM, "run", note)
+    bits = bits_per_character(own, path)
+    assert sum(steps) == len(words) + 1
+    assert max(steps) <= WINDOW
+    monkeypatch.undo()
+    assert bits == pytest.approx(bits_at_once(own, words, len(path.read_text())), rel=1e-6)
+
+
+def bits_at_once(bundle: Path, words: list[str], characters: int) -> float:
+    """The same of one sentence of known words, in one run of the model."""
+    loaded = load_folder(bundle, with_softmax=True)
+    assert loaded.softmax is not None
+    assert loaded.vocab is not None
+    types = list(dict.fromkeys(["<S>", "</S>", *words]))
+    nats = 0.0
+    with torch.no_grad():
+        ways = [["<S>", *words, "</S>"], ["</S>", *reversed(words), "<S>"]]
+        index = torch.tensor([[[types.index(word) for word in way[:-1]]] for way in ways])
+        states = States.zeros(loaded.config, 1)
+        output = loaded.bilm(loaded.bilm.encoder.ids(types), index[0], index[1], states)
+        for way, hidden in zip(ways, (output.top_forward, output.top_backward), strict=True):
+            wanted = torch.tensor([loaded.vocab.index(word) for word in way[1:]])
+            loss = nll(hidden[0], wanted, loaded.softmax.weight, loaded.softmax.bias)
+            nats += float(loss.double().sum())
+    return nats / 2 / math.log(2) / characters
 
 
 def test_two_publishes_at_once_give_one_version(registry: Registry, bundle: Path) -> None:

@@ -101,7 +101,7 @@ def test_rows_of_words_add_up_to_the_rows_of_sentences(
 
 def test_long_sentences_are_scored_in_windows(model: Path) -> None:
     words = (LINES[0].split() * 50)[:290]
-    (score,) = Scorer(str(model)).score([words])
+    (score,) = Scorer(model).score([words])
     expected = by_hand(model, words)
     np.testing.assert_allclose(score.forward, expected[0], atol=1e-4)
     np.testing.assert_allclose(score.backward, expected[1], atol=1e-4)
@@ -128,7 +128,7 @@ def test_a_held_out_set_scores_as_eval_says_where_states_are_forgotten(
         words = [block.types[token] for token in block.tokens]
         ends = np.cumsum(block.lengths)
         sentences += [words[end - n : end] for n, end in zip(block.lengths, ends, strict=True)]
-    scores = Scorer(str(model)).score(sentences)
+    scores = Scorer(model).score(sentences)
     said = evaluate_model(str(model), str(corpus), "heldout")["heldout"]
     tokens = sum(len(score.forward) for score in scores)
     assert tokens == said.tokens

@@ -91,7 +91,7 @@ def test_the_first_sentence_of_the_probe_scores_as_score_says(trained: Path) -> 
     model = model_of(trained)
     (first, *_) = heldout_sentences(str(model[2]), model[3])
     newest = list_checkpoints(trained / "train" / "checkpoints")[-1].path
-    (score,) = Scorer(newest).score([first])
+    (score,) = Scorer(Path(newest)).score([first])
     probe = evaluate_probe(*model, 1, Ranks(), lanes=4, window=50)
     assert probe.tokens == len(first) + 1
     assert probe.perplexity == pytest.approx(float(np.exp(-score.mean.mean())), rel=1e-5)
