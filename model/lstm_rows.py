@@ -194,7 +194,8 @@ def keeps_graph() -> bool:
     """Whether the backward pass that is running was asked to keep the graph for another one.
 
     A torch that no longer says so is taken to keep it, which is only slower."""
-    says = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    autograd = getattr(torch._C, "_autograd", None)
+    says = getattr(autograd, "_get_current_graph_task_keep_graph", None)
     return True if says is None else bool(says())
 
 

@@ -38,6 +38,8 @@ EXPERIMENT = "elmwright"
 """Where a bundle is logged whose run this MLflow does not know."""
 DATA = "data"
 """The bundle's folder inside the logged model."""
+TESTED_MLFLOW = "3.17"
+"""The MLflow whose private function writes the example of a request."""
 OLD_MS = 86_400_000
 """Age of an unfinished publish on a server that nobody can still be at, in milliseconds."""
 
@@ -53,6 +55,7 @@ class LoggedModels:
 
     def begin(self, name: str, facts: About) -> Any:
         """A logged model without files."""
+        _example_writer()  # refuse an unknown MLflow before anything is written there
         run_id, experiment_id = self.home(facts)
         key = facts.digest
         return self._client.create_logged_model(
@@ -205,15 +208,30 @@ def all_pages(search: Any, **what: Any) -> list[Any]:
 def _write_mlmodel(folder: Path, model_id: str, run_id: str, key: str) -> None:
     """What MLflow needs to load and serve the bundle beside it, with an example of a request."""
     from mlflow.models import Model
-    from mlflow.models.utils import _save_example
     from mlflow.pyfunc import add_to_model
 
     model = Model(
         run_id=run_id or None, model_id=model_id, signature=signature(), metadata={DIGEST: key}
     )
     add_to_model(model, loader_module=LOADER, data=DATA)
-    _save_example(model, EXAMPLE, str(folder))
+    _example_writer()(model, EXAMPLE, str(folder))
     model.save(str(folder / "MLmodel"))
+
+
+def _example_writer() -> Callable[[Any, Any, str], Any]:
+    """MLflow's function that saves an example of a request; MLflow has no public one that writes
+    neither code nor the bundle a second time."""
+    import mlflow
+    from mlflow.models import utils
+
+    try:
+        writer: Callable[[Any, Any, str], Any] = utils._save_example
+    except AttributeError as error:
+        raise UserError(
+            f"MLflow {mlflow.__version__} cannot store a bundle ({error}); install the version "
+            f"that elmwright is tested with: pip install 'mlflow=={TESTED_MLFLOW}.*'"
+        ) from error
+    return writer
 
 
 def _local_path(source: str) -> Path | None:

@@ -164,13 +164,16 @@ def default_uri(uri: str) -> Iterator[None]:
 
     Changing that default also changes the environment, which is the user's.
     """
-    from mlflow.tracking._tracking_service.utils import _use_tracking_uri
+    import mlflow
 
     before = os.environ.get(VARIABLE)
+    chosen = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
     try:
-        with _use_tracking_uri(uri):
-            yield
+        mlflow.set_tracking_uri(uri)
+        yield
     finally:
+        # What the environment said is not set again: MLflow would no longer look there.
+        mlflow.set_tracking_uri(None if chosen == before else chosen)
         if before is not None:
             os.environ[VARIABLE] = before
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from elmwright.model import lstm as module
 from elmwright.model.lstm import projected_lstm
+from elmwright.model.lstm_rows import keeps_graph
 from elmwright.model.reference import ReferenceBiLM
 
 pytestmark = pytest.mark.slow(5)
@@ -177,6 +178,11 @@ def test_a_kept_graph_gives_the_same_gradients_again():
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(loss, args)
+
+
+def test_a_torch_without_its_private_modules_is_taken_to_keep_the_graph(monkeypatch):
+    monkeypatch.delattr(torch._C, "_autograd")
+    assert keeps_graph()
 
 
 def test_runs_that_overlap_do_not_share_memory():

@@ -89,7 +89,9 @@ class Beats:
         self._ranks, self._step = ranks, 0
         self._store: Any = None
         if ranks.world > 1:
-            self._store = dist.distributed_c10d._get_default_store()
+            # Not public; without it, blame() cannot say which process is missing.
+            find_store = getattr(dist.distributed_c10d, "_get_default_store", None)
+            self._store = find_store() if find_store else None
 
     def at(self, step: int, phase: Phase) -> None:
         """This process has come so far."""
@@ -99,9 +101,14 @@ class Beats:
             self._store.set(f"elmwright/place/{self._ranks.rank}", str(place))
 
     def blame(self, error: RuntimeError) -> PeerLost | None:
-        """If an exchange failed: an error that names the process to blame."""
-        if self._store is None or not _EXCHANGE.search(str(error)):
+        """If an exchange failed: an error that names the process to blame, if it is known."""
+        if self._ranks.world == 1 or not _EXCHANGE.search(str(error)):
             return None
+        if self._store is None:
+            return PeerLost(
+                f"an exchange of step {self._step:,} was not answered; torch {torch.__version__} "
+                "does not tell which process is missing"
+            )
         self._store.set_timeout(self.ANSWER)
         try:
             places = {

@@ -1,5 +1,6 @@
 """What goes wrong in MLflow as a registry: things deleted, unanswered or changed there."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from elmwright.jobs.bundles.bundle import SUMS, verify_bundle, write_sums
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.publishing.promotion import promote, publish_bundle
 from elmwright.jobs.registry import mlflow_registry
-from elmwright.jobs.registry.logged_models import LoggedModels
+from elmwright.jobs.registry.logged_models import TESTED_MLFLOW, LoggedModels
 from elmwright.jobs.serving import Embedder
+from elmwright.jobs.tracking.store import default_uri
 from elmwright.pipeline.errors import UserError
 from tests.support.tiny_runs.registries import change, leftovers, sqlite
 
@@ -35,6 +37,38 @@ def test_files_that_a_copy_of_a_deleted_version_uses_stay(
     assert publish_bundle(registry, bundle, "tiny", "candidate") == 1
     verify_bundle(registry.fetch("prod", 1))
     assert publish_bundle(registry, worse_bundle, "prod", "candidate") == 1  # it is there
+
+
+def test_an_mlflow_that_lacks_a_private_function_is_named_before_anything_is_stored(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
+) -> None:
+    registry = sqlite(tmp_path, empty_database, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.delattr(mlflow.models.utils, "_save_example")
+        with pytest.raises(
+            UserError, match=rf"MLflow {mlflow.__version__} .*mlflow=={TESTED_MLFLOW}"
+        ):
+            publish_bundle(registry, bundle, "tiny", "candidate")
+    assert leftovers(registry) == 0
+    tested = Path(__file__).parents[3].joinpath("constraints.txt").read_text()
+    assert f"\nmlflow=={TESTED_MLFLOW}." in tested
+
+
+@pytest.mark.parametrize("said", ["", "sqlite:///elsewhere.db"])
+def test_the_default_of_mlflow_is_put_back_through_public_functions(
+    monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.delattr(mlflow.tracking._tracking_service.utils, "_use_tracking_uri")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if said:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", said)
+    before = mlflow.get_tracking_uri()
+    with default_uri("sqlite:///here.db"):
+        assert mlflow.get_tracking_uri() == "sqlite:///here.db"
+    assert mlflow.get_tracking_uri() == before
+    assert os.environ.get("MLFLOW_TRACKING_URI", "") == said
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///third.db")
+    assert mlflow.get_tracking_uri() == "sqlite:///third.db", "the environment counts again"
 
 
 def test_leftovers_are_found_on_every_page(

@@ -1,0 +1,21 @@
+"""What a process says of its peers when an exchange fails."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from elmwright.jobs.training.loop.exchange import Beats, PeerLost, Ranks
+
+
+def test_a_torch_without_its_private_store_tells_that_a_peer_is_lost_but_not_which(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(dist.distributed_c10d, "_get_default_store")
+    beats = Beats(Ranks(0, 2))
+    beats.at(1234, 2)
+    lost = beats.blame(RuntimeError("Connection closed by peer"))
+    assert isinstance(lost, PeerLost)
+    assert "step 1,234 was not answered" in str(lost)
+    assert f"torch {torch.__version__} does not tell which process" in str(lost)
+    assert beats.blame(RuntimeError("shapes do not fit")) is None
+    assert Beats(Ranks()).blame(RuntimeError("Connection closed by peer")) is None
