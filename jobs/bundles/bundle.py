@@ -20,9 +20,11 @@ which covers the signature; both cover every file of the model.
 
 import hashlib
 import re
+import time
 from pathlib import Path
 
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.progress import count_bytes
 from elmwright.pipeline.storage.disk import sha256_file, write_atomic
 from elmwright.pipeline.storage.untrusted import JSON_BYTES, read_small
 
@@ -46,12 +48,17 @@ OPTIONAL = (SIGNATURE, "sentencepiece.model", "softmax.safetensors", "training.s
 """What a bundle may have besides."""
 ABOUT = ("provenance.json", SIGNATURE)
 """Files that say when and by whom, not what: the same model may come with others."""
+SETTLED_NS = 2_000_000_000
+"""Nanoseconds after which a file's time of change differs from that of any later change, also on
+file systems with coarse times."""
+_computed: dict[tuple[int, ...], str] = {}
+"""Digests of files that have not changed since, by what the operating system says of the file."""
 
 
 def write_sums(folder: Path) -> None:
     """Write SHA256SUMS: from now on the bundle is complete."""
     names = [name for name in sorted((*FILES, *OPTIONAL)) if (folder / name).exists()]
-    sums = {name: sha256_file(folder / name) for name in names}
+    sums = {name: _sha256(folder / name) for name in names}
     write_atomic(folder / SUMS, _text(sums).encode())
 
 
@@ -114,14 +121,34 @@ def verify_bundle(folder: Path) -> None:
         if path.is_symlink() or not path.is_file():
             raise UserError("file-damaged", f"{path} is missing or not a plain file")
         if path.suffix in SMALL and path.stat().st_size > JSON_BYTES:  # before it is hashed
-            raise UserError(
-                "file-damaged", f"{path} has {path.stat().st_size:,} bytes, too many for what it is"
-            )
-        if sha256_file(path) != digest:
+            raise UserError("file-damaged", f"{path} has {path.stat().st_size:,} bytes, too many for what it is")
+        if _sha256(path) != digest:
             raise UserError("file-damaged", f"{path} does not match its digest in {SUMS}")
     from elmwright.model.formats.bilm_format import check_members, read_options
 
     check_members(folder / "weights.hdf5", read_options(folder / "options.json"))
+
+
+def _sha256(path: Path) -> str:
+    """The sha256 of a file, computed once per process as long as the file stays as it is.
+
+    A change, also one that puts back the size and the time of modification, gives a file another
+    inode or time of change. A copy is another file, and is read.
+    """
+    begun, identity = time.time_ns(), _identity(path)
+    if identity in _computed:
+        count_bytes(path.stat().st_size)
+        return _computed[identity]
+    found = sha256_file(path)
+    if path.stat().st_ctime_ns + SETTLED_NS < begun and _identity(path) == identity:
+        _computed[identity] = found
+    return found
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return (status.st_dev, status.st_ino, status.st_size, *times)
 
 
 def digest(folder: Path) -> str:

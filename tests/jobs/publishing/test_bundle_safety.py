@@ -1,7 +1,9 @@
 """A bundle that was damaged, forged or not signed is refused, and the file is named."""
 
+import os
 import random
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
+from elmwright.jobs.bundles import bundle as bundle_format
 from elmwright.jobs.bundles.bundle import SIGNATURE, SUMS, digest, verify_bundle, write_sums
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.registry.resolve import resolve
@@ -34,6 +37,31 @@ def test_any_changed_byte_of_any_file_is_found_and_the_file_named(
                 assert name in str(refused.value)
         (damaged / name).write_bytes(data)
     verify_bundle(damaged)
+
+
+def test_a_file_that_was_verified_and_then_changed_is_read_again(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if its size and its time of modification were put back."""
+    mine = copy(bundle, tmp_path / "bundle")
+    weights = mine / "model.safetensors"
+    monkeypatch.setattr(bundle_format, "SETTLED_NS", 20_000_000)
+    before = weights.stat()
+    newest = max(path.stat().st_ctime_ns for path in mine.iterdir())
+    while time.time_ns() < newest + 50_000_000:
+        time.sleep(0.01)
+    verify_bundle(mine)
+    with monkeypatch.context() as patch:
+        patch.setattr(bundle_format, "sha256_file", lambda path: pytest.fail(f"{path} is read"))
+        verify_bundle(mine)
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = weights.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    with pytest.raises(UserError, match=r"model\.safetensors does not match its digest"):
+        verify_bundle(mine)
 
 
 @pytest.mark.parametrize("line", ["../../etc/passwd", "/etc/passwd", "evil.pkl", "a/b"])

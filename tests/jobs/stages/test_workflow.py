@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from elmwright.jobs.bundles import bundle
+from elmwright.jobs.bundles.bundle import read_sums
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints, verify_checkpoint
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.config.sections import RunConfig
@@ -35,7 +38,7 @@ from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest, canonical
-from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.disk import sha256_bytes, sha256_file
 from elmwright.pipeline.storage.files import read_json
 from tests.support.tiny_runs.training import prepare
 
@@ -188,6 +191,24 @@ def test_a_bundle_that_lacks_a_file_is_exported_again_as_the_same_version(flow: 
         assert (flow.folder.bundle / name).is_file()
         assert again.published == first.published
     assert flow.trained == [20]
+
+
+@pytest.mark.parametrize("alias", ["candidate", "champion"])
+def test_each_file_of_a_bundle_is_hashed_once_where_it_is_made_and_once_where_it_is_stored(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, alias: str
+) -> None:
+    hashed: Counter[tuple[str, int]] = Counter()
+
+    def note(path: Path) -> str:
+        hashed[path.name, path.stat().st_ino] += 1
+        return sha256_file(path)
+
+    monkeypatch.setattr(bundle, "sha256_file", note)
+    monkeypatch.setattr(bundle, "SETTLED_NS", -(10**9))  # a run this small takes less time
+    flow.run(f"export.alias={alias}")
+    files = read_sums(flow.folder.bundle)
+    assert Counter(name for name, _ in hashed) == dict.fromkeys(files, 2)
+    assert set(hashed.values()) == {1}
 
 
 def test_a_changed_licence_or_name_reaches_the_bundle_and_an_alias_needs_no_other(
