@@ -121,7 +121,9 @@ def verify_bundle(folder: Path) -> None:
         if path.is_symlink() or not path.is_file():
             raise UserError("file-damaged", f"{path} is missing or not a plain file")
         if path.suffix in SMALL and path.stat().st_size > JSON_BYTES:  # before it is hashed
-            raise UserError("file-damaged", f"{path} has {path.stat().st_size:,} bytes, too many for what it is")
+            raise UserError(
+                "file-damaged", f"{path} has {path.stat().st_size:,} bytes, too many for what it is"
+            )
         if _sha256(path) != digest:
             raise UserError("file-damaged", f"{path} does not match its digest in {SUMS}")
     from elmwright.model.formats.bilm_format import check_members, read_options

@@ -228,8 +228,9 @@ def _example_writer() -> Callable[[Any, Any, str], Any]:
         writer: Callable[[Any, Any, str], Any] = utils._save_example
     except AttributeError as error:
         raise UserError(
-            "tracking-server", f"MLflow {mlflow.__version__} cannot store a bundle ({error}); install the version "
-            f"that elmwright is tested with: pip install 'mlflow=={TESTED_MLFLOW}.*'"
+            "tracking-server",
+            f"MLflow {mlflow.__version__} cannot store a bundle ({error}); install the version "
+            f"that elmwright is tested with: pip install 'mlflow=={TESTED_MLFLOW}.*'",
         ) from error
     return writer
 

@@ -76,8 +76,9 @@ class Scorer:
         loaded = load_folder(folder, device, with_softmax=True)
         if loaded.softmax is None or loaded.vocab is None:
             raise UserError(
-                "model-incomplete", f"{name or folder} has no softmax or no vocabulary, so it cannot score text; use a "
-                "bundle with its softmax.safetensors, or a checkpoint"
+                "model-incomplete",
+                f"{name or folder} has no softmax or no vocabulary, so it cannot score text; use a "
+                "bundle with its softmax.safetensors, or a checkpoint",
             )
         self.bilm, self.softmax = loaded.bilm, loaded.softmax
         self.ids = {word: number for number, word in enumerate(loaded.vocab)}

@@ -158,9 +158,7 @@ def _heldout_blocks(
 ) -> Blocks:
     keep = len(ranks.lanes(lanes)) + 1
     chars, widest = bilm.config.max_chars, bilm.encoder.widest
-    return Blocks(
-        corpus, manifest, split, chars, word_ids, keep=keep, cache=cache, widest=widest
-    )
+    return Blocks(corpus, manifest, split, chars, word_ids, keep=keep, cache=cache, widest=widest)
 
 
 def block_limit(blocks: int, steps: int, max_tokens: int | None) -> int:
