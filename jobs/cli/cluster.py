@@ -161,7 +161,7 @@ def _jobs(options: argparse.Namespace) -> None:
 
 def _submitted(text: str) -> Any:
     """The newest attempt that was submitted at a run; one that was started by hand has none."""
-    from elmwright.jobs.runbook.find_run import find_attempts, lock_text, user_of
+    from elmwright.jobs.runbook.find_run import find_attempts, last_holder, user_of
     from elmwright.jobs.terminal.wording import nearby
 
     folder, attempts = find_attempts(text)
@@ -174,7 +174,7 @@ def _submitted(text: str) -> Any:
             f"{nearby(folder.root)} was not submitted; it is in use by {user}: Ctrl-C there, or "
             "SIGTERM, lets it checkpoint and stop"
         )
-    command = lock_text(folder).get("command") or "elmwright run CONFIG"
+    command = last_holder(folder).command or "elmwright run CONFIG"
     raise UserError(
         f"{nearby(folder.root)} was not submitted, and nothing runs in it; '{command}' continues it"
     )

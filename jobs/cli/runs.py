@@ -108,7 +108,7 @@ def _status(options: argparse.Namespace) -> None:
 
 def _status_here(folder: "RunFolder", options: argparse.Namespace) -> None:
     """A run that was started by hand."""
-    from elmwright.jobs.runbook.find_run import lock_text
+    from elmwright.jobs.runbook.find_run import last_holder
     from elmwright.jobs.upkeep.status import (
         as_data,
         as_lines,
@@ -127,7 +127,7 @@ def _status_here(folder: "RunFolder", options: argparse.Namespace) -> None:
     for line in as_lines(sent, state, progress):
         print(line)
     if state.word == "interrupted":
-        command = str(lock_text(folder).get("command", "")) or "the command that started it"
+        command = last_holder(folder).command or "the command that started it"
         tell(f"'{command}' resumes from there")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.registry.find_registry import short
-from elmwright.jobs.runbook.find_run import lock_text, user_of
+from elmwright.jobs.runbook.find_run import last_holder, user_of
 from elmwright.jobs.runbook.runbook import outcome_of
 from elmwright.jobs.runbook.submission import State, Submission, state_of_exit
 from elmwright.jobs.runbook.target import Target
@@ -77,7 +77,7 @@ def state_here(folder: RunFolder, progress: Progress | None) -> State:
 
 def asked_until(folder: RunFolder) -> str:
     """The last stage that the newest command at a run here was asked for."""
-    words = str(lock_text(folder).get("command", "")).split()
+    words = last_holder(folder).command.split()
     for word, after in pairwise([*words, ""]):
         if word == "--until" and after in STAGES:
             return after
