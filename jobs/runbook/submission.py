@@ -22,7 +22,7 @@ from typing import Any, Literal
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, to_dict
 from elmwright.jobs.environment.checkout import checkout, git_state
-from elmwright.jobs.runbook.ports import STOP_SECONDS
+from elmwright.jobs.runbook.deployment import STOP_SECONDS
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.secrets.hiding import SECRET, secret_in
 from elmwright.jobs.secrets.in_configs import refuse_secrets

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.cluster.capacity import check_room
+from elmwright.jobs.cluster.capacity import check_capacity
 from elmwright.jobs.cluster.connection import local_cpus
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_from, load_config
@@ -78,7 +78,7 @@ def _local(target: Target, config: RunConfig | None, found: list[Finding]) -> No
 
             have["GPU"] = float(torch.cuda.device_count())
         gpu = train.device == "cuda"
-        check_room(train, [have], gpu=gpu, where="the Ray of this machine")
+        check_capacity(train, [have], gpu=gpu, where="the Ray of this machine")
         found.append((True, "enough for train.processes × train.threads"))
     submission = _submission(target, config)
     found += _machines([look_for(submission, config)], submission.dir, target.secrets)

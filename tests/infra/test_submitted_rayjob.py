@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from elmwright.jobs.config.toml_file import load_config
-from elmwright.jobs.runbook import ports
+from elmwright.jobs.runbook import deployment
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.attempts import DRIVER_FILE
 from elmwright.jobs.submit.send import prepare
@@ -97,7 +97,7 @@ def test_it_finds_what_the_files_of_infra_offer() -> None:
         assert spec["rayClusterSpec"][key] == theirs[key]
     for one, other in zip(pod_templates(rayjob(FULL)), pod_templates(reference), strict=True):
         mounts, known = mounted(one["spec"]), mounted(other["spec"])
-        for path in (ports.RUNS_PATH, ports.SECRETS_PATH):
+        for path in (deployment.RUNS_PATH, deployment.SECRETS_PATH):
             assert mounts[path] == known[path]
         assert one["spec"]["imagePullSecrets"] == other["spec"]["imagePullSecrets"]
         (container,), (model,) = one["spec"]["containers"], other["spec"]["containers"]

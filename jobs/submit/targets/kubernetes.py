@@ -13,7 +13,7 @@ from typing import Any
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_from
-from elmwright.jobs.runbook.ports import RUNS_PATH
+from elmwright.jobs.runbook.deployment import RUNS_PATH
 from elmwright.jobs.runbook.runbook import outcome_of
 from elmwright.jobs.runbook.submission import (
     GRACE_SECONDS,

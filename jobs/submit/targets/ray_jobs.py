@@ -23,7 +23,7 @@ from urllib.parse import quote, urlsplit
 
 from packaging.requirements import Requirement
 
-from elmwright.jobs.cluster.capacity import check_room
+from elmwright.jobs.cluster.capacity import check_capacity
 from elmwright.jobs.config.sections import TrainSection
 from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.environment.wheel import requirements, wheel_members, zipped
@@ -366,7 +366,7 @@ def _last_line(text: str) -> str:
 
 def check_nodes(train: TrainSection, nodes: list[dict[str, Any]], where: str) -> None:
     """Refuse a training that the machines of a cluster have no room for."""
-    check_room(
+    check_capacity(
         train,
         [node["resources_total"] for node in nodes],
         gpu=train.device == "cuda",

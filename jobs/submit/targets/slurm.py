@@ -15,7 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.cluster.capacity import room_for
+from elmwright.jobs.cluster.capacity import capacity_for
 from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.runbook.runbook import handle_left, outcome_of, work_folder
 from elmwright.jobs.runbook.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
@@ -59,7 +59,7 @@ class Slurm:
                 f"for {nodes} machines with {gpus} each; raise nodes or gpus of the target"
             )
         one = {"CPU": float(cpus), "GPU": float(gpus)}
-        room = nodes * room_for([one], train.threads, gpu=train.device == "cuda")
+        room = nodes * capacity_for([one], train.threads, gpu=train.device == "cuda")
         if room < train.processes:
             raise UserError(
                 f"{train.processes} processes with {train.threads} CPUs each do not fit: the "

@@ -15,7 +15,7 @@ from elmwright.jobs.runbook.runbook import attempts_of, remember
 from elmwright.jobs.runbook.submission import Job, Submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.send import cancel, prepare, state_of, submit
-from elmwright.jobs.submit.targets.interface import address_of
+from elmwright.jobs.submit.targets.network_address import address_of
 from elmwright.jobs.submit.targets.ray_jobs import Unreachable
 from elmwright.jobs.submit.targets.slurm import Slurm, gpus_in, render, state_of_slurm
 from elmwright.pipeline.errors import Failed, UserError
