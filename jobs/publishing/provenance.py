@@ -13,6 +13,7 @@ from elmwright.jobs.secrets.hiding import store_all, without_secret
 from elmwright.jobs.tracking.store import relative_uri
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.records import to_data
 
 
 def provenance(
@@ -30,8 +31,8 @@ def provenance(
     `run` is run.dir, where the submissions of a run that was sent to a cluster lie.
     """
     return {
-        **environment(),
-        "git": own_git() or submitted_git(run),
+        **to_data(environment()),
+        "git": to_data(own_git()) or submitted_git(run),
         "exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": store_all(to_dict(config)),
         "config_sha256": config_hash(config),
@@ -60,5 +61,5 @@ def submitted_git(run: str) -> dict[str, Any] | None:
         sent = job.submission
         commit = commit_of(sent.git)
         if sent.version == own and commit:
-            return commit | {"submission": sent.id}
+            return {**to_data(commit), "submission": sent.id}
     return None

@@ -21,17 +21,22 @@ pytestmark = pytest.mark.slow(6)
 CLUSTER = INFRA / "kubernetes" / "cluster" / "raycluster.yaml"
 
 PLAIN = Target("k8s")
-FULL = Target.from_data(
-    {"kind": "k8s", "gpus": 1, "image": "lab/elmwright:1", "namespace": "elmwright", "secret": "s3",
-     "volume": "runs", "memory": "16Gi"}
-)  # fmt: skip
+FULL = Target(
+    "k8s",
+    gpus=1,
+    image="lab/elmwright:1",
+    namespace="elmwright",
+    secret="s3",  # noqa: S106
+    volume="runs",
+    memory="16Gi",
+)
 
 
 def rendered(target: Target, run: str = "tiny") -> list[dict[str, Any]]:
     settings = ["cluster.address=auto", "tracking.uri=http://mlflow:5000", f'run.name="{run}"']
     config = load_config("demo", settings)
-    items: list[dict[str, Any]] = render(prepare(config, target, "publish"))["items"]
-    return items
+    objects = render(prepare(config, target, "publish"))
+    return [objects.config_map, objects.rayjob]
 
 
 def rayjob(target: Target) -> dict[str, Any]:

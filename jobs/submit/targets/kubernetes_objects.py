@@ -17,6 +17,7 @@ its driver checkpoint, and does not let the job end (`_head`).
 import base64
 import json
 import re
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -78,8 +79,21 @@ def filled(content: bytes) -> str:
     return f"{size} of the {CONFIG_MAP_BYTES:,} that a ConfigMap takes"
 
 
-def render(submission: Submission) -> dict[str, Any]:
-    """The ConfigMap and the RayJob, as one list."""
+@dataclass(frozen=True)
+class Objects:
+    """The objects of a job, as Kubernetes spells them."""
+
+    config_map: dict[str, Any]
+    rayjob: dict[str, Any]
+
+    def as_json(self) -> str:
+        """Both as one list that kubectl takes."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": [self.config_map, self.rayjob]}
+        return json.dumps(listed, indent=1)
+
+
+def render(submission: Submission) -> Objects:
+    """The ConfigMap and the RayJob of a submission."""
     name = object_name(submission.id)
     package, content = parcel(submission)
     filled(content)
@@ -95,11 +109,7 @@ def render(submission: Submission) -> dict[str, Any]:
         "immutable": True,
         "binaryData": {package: base64.b64encode(content).decode()},
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "List",
-        "items": [config_map, _rayjob(submission, name, meta, package)],
-    }
+    return Objects(config_map, _rayjob(submission, name, meta, package))
 
 
 def _rayjob(
