@@ -50,7 +50,7 @@ from local_processes import (
     write_private,
 )
 
-from elmwright.jobs.runbook.ports import BUCKET
+from elmwright.jobs.runbook.deployment import BUCKET
 
 BIN = Path(sys.executable).parent
 STARTED_WITHIN = 300.0

@@ -9,6 +9,7 @@ from typing import Any
 from elmwright.jobs.cli.completion import completes, configs, runs
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.records import to_data
 
 RUN_HELP = "the name of a submitted run, or its folder (run.dir)"
 TARGET_HELP = (
@@ -71,9 +72,8 @@ def _with_follow(sub: argparse.ArgumentParser) -> None:
 def _submit(options: argparse.Namespace) -> int:
     from elmwright.jobs.config.toml_file import load_config
     from elmwright.jobs.runbook.target import find_target
-    from elmwright.jobs.submit.send import open_place, prepare, submit
-    from elmwright.jobs.submit.targets.ray_jobs import is_this_machine
-    from elmwright.pipeline.storage.files import is_url
+    from elmwright.jobs.submit.send import prepare, submit
+    from elmwright.jobs.submit.targets.kinds import open_place
 
     target = find_target(options.to)
     overrides = list(options.overrides)
@@ -81,33 +81,21 @@ def _submit(options: argparse.Namespace) -> int:
         overrides.append(f"run.name={json.dumps(options.name)}")
     if options.wait is not None:
         overrides.append(f"cluster.wait_minutes={options.wait}")
-    if target.kind != "local":
-        overrides.append('cluster.address="auto"')
-    elif load_config(options.config, overrides).cluster.address:
-        overrides.append('cluster.address=""')
+    place = open_place(target)
+    if place.cluster_address or load_config(options.config, overrides).cluster.address:
+        overrides.append(f'cluster.address="{place.cluster_address}"')
     submission = prepare(load_config(options.config, overrides), target, options.until)
     if options.dry_run:
         if options.json:
             print(submission.to_json())
         else:
-            print(open_place(target).describe(submission))
+            print(place.describe(submission))
         return 0
-    _check_follow(options, target)
-    if target.kind == "ray" and not is_url(submission.dir) and not is_this_machine(target.address):
-        print(f"note: run.dir {submission.dir} must be on storage that every machine of "
-              f"{target.address} mounts; the job looks first", file=sys.stderr)  # fmt: skip
+    if options.follow:
+        place.check_follow()  # before anything is sent: an error after that would hide the job
+    if note := place.note(submission):
+        print(f"note: {note}", file=sys.stderr)
     return _sent(submit(submission), options)
-
-
-def _check_follow(options: argparse.Namespace, target: Any) -> None:
-    """Before anything is sent: a command that fails after that looks as if nothing had been."""
-    if options.follow and target.kind == "k8s" and not target.address:
-        raise UserError(
-            "argument",
-            "--follow reads the log through the head's dashboard, which is there only once the job "
-            "has its cluster; submit without it, forward the dashboard as infra/README.md shows, "
-            "set address of the target, and use 'elmwright logs -f'",
-        )
 
 
 def _sent(job: Any, options: argparse.Namespace) -> int:
@@ -115,7 +103,8 @@ def _sent(job: Any, options: argparse.Namespace) -> int:
 
     sent = job.submission
     if getattr(options, "json", False):
-        print(json.dumps({"run": sent.run, "id": sent.id, "dir": sent.dir, "handle": job.handle}))
+        handle = to_data(job.handle)
+        print(json.dumps({"run": sent.run, "id": sent.id, "dir": sent.dir, "handle": handle}))
     else:
         print(f"submitted {sent.id} to {sent.target} (elmwright {sent.version})")
         print(f"  watch   elmwright status {sent.run}\n  follow  elmwright logs -f {sent.run}\n"
@@ -162,7 +151,7 @@ def _jobs(options: argparse.Namespace) -> None:
 
 def _submitted(text: str) -> Any:
     """The newest attempt that was submitted at a run; one that was started by hand has none."""
-    from elmwright.jobs.runbook.find_run import find_attempts, lock_text, user_of
+    from elmwright.jobs.runbook.find_run import find_attempts, last_holder, user_of
     from elmwright.jobs.terminal.wording import nearby
 
     folder, attempts = find_attempts(text)
@@ -176,7 +165,7 @@ def _submitted(text: str) -> Any:
             f"{nearby(folder.root)} was not submitted; it is in use by {user}: Ctrl-C there, or "
             "SIGTERM, lets it checkpoint and stop",
         )
-    command = lock_text(folder).get("command") or "elmwright run CONFIG"
+    command = last_holder(folder).command or "elmwright run CONFIG"
     raise UserError(
         "run-missing",
         f"{nearby(folder.root)} was not submitted, and nothing runs in it; "
@@ -213,6 +202,7 @@ def _resume(options: argparse.Namespace) -> int:
     from elmwright.jobs.runbook.runbook import outcome_of
     from elmwright.jobs.runbook.target import find_target
     from elmwright.jobs.submit.send import about_resuming, again, already, state_of, submit
+    from elmwright.jobs.submit.targets.kinds import open_place
     from elmwright.jobs.submit.targets.ray_jobs import Unreachable
 
     job = _submitted(options.run)
@@ -232,7 +222,8 @@ def _resume(options: argparse.Namespace) -> int:
     if options.to:
         job = replace(job, submission=replace(job.submission, target=find_target(options.to)))
     submission = again(job, wait_minutes=options.wait)
-    _check_follow(options, submission.target)
+    if options.follow:
+        open_place(submission.target).check_follow()
     print(about_resuming(job), flush=True)
     return _sent(submit(submission), options)
 

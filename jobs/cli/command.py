@@ -254,21 +254,22 @@ def _verify(options: argparse.Namespace) -> None:
 def _check(options: argparse.Namespace) -> None:
     from elmwright.jobs.config.toml_file import load_config
     from elmwright.jobs.planning.plan import describe
+    from elmwright.jobs.planning.plan_record import plan_json
     from elmwright.jobs.planning.plan_text import config_lines, plan_lines
     from elmwright.jobs.stages.problems import as_text
 
     config = load_config(options.config, options.overrides)
     plan = describe(config, measure=options.measure)
     if options.json:
-        print(json.dumps(plan, indent=1))
+        print(plan_json(plan))
     else:
         for line in (
             *(config_lines(plan) if options.full else ()),
             *plan_lines(plan, options.config),
         ):
             print(line)
-    if plan["problems"]:
-        raise UserError("problems", as_text(plan["problems"]))
+    if plan.problems:
+        raise UserError("setting", as_text(plan.problems))
 
 
 def _config(options: argparse.Namespace) -> None:

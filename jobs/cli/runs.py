@@ -59,11 +59,11 @@ def with_run(sub: argparse.ArgumentParser) -> None:
 
 
 def _runs(options: argparse.Namespace) -> None:
-    from elmwright.jobs.upkeep.list_runs import as_data, as_table, list_runs
+    from elmwright.jobs.upkeep.list_runs import as_json, as_table, list_runs
 
     found = list_runs(options.folder)
     if options.json:
-        print(json.dumps([as_data(run) for run in found], indent=1))
+        print(as_json(found))
         return
     if not found:
         tell(
@@ -79,7 +79,7 @@ def _status(options: argparse.Namespace) -> None:
     from elmwright.jobs.runbook.find_run import find_attempts, user_of
     from elmwright.jobs.runbook.submission import State
     from elmwright.jobs.submit.send import state_of
-    from elmwright.jobs.upkeep.status import as_data, as_lines, read_progress, state_by_files
+    from elmwright.jobs.upkeep.status import as_json, as_lines, read_progress, state_by_files
 
     folder, attempts = find_attempts(options.run)
     if not attempts:
@@ -98,7 +98,7 @@ def _status(options: argparse.Namespace) -> None:
     if state.ended and folder is not None and not folder.remote and (user := user_of(folder)):
         state = State("running", user)  # somebody took it up again by hand
     if options.json:
-        print(json.dumps(as_data(job.submission, state, progress), indent=1))
+        print(as_json(job.submission, state, progress))
         return
     for line in as_lines(job.submission, state, progress):
         print(line)
@@ -108,9 +108,9 @@ def _status(options: argparse.Namespace) -> None:
 
 def _status_here(folder: "RunFolder", options: argparse.Namespace) -> None:
     """A run that was started by hand."""
-    from elmwright.jobs.runbook.find_run import lock_text
+    from elmwright.jobs.runbook.find_run import last_holder
     from elmwright.jobs.upkeep.status import (
-        as_data,
+        as_json,
         as_lines,
         asked_until,
         read_progress,
@@ -122,12 +122,12 @@ def _status_here(folder: "RunFolder", options: argparse.Namespace) -> None:
     progress = read_progress(sent)
     state = state_here(folder, progress)
     if options.json:
-        print(json.dumps(as_data(sent, state, progress), indent=1))
+        print(as_json(sent, state, progress))
         return
     for line in as_lines(sent, state, progress):
         print(line)
     if state.word == "interrupted":
-        command = str(lock_text(folder).get("command", "")) or "the command that started it"
+        command = last_holder(folder).command or "the command that started it"
         tell(f"'{command}' resumes from there")
 
 

@@ -13,12 +13,19 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from elmwright.jobs.cluster.capacity import ask_for_room, give_room_back, pause, wait_for_room
+from elmwright.jobs.cluster.capacity import (
+    Machine,
+    machines,
+    pause,
+    release_capacity,
+    request_capacity,
+    wait_for_capacity,
+)
 from elmwright.jobs.cluster.local_ray import start_local_ray
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.environment.machine_use import cores
@@ -27,6 +34,8 @@ from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import plural
 
 log = logging.getLogger("elmwright")
+
+Answer = TypeVar("Answer")
 
 ANSWER_SECONDS = 60.0
 """Seconds in which the machines of a cluster must answer a small question."""
@@ -65,12 +74,11 @@ def ray_cluster(
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     import ray
 
-    arguments = {"log_to_driver": False, "logging_level": logging.WARNING}
     try:
         if is_remote(config):
-            _connect(config, arguments, stopped)
+            _connect(config, stopped)
         else:
-            start_local_ray(local_cpus(config), arguments, stopped, say)
+            start_local_ray(local_cpus(config), stopped, say)
     except (SystemExit, KeyboardInterrupt):
         # SystemExit: Ray's own SIGTERM handler, before we take the signal back. Processes that
         # Ray had started already end with this one.
@@ -111,48 +119,48 @@ def machines_for(
     asked = False
     try:
         if is_remote(config):
-            asked = ask_for_room(config, gpu=gpu)
+            asked = request_capacity(config, gpu=gpu)
             if asked:
-                wait_for_room(config, stopped, say, gpu=gpu)
+                wait_for_capacity(config, stopped, say, gpu=gpu)
             if not folder.remote:
                 _check_shared(Path(folder.root))
         yield
     finally:
         if asked:
-            give_room_back()
+            release_capacity()
 
 
 def ask_machines(
-    nodes: Sequence[Mapping[str, Any]], call: Callable[..., Any], *given: Any
-) -> list[tuple[Mapping[str, Any], Any]]:
-    """Call a function on each of these machines, without using a CPU of it; (machine, answer).
+    machines: Sequence[Machine], call: Callable[..., Answer], *arguments: object
+) -> list[tuple[Machine, Answer]]:
+    """Each machine with what a function returns there, without using a CPU of it.
 
-    A machine that is lost meanwhile gives no answer: Ray counts it for up to a minute more. If
-    none answers, nothing was checked, and that is an error.
+    A machine that is lost meanwhile gives no answer: Ray counts it for up to a minute more. If no
+    machine answers, nothing was checked, and that is an error.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ask = ray.remote(num_cpus=0)(call)
-    asked = [
+    references = [
         ask.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(*given)
-        for node in nodes
+            scheduling_strategy=NodeAffinitySchedulingStrategy(machine.id, soft=False)
+        ).remote(*arguments)
+        for machine in machines
     ]
     end = time.monotonic() + ANSWER_SECONDS
     answers = []
-    for node, reference in zip(nodes, asked, strict=True):
+    for machine, reference in zip(machines, references, strict=True):
         try:
             answer = ray.get(reference, timeout=max(0.1, end - time.monotonic()))
         except (RayTaskError, RuntimeEnvSetupError):  # the function failed, or can never run
             raise
         except RayError as error:
-            log.warning("machine %s does not answer: %s", node["NodeManagerAddress"], error)
+            log.warning("machine %s does not answer: %s", machine.address, error)
         else:
-            answers.append((node, answer))
-    if asked and not answers:
+            answers.append((machine, answer))
+    if references and not answers:
         raise Interrupted(
             f"because no machine of the cluster answered within {ANSWER_SECONDS:.0f} s; the same "
             "command resumes"
@@ -185,7 +193,7 @@ def why_unreachable(address: str, error: Exception) -> str:
     )
 
 
-def _connect(config: RunConfig, arguments: dict[str, Any], stopped: Callable[[], bool]) -> None:
+def _connect(config: RunConfig, stopped: Callable[[], bool]) -> None:
     """Connect, as often as cluster.wait_minutes allows: a cluster may just be coming up.
 
     One that does not come in time is nobody's mistake: the run ends as resumable.
@@ -197,7 +205,7 @@ def _connect(config: RunConfig, arguments: dict[str, Any], stopped: Callable[[],
     while True:
         try:
             check_answers(address)
-            ray.init(address=address, **arguments)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, TimeoutError) as error:
             if not minutes:
                 raise
@@ -221,17 +229,14 @@ def check_answers(address: str) -> None:
 
 
 def _check_shared(root: Path) -> None:
-    """Every machine of the cluster must see run.dir; ask each of them for a probe file."""
-    import ray
-
+    """Refuse a cluster in which some machine does not see a probe file in run.dir."""
     probe = root / f".probe-{uuid.uuid4().hex}"
     probe.touch()
     try:
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        answers = ask_machines(nodes, os.path.exists, str(probe))
+        answers = ask_machines(machines(), os.path.exists, str(probe))
     finally:
         probe.unlink()
-    blind = [node["NodeManagerAddress"] for node, sees in answers if not sees]
+    blind = [machine.address for machine, sees in answers if not sees]
     if blind:
         raise UserError(
             "shared-path",

@@ -34,7 +34,6 @@ _SESSION = re.compile(r"(/[^\s=\x00]*/session_[\w.-]+)")
 
 def start_local_ray(
     cpus: int,
-    arguments: dict[str, Any],
     stopped: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
@@ -51,7 +50,8 @@ def start_local_ray(
                     num_cpus=cpus,
                     include_dashboard=False,
                     object_store_memory=OBJECT_STORE_BYTES,
-                    **arguments,
+                    log_to_driver=False,
+                    logging_level=logging.WARNING,
                 )
         except Exception as error:  # Ray raises bare ones
             log.warning("Ray did not start (try %d of %d)", number, TRIES, exc_info=error)

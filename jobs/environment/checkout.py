@@ -6,6 +6,7 @@ imported package, so it does not matter where in the package the asking module i
 
 import subprocess
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,11 @@ def git_state(folder: Path | None) -> str:
     def git(*arguments: str) -> str:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],
-            capture_output=True, text=True, check=False, timeout=30,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
@@ -48,7 +52,15 @@ def git_state(folder: Path | None) -> str:
         return ""
 
 
-def commit_of(state: str) -> dict[str, Any] | None:
-    """What git_state returned, as provenance.json has it; None where it is empty."""
+@dataclass(frozen=True)
+class Commit:
+    """The commit that code comes from, and whether files differ from it."""
+
+    commit: str
+    dirty: bool
+
+
+def commit_of(state: str) -> Commit | None:
+    """The commit in what git_state returns; None where that is empty."""
     commit, changes, _ = state.partition("+changes")
-    return {"commit": commit, "dirty": bool(changes)} if commit else None
+    return Commit(commit, dirty=bool(changes)) if commit else None

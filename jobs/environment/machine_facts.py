@@ -1,14 +1,14 @@
-"""The code, the packages and the machine that something was made with."""
+"""The code, the packages and the machine that a result was made with."""
 
 import os
 import platform
 import sys
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from elmwright import __version__
-from elmwright.jobs.environment.checkout import checkout, commit_of, git_state
+from elmwright.jobs.environment.checkout import Commit, checkout, commit_of, git_state
 from elmwright.jobs.environment.wheel import content_version, package_files
 
 PACKAGES = (
@@ -16,17 +16,35 @@ PACKAGES = (
 ).split()
 
 
-def environment() -> dict[str, Any]:
-    """Code, packages and machine."""
-    return {
-        "elmwright": __version__,
-        "code": content_version(package_files()),
-        "git": own_git(),
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "machine": machine(),
-        "packages": _versions(),
-    }
+@dataclass(frozen=True)
+class Environment:
+    """Code, packages and machine, as provenance.json and MLflow have them."""
+
+    elmwright: str
+    """Version of this package."""
+    code: str
+    """The version with a digest of the files."""
+    git: Commit | None
+    """The commit of the checkout that this code runs from, if it is one."""
+    python: str
+    platform: str
+    machine: str
+    """The processor, and the GPUs if torch sees any."""
+    packages: dict[str, str]
+    """Versions of the packages that results depend on."""
+
+
+def environment() -> Environment:
+    """The environment of this process."""
+    return Environment(
+        elmwright=__version__,
+        code=content_version(package_files()),
+        git=own_git(),
+        python=sys.version.split()[0],
+        platform=platform.platform(),
+        machine=machine(),
+        packages=_versions(),
+    )
 
 
 def machine() -> str:
@@ -45,15 +63,15 @@ def machine() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue  # only needed for development, or for another stage
-    return found
+    return versions
 
 
-def own_git() -> dict[str, Any] | None:
-    """Commit and cleanliness of the checkout this code runs from, if it is one."""
+def own_git() -> Commit | None:
+    """The commit of the checkout that this code runs from, if it is one."""
     return commit_of(git_state(checkout()))

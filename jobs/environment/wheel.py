@@ -19,9 +19,9 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import elmwright
 from elmwright.jobs.environment.checkout import checkout, read_pyproject
@@ -82,21 +82,31 @@ def content_version(files: Mapping[str, bytes]) -> str:
 
 def requirements() -> list[str]:
     """What the package needs, as pip would write it."""
-    return sorted(_project()["dependencies"])
+    return sorted(_project().dependencies)
 
 
-def _project() -> dict[str, Any]:
-    """The project table of the checkout's pyproject, else the same facts from the metadata."""
+@dataclass(frozen=True)
+class _Project:
+    """What the metadata of a wheel says of this package."""
+
+    requires_python: str
+    dependencies: tuple[str, ...]
+    scripts: dict[str, str]
+
+
+def _project() -> _Project:
+    """From the checkout's pyproject, else from the metadata of the installed package."""
     folder = checkout()
     if folder is not None:
-        return dict(read_pyproject(folder)["project"])
+        table = read_pyproject(folder)["project"]
+        return _Project(table["requires-python"], tuple(table["dependencies"]), table["scripts"])
     installed = metadata.distribution("elmwright")
     commands = installed.entry_points.select(group="console_scripts")
-    return {
-        "requires-python": installed.metadata["Requires-Python"],
-        "dependencies": [line for line in installed.requires or [] if "extra ==" not in line],
-        "scripts": {command.name: command.value for command in commands},
-    }
+    return _Project(
+        requires_python=installed.metadata["Requires-Python"],
+        dependencies=tuple(line for line in installed.requires or () if "extra ==" not in line),
+        scripts={command.name: command.value for command in commands},
+    )
 
 
 def wheel_members(files: Mapping[str, bytes] | None = None) -> tuple[str, dict[str, bytes]]:
@@ -105,11 +115,11 @@ def wheel_members(files: Mapping[str, bytes] | None = None) -> tuple[str, dict[s
     version = content_version(files)
     info = f"elmwright-{version}.dist-info"
     project = _project()
-    needs = "".join(f"Requires-Dist: {line}\n" for line in sorted(project["dependencies"]))
-    scripts = "".join(f"{name} = {value}\n" for name, value in sorted(project["scripts"].items()))
+    needs = "".join(f"Requires-Dist: {line}\n" for line in sorted(project.dependencies))
+    scripts = "".join(f"{name} = {value}\n" for name, value in sorted(project.scripts.items()))
     about = {
         "METADATA": "Metadata-Version: 2.1\nName: elmwright\n"
-        f"Version: {version}\nRequires-Python: {project['requires-python']}\n{needs}",
+        f"Version: {version}\nRequires-Python: {project.requires_python}\n{needs}",
         "WHEEL": "Wheel-Version: 1.0\nGenerator: elmwright\nRoot-Is-Purelib: true\n"
         "Tag: py3-none-any\n",
         "entry_points.txt": f"[console_scripts]\n{scripts}",

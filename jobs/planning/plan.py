@@ -1,23 +1,38 @@
 """What a config will cost and whether it can work, before anything is started: `elmwright check`.
 
-`describe` gathers the facts as data (what `--json` prints), `plan_warnings.py` looks at them for
-what a user may not want, and `plan_text.py` says them in the few lines that a person reads first.
+`describe` gathers the facts as a `Plan` (plan_record.py), `plan_warnings.py` looks in them for what
+a user may not want, and `plan_text.py` turns them into the few lines that a person reads first.
 """
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
 from elmwright.jobs.cluster.connection import check_answers, is_remote, why_unreachable
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.config.toml_file import config_hash, to_dict
+from elmwright.jobs.config.toml_file import config_hash
 from elmwright.jobs.planning import estimate
+from elmwright.jobs.planning.plan_record import (
+    BaseModel,
+    Cores,
+    Disk,
+    MlflowServer,
+    Parameters,
+    Plan,
+    Reachable,
+    Sample,
+    SourceSize,
+    Store,
+    TextSize,
+    Time,
+    Vocabulary,
+)
 from elmwright.jobs.planning.plan_warnings import warnings_of
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stage_names import STAGES
-from elmwright.jobs.secrets.hiding import hide, hide_all, without_secret
+from elmwright.jobs.secrets.hiding import hide, without_secret
 from elmwright.jobs.stages.corpus_inputs import find_given, find_train
 from elmwright.jobs.stages.places import check_places
 from elmwright.jobs.stages.preflight import preflight
@@ -41,38 +56,48 @@ from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import free_bytes
 
 
-def describe(config: RunConfig, *, measure: bool = False) -> dict[str, Any]:
-    """Everything that can be told of a run now: facts, problems and warnings."""
+def describe(config: RunConfig, *, measure: bool = False) -> Plan:
+    """Everything that is known of a run before it starts: facts, problems and warnings."""
     folder = RunFolder.of(config)
     run = Run(config, folder)
-    left = _pending(run)
-    manifest = None if "corpus" in left else finished_corpus(folder.corpus)
-    problems = preflight(run, ALL_STAGES, left)
-    if not left:
+    stages = _pending(run)
+    manifest = None if "corpus" in stages else finished_corpus(folder.corpus)
+    problems = preflight(run, ALL_STAGES, stages)
+    if not stages:
         check_places(problems, config, folder)
     train = [] if manifest else find_train(Problems(), config.corpus, folder.corpus)
     look = _look(problems, config, train)
-    plan = {
-        **_sizes(config, folder, manifest),
-        "sources": _sources(config, train),
-        "sample": _sample(look),
-        **_text(config, manifest, look, train),
-        "cores": {
-            "processes": config.train.processes,
-            "threads": config.train.threads,
-            "here": len(os.sched_getaffinity(0)),
-        },
-        "cluster": config.cluster.address,
-        "pending": list(left),
-    }
-    plan["disk"] = _disk(config, folder, plan)
-    plan["time"] = _time(config, folder, plan, look, measured=measure)
-    plan["reachable"] = _reachable(problems, config, folder)
+    vocabulary = Vocabulary(_vocabulary(config, manifest), known=manifest is not None)
+    text = _text(config, manifest, look, train)
+    here = len(os.sched_getaffinity(0))
+    time = None
+    if not is_remote(config):
+        words = vocabulary.words
+        speed = _measured(config, look, words, here) if measure else _estimated(config, words, here)
+        time = _time(config, folder, stages, speed, text, words, here)
     base = Problems().of(find_init_from, config, folder)
-    plan["init_from"] = {"model": config.train.init_from, "folder": str(base or "")}
-    plan["problems"] = list(problems)
-    plan["warnings"] = warnings_of(config, plan)
-    return plan
+    parts = config.model.parameter_counts()
+    softmax = vocabulary.words * (config.model.projection_dim + 1)
+    parameters = Parameters(parts["encoder"], parts["lstm"], softmax)
+    plan = Plan(
+        config=config,
+        hash=config_hash(config),
+        parameters=parameters,
+        sizes=_sizes(config, folder, manifest, vocabulary, parameters),
+        sources=_sources(config, train),
+        sample=_sample(look),
+        vocabulary=vocabulary,
+        text=text,
+        cores=Cores(config.train.processes, config.train.threads, here),
+        cluster=config.cluster.address,
+        pending=tuple(stages),
+        disk=_disk(config, folder, stages, text, vocabulary.words),
+        time=time,
+        reachable=_reachable(problems, config, folder),
+        init_from=BaseModel(config.train.init_from, str(base or "")),
+        problems=tuple(problems),
+    )
+    return replace(plan, warnings=tuple(warnings_of(plan)))
 
 
 def _pending(run: Run) -> Sequence[str]:
@@ -83,23 +108,28 @@ def _pending(run: Run) -> Sequence[str]:
         return STAGES  # a store that does not answer is reported by what asks it next
 
 
-def _sizes(config: RunConfig, folder: RunFolder, manifest: Manifest | None) -> dict[str, Any]:
-    """The resolved config, its hash, and sizes in words."""
-    parts = config.model.parameter_counts()
-    words = _vocabulary(config, manifest)
-    softmax = words * (config.model.projection_dim + 1)
+def _sizes(
+    config: RunConfig,
+    folder: RunFolder,
+    manifest: Manifest | None,
+    vocabulary: Vocabulary,
+    parameters: Parameters,
+) -> dict[str, str]:
+    """Sizes in words, by name."""
     up_to = "" if manifest else "up to "
     train, tokens = config.train, config.train.tokens
-    checkpoint = estimate.checkpoint_bytes(config, words)
+    checkpoint = estimate.checkpoint_bytes(config, vocabulary.words)
     sizes = {
-        "parameters": f"{sum(parts.values()):,} (encoder {parts['encoder']:,}, "
-        f"LSTMs {parts['lstm']:,}) + softmax {up_to}{softmax:,} for {up_to}{words:,} words",
+        "parameters": f"{parameters.encoder + parameters.lstm:,} (encoder {parameters.encoder:,}, "
+        f"LSTMs {parameters.lstm:,}) + softmax {up_to}{parameters.softmax:,} for "
+        f"{up_to}{vocabulary.words:,} words",
         "checkpoint": f"{up_to}{size(checkpoint)}",
         "step": f"{tokens:,} tokens ({plural(train.lanes, 'lane')} × {train.window}), "
         f"{plural(train.processes, 'process', 'processes')} × "
         f"{plural(train.lanes // train.processes, 'lane')}",
         "training": f"{plural(train.max_steps, 'step')}, {train.max_steps * tokens:,} tokens",
         "run folder": folder.root,
+        "epoch": "not known before the corpus is built ('elmwright corpus')",
     }
     if manifest:
         split = manifest.splits["train"]
@@ -109,14 +139,7 @@ def _sizes(config: RunConfig, folder: RunFolder, manifest: Manifest | None) -> d
             f"{epoch / tokens:,.1f} steps; "
             f"the run makes {train.max_steps * tokens / epoch:.2f} epochs"
         )
-    else:
-        sizes["epoch"] = "not known before the corpus is built ('elmwright corpus')"
-    return {
-        "config": hide_all(to_dict(config)),
-        "hash": config_hash(config),
-        "parameters": {**parts, "softmax": softmax},
-        "sizes": sizes,
-    }
+    return sizes
 
 
 def _vocabulary(config: RunConfig, manifest: Manifest | None) -> int:
@@ -130,17 +153,16 @@ def _vocabulary(config: RunConfig, manifest: Manifest | None) -> int:
         return config.vocab.max_size  # preflight says what is wrong with it
 
 
-def _sources(config: RunConfig, train: list[SourceFile]) -> list[dict[str, Any]]:
+def _sources(config: RunConfig, train: list[SourceFile]) -> tuple[SourceSize, ...]:
     rows = []
     for index, source in enumerate(config.corpus.sources):
-        mine = [file for file in train if file.source == index]
-        size = sum(file.bytes for file in mine)
-        rows.append({"path": hide(source.path), "files": len(mine), "bytes": size})
-    return rows
+        sizes = [file.bytes for file in train if file.source == index]
+        rows.append(SourceSize(hide(source.path), len(sizes), sum(sizes)))
+    return tuple(rows)
 
 
 def _look(problems: Problems, config: RunConfig, train: list[SourceFile]) -> Look | None:
-    """A sample of the text, where there is any to be read; what is wrong with all of it."""
+    """A sample of the text, None where there is none; notes what is wrong with all of it."""
     if not train:
         return None
 
@@ -171,121 +193,132 @@ def _look(problems: Problems, config: RunConfig, train: list[SourceFile]) -> Loo
     return look
 
 
-def _sample(look: Look | None) -> dict[str, Any] | None:
+def _sample(look: Look | None) -> Sample | None:
     if look is None:
         return None
-    return {
-        "documents": look.documents,
-        "broken": look.broken,
-        "whole": look.whole,
-        "kept_words": look.kept,
-        "languages": look.languages,
-        "longest_characters": look.longest,
-    }
+    return Sample(
+        documents=look.documents,
+        broken=look.broken,
+        whole=look.whole,
+        kept_words=look.kept,
+        languages=look.languages,
+        longest_characters=look.longest,
+    )
 
 
 def _text(
     config: RunConfig, manifest: Manifest | None, look: Look | None, train: list[SourceFile]
-) -> dict[str, Any]:
-    """How much text there is, as known or as the sample lets expect."""
+) -> TextSize:
+    """How much text there is, as the corpus says or as the sample suggests."""
+    if manifest:
+        splits = {name: split.steps for name, split in manifest.splits.items()}
+        tokens = splits.pop("train")
+        return TextSize(tokens, sum(splits.values()), splits, bytes=0, known=True)
     entries = config.corpus.heldout.items()
     shares = {name: entry for name, entry in entries if isinstance(entry, float)}
-    if manifest:
-        heldout = {name: s.steps for name, s in manifest.splits.items() if name != "train"}
-        tokens, size, known = manifest.splits["train"].steps, 0, True
-    else:
-        tokens, size, known = look.steps if look else 0, sum(map(text_bytes, train)), False
-        if _embedded(config) and not train:
-            tokens, size = tokens + estimate.HARVEST_STEPS, size + estimate.HARVEST_BYTES
-        heldout = {name: round(tokens * share) for name, share in shares.items()}
-        for file in find_given(Problems(), config.corpus) if size else ():
-            more = round(text_bytes(file) * tokens / size)
-            heldout[file.split] = heldout.get(file.split, 0) + more
-        tokens -= round(tokens * sum(shares.values()))
-    return {
-        "vocabulary": {"words": _vocabulary(config, manifest), "known": known},
-        "text": {
-            "tokens": tokens,
-            "heldout_tokens": sum(heldout.values()),
-            "heldout_sets": heldout,
-            "bytes": size,
-            "known": known,
-        },
-    }
+    tokens, size = look.steps if look else 0, sum(map(text_bytes, train))
+    if _embedded(config) and not train:
+        tokens, size = tokens + estimate.HARVEST_STEPS, size + estimate.HARVEST_BYTES
+    heldout = {name: round(tokens * share) for name, share in shares.items()}
+    for file in find_given(Problems(), config.corpus) if size else ():
+        more = round(text_bytes(file) * tokens / size)
+        heldout[file.split] = heldout.get(file.split, 0) + more
+    tokens -= round(tokens * sum(shares.values()))
+    return TextSize(tokens, sum(heldout.values()), heldout, size, known=False)
 
 
 def _embedded(config: RunConfig) -> bool:
     return any(source.path == EMBEDDED for source in config.corpus.sources)
 
 
-def _disk(config: RunConfig, folder: RunFolder, plan: dict[str, Any]) -> dict[str, Any]:
-    """What a run takes besides what is there, and what is free where it goes."""
-    words = plan["vocabulary"]["words"]
+def _disk(
+    config: RunConfig, folder: RunFolder, stages: Sequence[str], text: TextSize, words: int
+) -> Disk:
+    """The bytes that a run needs besides those it has, and those free where it writes."""
     place = folder.scratch if folder.remote else Path(folder.root)
     corpus = training = 0
     if not files.is_url(folder.corpus):
-        there = _room(Path(folder.corpus))
-        corpus = max(0, round(DISK_FACTOR * plan["text"]["bytes"]) - there)
-    if plan["pending"] and not folder.remote:
-        there = _room(Path(folder.train), folder.bundle, folder.mlflow)
+        corpus = max(0, round(DISK_FACTOR * text.bytes) - _bytes_in(Path(folder.corpus)))
+    if stages and not folder.remote:
+        there = _bytes_in(Path(folder.train), folder.bundle, folder.mlflow)
         training = max(0, estimate.training_bytes(config, words) - there)
-    return {
-        "needed": corpus + training,
-        "free": free_bytes(place),
-        "where": str(place),
-    }
+    return Disk(corpus + training, free_bytes(place), str(place))
 
 
-def _room(*places: Path) -> int:
-    """What the files in these folders take; a file with two names is counted once."""
-    found = {(s.st_dev, s.st_ino): s.st_size for place in places for s in statuses(place)}
-    return sum(found.values())
+def _bytes_in(*places: Path) -> int:
+    """The bytes of all files in these folders; a file with two names is counted once."""
+    sizes = {(s.st_dev, s.st_ino): s.st_size for place in places for s in statuses(place)}
+    return sum(sizes.values())
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """How fast all training processes together are, and how that is known."""
+
+    tokens_per_s: float
+    measured: bool = False
+    text: str = ""
+    steps: int = 0
+    seconds: float = 0.0
+
+
+def _estimated(config: RunConfig, words: int, cores: int) -> _Speed:
+    return _Speed(estimate.rule_of_thumb(config, words, cores))
+
+
+def _measured(config: RunConfig, look: Look | None, words: int, cores: int) -> _Speed:
+    from elmwright.jobs.planning.measuring import DOCUMENTATION, documentation, measure
+
+    sample = look.sentences if look else ()
+    one = measure(config, sample or documentation(), words)
+    at_once = max(1, min(config.train.processes, cores // config.train.threads))
+    return _Speed(
+        tokens_per_s=one.tokens_per_s * at_once,
+        measured=True,
+        text="the sample" if sample else DOCUMENTATION,
+        steps=one.steps,
+        seconds=one.seconds,
+    )
 
 
 def _time(
     config: RunConfig,
     folder: RunFolder,
-    plan: dict[str, Any],
-    look: Look | None,
-    *,
-    measured: bool,
-) -> dict[str, Any] | None:
-    """How long the rest of the run takes on this machine, by rule or measured."""
-    if is_remote(config):
-        return None
-    cores, words = plan["cores"]["here"], plan["vocabulary"]["words"]
+    stages: Sequence[str],
+    speed: _Speed,
+    text: TextSize,
+    words: int,
+    cores: int,
+) -> Time:
+    """How long the rest of the run takes on this machine at this speed."""
     newest = max((info.step for info in list_checkpoints(folder.checkpoints)), default=0)
-    left = max(0, config.train.max_steps - newest) if "train" in plan["pending"] else 0
-    rate = estimate.rule_of_thumb(config, words, cores)
-    how: dict[str, Any] = {"measured": False, "gflops_per_core": estimate.GFLOPS}
-    if measured:
-        from elmwright.jobs.planning.measuring import DOCUMENTATION, documentation, measure
-
-        sample = look.sentences if look else ()
-        how["text"] = "the sample" if sample else DOCUMENTATION
-        found = measure(config, sample or documentation(), words)
-        at_once = max(1, min(config.train.processes, cores // config.train.threads))
-        rate = found.tokens_per_s * at_once
-        how |= {"measured": True, "steps": found.steps, "seconds": found.seconds}
-    building = "corpus" in plan["pending"]
+    steps_left = max(0, config.train.max_steps - newest) if "train" in stages else 0
+    building = "corpus" in stages
     wants_harvest = building and _embedded(config) and not harvest.frozen_parts(folder.corpus)
     took = estimate.duration(
         config,
         cores=cores,
         vocabulary=words,
-        tokens_per_s=rate,
-        text_bytes=plan["text"]["bytes"] if building else 0,
-        heldout_tokens=list(plan["text"]["heldout_sets"].values()),
-        steps_left=left,
+        tokens_per_s=speed.tokens_per_s,
+        text_bytes=text.bytes if building else 0,
+        heldout_tokens=list(text.heldout_sets.values()),
+        steps_left=steps_left,
         harvest_seconds=estimate.HARVEST_SECONDS if wants_harvest else 0.0,
     )
-    return {**vars(took), "total": took.total, "steps_left": left, **how}
+    return Time(
+        **vars(took),
+        total=took.total,
+        steps_left=steps_left,
+        measured=speed.measured,
+        gflops_per_core=estimate.GFLOPS,
+        text=speed.text,
+        steps=speed.steps,
+        seconds=speed.seconds,
+    )
 
 
-def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> dict[str, Any]:
-    """Whether MLflow and the object stores that are named answer; a Ray cluster that does not is a
-    problem."""
-    found: dict[str, Any] = {}
+def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> Reachable:
+    """Whether MLflow and the object stores answer; a Ray cluster that does not is a problem."""
     if is_remote(config):
         try:
             check_answers(config.cluster.address)
@@ -293,13 +326,15 @@ def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> dict
             problems.note(why_unreachable(config.cluster.address, error))
     uri = tracking_uri(config, folder)
     before = len(problems)
-    silent = problems.of(check_server, uri)
-    answers = silent is None and len(problems) == before
-    found["mlflow"] = {"uri": without_secret(uri), "answers": answers, "note": silent or ""}
+    note = problems.of(check_server, uri)
+    answers = note is None and len(problems) == before
+    mlflow = MlflowServer(without_secret(uri), answers, note or "")
     places = [folder.root, folder.corpus_dir, *(s.path for s in config.corpus.sources)]
-    stores = {"/".join(place.split("/")[:3]) for place in places if files.is_url(place)}
-    for store in sorted(stores):
+    stores = {}
+    for store in sorted(
+        {"/".join(place.split("/")[:3]) for place in places if files.is_url(place)}
+    ):
         before = len(problems)
         problems.of(files.exists, f"{store}/.elmwright")
-        found[store] = {"answers": len(problems) == before}
-    return found
+        stores[store] = Store(len(problems) == before)
+    return Reachable(mlflow, stores)

@@ -1,10 +1,10 @@
 """What works, but perhaps not as the user thinks: the warnings of `elmwright check`."""
 
 from pathlib import Path
-from typing import Any
 
 from elmwright.jobs.cluster.connection import is_remote
 from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.planning.plan_record import Cores, Disk, Plan, Sample, TextSize
 from elmwright.jobs.terminal.wording import size
 from elmwright.pipeline.cleaning.language import name_of
 
@@ -12,36 +12,37 @@ SHORT_RUN = 10_000
 """Steps below which the original's Adagrad has hardly begun to learn."""
 
 
-def warnings_of(config: RunConfig, plan: dict[str, Any]) -> list[str]:
-    """A sentence for each thing to look at again; none for a config without any."""
-    return [text for text in (
-        _cores_warning(config, plan),
-        _language_warning(config, plan["sample"]),
-        _heldout_warning(config, plan),
-        _broken_warning(plan["sample"]),
-        _epochs_warning(config, plan),
+def warnings_of(plan: Plan) -> list[str]:
+    """A sentence for each setting to look at again; none for a config without any."""
+    config = plan.config
+    warnings = (
+        _cores_warning(config, plan.cores),
+        _language_warning(config, plan.sample),
+        _heldout_warning(config, plan.sample, plan.text),
+        _broken_warning(plan.sample),
+        _epochs_warning(config, plan.text.tokens),
         _optimiser_warning(config),
         _bf16_warning(config),
-        _disk_warning(plan["disk"]),
-        plan["reachable"]["mlflow"]["note"],
-    ) if text]  # fmt: skip
+        _disk_warning(plan.disk),
+        plan.reachable.mlflow.note,
+    )
+    return [warning for warning in warnings if warning]
 
 
-def _cores_warning(config: RunConfig, plan: dict[str, Any]) -> str:
-    cores = plan["cores"]
-    wanted = cores["processes"] * cores["threads"]
-    if is_remote(config) or wanted <= cores["here"] or config.train.device == "cuda":
+def _cores_warning(config: RunConfig, cores: Cores) -> str:
+    wanted = cores.processes * cores.threads
+    if is_remote(config) or wanted <= cores.here or config.train.device == "cuda":
         return ""
     return (
-        f"train.processes × train.threads = {wanted}, more than the {cores['here']} cores here: "
+        f"train.processes × train.threads = {wanted}, more than the {cores.here} cores here: "
         "they wait for each other; lower one of them"
     )
 
 
-def _language_warning(config: RunConfig, sample: dict[str, Any] | None) -> str:
-    if not sample or not sample["languages"]:
+def _language_warning(config: RunConfig, sample: Sample | None) -> str:
+    if not sample or not sample.languages:
         return ""
-    shares, wanted = sample["languages"], config.corpus.languages
+    shares, wanted = sample.languages, config.corpus.languages
     main = next(iter(shares))
     if wanted:
         share = sum(shares.get(code.partition("-")[0], 0.0) for code in wanted)
@@ -59,13 +60,12 @@ def _language_warning(config: RunConfig, sample: dict[str, Any] | None) -> str:
     return ""
 
 
-def _heldout_warning(config: RunConfig, plan: dict[str, Any]) -> str:
+def _heldout_warning(config: RunConfig, sample: Sample | None, text: TextSize) -> str:
     """A share that is less than a document holds out a whole one."""
     shares = [e for e in config.corpus.heldout.values() if isinstance(e, float) and e]
-    sample = plan["sample"]
-    if not shares or not sample or not plan["text"]["bytes"]:
+    if not shares or not sample or not text.bytes:
         return ""
-    longest = sample["longest_characters"] / plan["text"]["bytes"]
+    longest = sample.longest_characters / text.bytes
     if longest < 2 * min(shares):
         return ""
     return (
@@ -74,19 +74,18 @@ def _heldout_warning(config: RunConfig, plan: dict[str, Any]) -> str:
     )
 
 
-def _broken_warning(sample: dict[str, Any] | None) -> str:
-    broken = sum(sample["broken"].values()) if sample else 0
-    if not sample or not broken or broken * 20 < sample["documents"]:
+def _broken_warning(sample: Sample | None) -> str:
+    broken = sum(sample.broken.values()) if sample else 0
+    if not sample or not broken or broken * 20 < sample.documents:
         return ""
-    why = max(sample["broken"], key=sample["broken"].__getitem__)
+    why = max(sample.broken, key=sample.broken.__getitem__)
     return (
-        f"{broken} of {sample['documents']} documents of the sample cannot be read, most because "
+        f"{broken} of {sample.documents} documents of the sample cannot be read, most because "
         f"of: {why}"
     )
 
 
-def _epochs_warning(config: RunConfig, plan: dict[str, Any]) -> str:
-    tokens = plan["text"]["tokens"]
+def _epochs_warning(config: RunConfig, tokens: int) -> str:
     batch = config.train.lanes * config.train.window
     if not tokens:
         return ""
@@ -125,8 +124,10 @@ def _bf16_warning(config: RunConfig) -> str:
     return "train.bf16 is emulated on this processor, and slow; leave it off without a GPU"
 
 
-def _disk_warning(disk: dict[str, Any]) -> str:
-    if disk["needed"] <= disk["free"]:
+def _disk_warning(disk: Disk) -> str:
+    if disk.needed <= disk.free:
         return ""
-    need, free = (size(disk[name]) for name in ("needed", "free"))
-    return f"the whole run needs about {need} of disk, and {free} are free in {disk['where']}"
+    return (
+        f"the whole run needs about {size(disk.needed)} of disk, and {size(disk.free)} are free "
+        f"in {disk.where}"
+    )

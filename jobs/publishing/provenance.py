@@ -14,6 +14,7 @@ from elmwright.jobs.secrets.hiding import store_all, without_secret
 from elmwright.jobs.tracking.store import relative_uri
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.records import to_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def provenance(
     `run` is run.dir, which has the submissions of a run that was sent to a cluster.
     """
     return Provenance(
-        **environment() | {"git": own_git() or submitted_git(run)},
+        **to_data(environment()) | {"git": to_data(own_git()) or submitted_git(run)},
         exported=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         config=store_all(to_dict(config)),
         config_sha256=config_hash(config),
@@ -91,5 +92,5 @@ def submitted_git(run: str) -> dict[str, str | bool] | None:
         sent = job.submission
         commit = commit_of(sent.git)
         if sent.version == own and commit:
-            return commit | {"submission": sent.id}
+            return {**to_data(commit), "submission": sent.id}
     return None

@@ -13,15 +13,15 @@ none. Nothing here imports torch, Ray or MLflow, and nothing takes the run's loc
 
 import fcntl
 import re
+import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 from elmwright.jobs.config.toml_file import RECIPES, load_config
 from elmwright.jobs.runbook import runbook
 from elmwright.jobs.runbook.submission import Job
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.rundir.lease import about, holder, is_held
+from elmwright.jobs.rundir.lease import Holder, is_held, read_holder
 from elmwright.jobs.terminal.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import is_url, join, read_json
@@ -161,44 +161,43 @@ def _book() -> list[Job]:
     return runbook.read_all()[0]
 
 
-def lock_text(folder: RunFolder) -> dict[str, Any]:
-    """Who took the run's lock last, as the lock file says; that may be long ago."""
-    return read_json(join(folder.root, "run.lock")) or {}
+def last_holder(folder: RunFolder) -> Holder:
+    """The command that took the run's lock last, perhaps long ago."""
+    return read_holder(join(folder.root, "run.lock"))
 
 
 def user_of(folder: RunFolder) -> str:
     """The command that uses the run at this moment, in words; empty if none does.
 
-    The lock of a run on a disk is asked without being taken: /proc/locks tells which files are
-    locked. In a store a lease is held as long as it names its owner, or until it expires.
+    The lock of a run on a disk is looked up without being taken: /proc/locks lists the files that
+    are locked. In a store a lease is held as long as it names its owner, or until it expires.
     """
-    said = lock_text(folder)
-    if folder.remote:
-        return holder(said) if is_held(join(folder.root, "run.lock")) else ""
-    return holder(said) if is_locked(Path(folder.root, "run.lock")) else ""
+    lock = join(folder.root, "run.lock")
+    holder = read_holder(lock)
+    return str(holder) if (is_held(lock) if folder.remote else is_locked(Path(lock))) else ""
 
 
 def is_locked(path: Path) -> bool:
     """Whether a process holds an flock on this file.
 
-    Locks of this machine are listed in /proc/locks. Asking by taking a lock, if only for a moment,
-    could refuse a run that starts at that moment: that is done only where another machine held the
-    lock last, whose locks are not listed here.
+    Locks of this machine are listed in /proc/locks. Taking the lock to find out, if only for a
+    moment, could refuse a run that starts at that moment: that is done only where another machine
+    held the lock last, whose locks are not listed here.
     """
-    said = read_json(path)
-    if said is None:
+    holder = read_holder(path)
+    if holder == Holder():
         return False
     try:
         inode = str(path.stat().st_ino)
         with open("/proc/locks", encoding="ascii") as locks:
             for line in map(str.split, locks):
                 # "1: FLOCK ADVISORY WRITE 9218 fe:00:2151570 0 EOF": process, device and inode
-                mine = line[1] == "FLOCK" and line[4] == str(said.get("pid"))
-                if mine and line[5].rpartition(":")[2] == inode:
+                is_holders = line[1] == "FLOCK" and line[4] == str(holder.pid)
+                if is_holders and line[5].rpartition(":")[2] == inode:
                     return True
     except FileNotFoundError:
         return False
-    if said.get("host") == about()["host"]:
+    if holder.host == socket.gethostname():
         return False
     with path.open("rb") as file:
         try:

@@ -1,18 +1,19 @@
-"""The run book: where each of this user's runs went, one small file a run.
+"""The run book: where each of this user's runs went, one small file per run.
 
-It lies in `~/.local/state/elmwright/runs`. Losing it loses nothing: every job lays its submission
-down below `run.dir` too, and each command takes `run.dir` in place of the run's name.
+It is stored in `~/.local/state/elmwright/runs`. Losing it loses nothing: every job writes its
+submission below `run.dir` too, and each command takes `run.dir` in place of the run's name.
 """
 
-import dataclasses
 import json
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from elmwright.jobs.runbook.submission import Job, Submission
+from elmwright.jobs.runbook.submission import Handle, Job, NoHandle, Submission
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import BadField, from_data, to_data
 from elmwright.pipeline.storage.disk import write_atomic
 from elmwright.pipeline.storage.files import (
     exists,
@@ -27,6 +28,29 @@ from elmwright.pipeline.storage.untrusted import read_small
 KEPT = 50
 """Attempts remembered of one run."""
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Page:
+    """The file of one run: its attempts, oldest first."""
+
+    attempts: tuple[Job, ...]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The part of job.json that a target needs."""
+
+    handle: Handle
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """The file outcome.json of a job that ended."""
+
+    exit: int
+
 
 def state_home() -> Path:
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
@@ -34,12 +58,12 @@ def state_home() -> Path:
 
 
 def remember(job: Job) -> None:
-    """Note down an attempt, as the run's newest; what was noted of it before is replaced."""
+    """Record an attempt as the run's newest; an earlier record of it is replaced."""
     _write(job.submission.run, [*_others(job.submission), job])
 
 
 def forget(submission: Submission) -> None:
-    """Strike out an attempt that never came to be."""
+    """Remove an attempt that the target refused."""
     others = _others(submission)
     if others:
         _write(submission.run, others)
@@ -48,13 +72,13 @@ def forget(submission: Submission) -> None:
 
 
 def _others(submission: Submission) -> list[Job]:
-    return [one for one in attempts_of(submission.run) if one.submission.id != submission.id]
+    return [job for job in attempts_of(submission.run) if job.submission.id != submission.id]
 
 
 def _write(name: str, attempts: list[Job]) -> None:
     path = _page(name)
-    data = {"attempts": [_to_data(one) for one in attempts[-KEPT:]]}
-    write_atomic(path, json.dumps(data, indent=1).encode())
+    page = _Page(tuple(attempts[-KEPT:]))
+    write_atomic(path, json.dumps(to_data(page), indent=1).encode())
     path.chmod(0o600)
 
 
@@ -62,15 +86,15 @@ def attempts_of(name: str) -> list[Job]:
     """All remembered attempts of a run, oldest first."""
     if not _is_name(name) or not _page(name).exists():
         return []
-    page = read_json(_page(name)) or {}
     try:
-        return [_from_data(one) for one in page["attempts"]]
-    except (KeyError, TypeError, AttributeError):
+        page = from_data(_Page, read_json(_page(name)), ignore_unknown=True)
+    except BadField:
         raise UserError(
             "file-damaged",
             f"the run book's page {_page(name)} is damaged; delete it, and give the run.dir of the "
             "run in place of its name",
         ) from None
+    return list(page.attempts)
 
 
 def all_runs() -> list[Job]:
@@ -79,7 +103,7 @@ def all_runs() -> list[Job]:
 
 
 def read_all() -> tuple[list[Job], list[str]]:
-    """The same, and what is to be said of pages that cannot be read."""
+    """The newest attempt of every run, newest first, and a sentence for each damaged page."""
     newest, damaged = [], []
     for page in sorted((state_home() / "runs").glob("*.json")):
         try:
@@ -97,11 +121,10 @@ def find_run(text: str) -> list[Job]:
     folder = text.rstrip("/") if is_url(text) else os.path.abspath(os.path.expanduser(text))
     left = submissions_in(folder)
     if left:
-        # Attempts sent from here may still wait for their turn to lay themselves down.
+        # Attempts sent from here may still be queued, and have written nothing.
         known = {job.submission.id for job in left}
-        mine = attempts_of(left[-1].submission.run)
-        new = [j for j in mine if is_for(j, folder) and j.submission.id not in known]
-        return left + new
+        sent = attempts_of(left[-1].submission.run)
+        return left + [j for j in sent if is_for(j, folder) and j.submission.id not in known]
     if is_url(text) or exists(folder):
         copied = left_in(folder)
         why = (
@@ -125,8 +148,8 @@ def find_run(text: str) -> list[Job]:
 def submissions_in(folder: str) -> list[Job]:
     """The attempts that were submitted for this very folder, oldest first.
 
-    A copy of a run has the attempts of its original, which are not its own: whoever cancels or
-    resumes the copy must not do so to the original. Likewise a run that was moved has none.
+    A copy of a run holds the attempts of its original, which are not its own: cancelling or
+    resuming the copy must not affect the original. Likewise a run that was moved has none.
     """
     return [job for job in left_in(folder) if is_for(job, folder)]
 
@@ -141,48 +164,57 @@ def _place(folder: str) -> str:
 
 
 def left_in(folder: str) -> list[Job]:
-    """The attempts that laid themselves down below a folder, or below the one that it was copied
-    from, oldest first."""
-    found = []
+    """The attempts that wrote themselves below a folder, or below the one that it was copied from,
+    oldest first."""
+    jobs = []
     for file in list_folder(join(folder, "submissions")):
         if file.path.endswith("/job.json"):
             data = read_small(file.path)
             try:
-                found.append(_from_data(json.loads(data)))
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                jobs.append(from_data(Job, json.loads(data), ignore_unknown=True))
+            except (ValueError, RecursionError):
                 raise UserError("file-damaged", f"{file.path} is damaged; delete it") from None
-    return sorted(found, key=lambda job: (job.submission.time, job.submission.id))
+    return sorted(jobs, key=lambda job: (job.submission.time, job.submission.id))
 
 
-def handle_left(submission: Submission) -> dict[str, Any]:
-    """How the target knows an attempt, as the attempt itself laid it down; empty if it has not."""
-    handle = _read(join(place_of(submission), "job.json")).get("handle")
-    return handle if isinstance(handle, dict) else {}
+def handle_of(job: Job, kind: type[T]) -> T | None:
+    """How the target knows an attempt: by its own answer, else as the attempt itself wrote it."""
+    if isinstance(job.handle, kind):
+        return job.handle
+    handle = handle_left(job.submission)
+    return handle if isinstance(handle, kind) else None
+
+
+def handle_left(submission: Submission) -> Handle:
+    """How the target knows an attempt, as the attempt itself wrote it below run.dir."""
+    answer = _read(join(place_of(submission), "job.json"), _Answer)
+    return answer.handle if answer else NoHandle()
 
 
 def lay_down(job: Job) -> None:
-    """Leave the submission below run.dir, for other machines to find."""
-    data = json.dumps(_to_data(job), indent=1, ensure_ascii=False).encode()
+    """Write the submission below run.dir, for other machines to find."""
+    data = json.dumps(to_data(job), indent=1, ensure_ascii=False).encode()
     write_bytes(join(place_of(job.submission), "job.json"), data)
 
 
 def lay_down_outcome(submission: Submission, code: int) -> None:
-    """Leave the exit code of a job below run.dir."""
-    write_bytes(join(place_of(submission), "outcome.json"), json.dumps({"exit": code}).encode())
+    """Write the exit code of a job below run.dir."""
+    data = json.dumps(to_data(_Outcome(code))).encode()
+    write_bytes(join(place_of(submission), "outcome.json"), data)
 
 
 def outcome_of(submission: Submission) -> int | None:
-    """The exit code that a job left below run.dir, if it came that far and we can see it."""
-    code = _read(join(place_of(submission), "outcome.json")).get("exit")
-    return code if type(code) is int else None
+    """The exit code that a job wrote below run.dir; None if it has not, or we cannot see it."""
+    outcome = _read(join(place_of(submission), "outcome.json"), _Outcome)
+    return outcome.exit if outcome else None
 
 
-def _read(path: str) -> dict[str, Any]:
-    """What a file says; empty where we cannot see it, or it is damaged."""
+def _read(path: str, cls: type[T]) -> T | None:
+    """The content of a JSON file; None where we cannot see it, or it is damaged."""
     try:
-        return read_json(path) or {}
-    except (OSError, UserError):
-        return {}
+        return from_data(cls, read_json(path), ignore_unknown=True)
+    except (OSError, UserError, BadField):
+        return None
 
 
 def place_of(submission: Submission) -> str:
@@ -203,11 +235,3 @@ def _is_name(text: str) -> bool:
 
 def _page(name: str) -> Path:
     return state_home() / "runs" / f"{name}.json"
-
-
-def _to_data(job: Job) -> dict[str, Any]:
-    return {"submission": dataclasses.asdict(job.submission), "handle": job.handle}
-
-
-def _from_data(data: dict[str, Any]) -> Job:
-    return Job(Submission.from_data(data["submission"]), data["handle"])

@@ -1,12 +1,12 @@
 """A submission: one attempt at a run somewhere, and everything needed to ask for it again.
 
-It is plain data: kept in the submitter's run book, shipped with the job, and laid down by the job
-itself below `run.dir`, so that another machine can ask where the run is. It never holds a secret.
+It is plain data: kept in the submitter's run book, shipped with the job, and written by the job
+itself below `run.dir`, so that another machine can find out where the run is. It never holds a
+secret.
 What the submitter's environment says about *where* things are (`PASSED_ON`) travels with it; what
 says *who* may use them must exist where the job runs, and the job looks for it by name.
 """
 
-import dataclasses
 import getpass
 import json
 import os
@@ -22,12 +22,13 @@ from typing import Any, Literal
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, to_dict
 from elmwright.jobs.environment.checkout import checkout, git_state
-from elmwright.jobs.runbook.ports import STOP_SECONDS
+from elmwright.jobs.runbook.deployment import STOP_SECONDS
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.secrets.hiding import SECRET, secret_in
 from elmwright.jobs.secrets.in_configs import refuse_secrets
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.storage.files import is_url
 
 PASSED_ON = (
@@ -62,7 +63,7 @@ class Submission:
     target: Target
     """Where it runs."""
     config: dict[str, Any]
-    """The resolved config."""
+    """The resolved config as it was saved; `config_from` checks it."""
     config_sha256: str
     """Its digest."""
     version: str
@@ -79,14 +80,45 @@ class Submission:
     """What goes into the job's environment; see PASSED_ON."""
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False)
+        return json.dumps(to_data(self), indent=1, ensure_ascii=False)
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> "Submission":
-        """From parsed JSON; keys of a newer elmwright are left alone."""
-        names = {one.name for one in dataclasses.fields(cls)}
-        kept = {key: value for key, value in data.items() if key in names}
-        return cls(**{**kept, "target": Target.from_data(data["target"])})
+    def load(cls, path: str | Path) -> "Submission":
+        """From the file that is shipped with a job; keys of a newer elmwright are ignored."""
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        return from_data(cls, data, ignore_unknown=True)
+
+
+@dataclass(frozen=True)
+class ProcessHandle:
+    """A process of a machine; its start tells it from later ones with the same number."""
+
+    pid: int
+    started: int
+    """Clock ticks between the start of the machine and of the process; 0 if it is gone."""
+    host: str
+
+
+@dataclass(frozen=True)
+class SlurmHandle:
+    """A job of Slurm, by its number."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class RayJobHandle:
+    """A RayJob object of Kubernetes, by its name."""
+
+    rayjob: str
+
+
+@dataclass(frozen=True)
+class NoHandle:
+    """The target knows the job by the submission's id, or its answer was lost."""
+
+
+Handle = ProcessHandle | SlurmHandle | RayJobHandle | NoHandle
 
 
 @dataclass(frozen=True)
@@ -94,8 +126,8 @@ class Job:
     """A submission that was accepted."""
 
     submission: Submission
-    handle: dict[str, Any] = field(default_factory=dict)
-    """How its target knows it, where that is not the submission's id."""
+    handle: Handle = NoHandle()
+    """How its target knows it."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +135,9 @@ class State:
     """What has become of a job."""
 
     word: Word
-    """In one word."""
+    """The state in one word."""
     why: str = ""
-    """And in a few more."""
+    """The reason, or where and since when it runs."""
     exit_code: int | None = None
     """The exit code of its command, once it has one."""
 
@@ -165,14 +197,14 @@ def passed_on(more: tuple[str, ...] = ()) -> dict[str, str]:
                 f"env = [{name!r}, …]: a variable of this name may be a secret and is never sent; "
                 "put it into the cluster's own environment and name it under secrets instead",
             )
-    found = {name: os.environ[name] for name in (*PASSED_ON, *more) if os.environ.get(name)}
-    for name, value in found.items():
+    settings = {name: os.environ[name] for name in (*PASSED_ON, *more) if os.environ.get(name)}
+    for name, value in settings.items():
         if secret_in(value):
             raise UserError(
                 "secret",
                 f"{name} holds a password or a token, and is never sent; take it out of the URL",
             )
-    return found
+    return settings
 
 
 def check_lines(lines: tuple[str, ...]) -> None:

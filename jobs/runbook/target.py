@@ -19,13 +19,13 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
+from elmwright.jobs.terminal.wording import did_you_mean
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import BadField, UnknownField, from_data
 
 SHAPES = {
     "nodes": r"\d+",
@@ -45,6 +45,8 @@ SHAPES = {
 }
 """What the values of options that end up in a script can look like."""
 KINDS = ("local", "ray", "slurm", "k8s")
+ADDRESSED = ("ray",)
+"""Kinds whose address is the cluster itself; `--to` takes the address in place of the kind."""
 
 
 @dataclass(frozen=True)
@@ -106,17 +108,6 @@ class Target:
     secret: str = ""
     """k8s: Secret whose keys become environment variables of every pod."""
 
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> "Target":
-        """From parsed JSON; keys of a newer elmwright are left alone."""
-        known = {one.name for one in dataclasses.fields(cls)}
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in data.items()
-            if key in known
-        }
-        return cls(**values)
-
     def __str__(self) -> str:
         return self.name or self.address or self.kind
 
@@ -131,7 +122,7 @@ def find_target(text: str) -> Target:
     named = named_targets()
     if text in named:
         return named[text]
-    if text in ("local", "slurm", "k8s"):
+    if text in KINDS and text not in ADDRESSED:
         return Target(text)
     if re.match(r"https?://[^/]", text):
         if "@" in text:
@@ -148,7 +139,7 @@ def find_target(text: str) -> Target:
             f"{text!r} is not the address of a Ray dashboard; jobs are submitted there, usually at "
             f"http://{host}:8265",
         )
-    kinds = [kind for kind in KINDS if kind != "ray"]  # which is said by its address
+    kinds = [kind for kind in KINDS if kind not in ADDRESSED]
     close = difflib.get_close_matches(text, [*named, *kinds], n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     known = (
@@ -164,9 +155,9 @@ def find_target(text: str) -> Target:
 def as_now(target: Target) -> Target:
     """A target of a job that was sent, reached as the user's file says now.
 
-    Where a Kubernetes cluster is forwarded to and which file holds a token change while a job
-    runs. The address of a Ray cluster is the cluster itself: where that has changed, the name
-    means another one, whose token is none of the old one's business.
+    The forwarded address of a Kubernetes cluster and the file with a token may change while a job
+    runs. The address of a Ray cluster is the cluster itself: where that has changed, the name means
+    another cluster, whose token must not be sent to the old one.
     """
     try:
         now = named_targets().get(target.name) if target.name else None
@@ -174,7 +165,7 @@ def as_now(target: Target) -> Target:
         return target
     if now is None or now.kind != target.kind:
         return target
-    if target.kind != "k8s" and now.address != target.address:
+    if target.kind in ADDRESSED and now.address != target.address:
         return target
     return dataclasses.replace(target, address=now.address, token_file=now.token_file)
 
@@ -185,10 +176,10 @@ def check_address(address: str, name: str) -> str:
         parts = urlsplit(address)
         host = (parts.hostname or "").rstrip(".")
         host.encode("idna")
-        good = bool(host) and parts.port != 0 and not re.search(r"[\s@]", address)
+        is_valid = bool(host) and parts.port != 0 and not re.search(r"[\s@]", address)
     except ValueError:  # also what is no name of a host
-        good = False
-    if not good:
+        is_valid = False
+    if not is_valid:
         raise UserError("target", f"{name} is not an address; write it as http://HEAD:8265")
     return address
 
@@ -205,35 +196,32 @@ def named_targets() -> dict[str, Target]:
     return {name: _target(path, name, table) for name, table in tables.items()}
 
 
-def _target(path: Path, name: str, table: Any) -> Target:
-    if not isinstance(table, dict) or table.get("kind") not in KINDS:
+def _target(path: Path, name: str, table: object) -> Target:
+    kind = table.get("kind") if isinstance(table, dict) else None
+    if not isinstance(table, dict) or kind not in KINDS:
+        hint = did_you_mean(str(kind or ""), KINDS)
         raise UserError(
-            "target", f"{path}: [{name}] needs kind = one of {', '.join(map(repr, KINDS))}"
+            "target", f"{path}: [{name}] needs kind = one of {', '.join(map(repr, KINDS))}{hint}"
         )
-    fields = {one.name: one for one in dataclasses.fields(Target) if one.name != "name"}
-    for key, value in table.items():
-        if key not in fields:
-            close = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(fields)}"
-            raise UserError("target", f"{path}: {name}.{key}: unknown key; {hint}")
-        default = fields[key].default
-        wants_list = isinstance(default, tuple)
-        good = (
-            isinstance(value, list) and all(isinstance(item, str) for item in value)
-            if wants_list
-            else type(value) is (str if key == "kind" else type(default))
-        )
-        if not good:
-            kind = "a list of strings" if wants_list else f"a {type(default).__name__}"
-            raise UserError("target", f"{path}: {name}.{key}: expected {kind}, got {value!r}")
-    target = Target.from_data({**table, "name": name})
+    try:
+        target = from_data(Target, {**table, "name": name}, prefix=f"{name}.")
+        if "name" in table:
+            raise UnknownField(f"{name}.name", tuple(f.name for f in dataclasses.fields(Target)))
+    except UnknownField as problem:
+        key = problem.key.rpartition(".")[2]
+        valid = [field for field in problem.valid if field != "name"]
+        close = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(valid)}"
+        raise UserError("target", f"{path}: {problem.key}: {problem.reason}; {hint}") from None
+    except BadField as problem:
+        raise UserError("target", f"{path}: {problem.key}: {problem.reason}") from None
     for key, shape in SHAPES.items():
         value = str(getattr(target, key))
         if not re.fullmatch(shape, value):
             raise UserError("target", f"{path}: {name}.{key}: {value!r} is not what it can be")
     if any("\n" in line for line in target.lines):
         raise UserError("target", f"{path}: {name}.lines: write one string a line")
-    if target.kind == "ray" and not re.match(r"https?://[^/@]+$", target.address.rstrip("/")):
+    if target.kind in ADDRESSED and not re.match(r"https?://[^/@]+$", target.address.rstrip("/")):
         raise UserError("target", f"{path}: {name}.address: write it as http://HEAD:8265")
     if target.address:
         shown = f": {target.address!r}" if "@" not in target.address else ""  # a password

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elmwright.jobs.rundir.lease import about, holder
+from elmwright.jobs.rundir.lease import read_holder, this_process
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import read_json
+from elmwright.pipeline.records import to_data
 
 
 @contextmanager
@@ -22,11 +22,10 @@ def flock(path: Path) -> Iterator[None]:
         except BlockingIOError:
             raise UserError(
                 "busy",
-                f"{path.parent} is in use by {holder(read_json(path))}; wait for it or stop it "
-                "first",
+                f"{path.parent} is in use by {read_holder(path)}; wait for it or stop it first",
             ) from None
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(about()).encode(), 0)
+        os.pwrite(descriptor, json.dumps(to_data(this_process())).encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -1,14 +1,14 @@
-"""A lock for a run that lives in an object store, which has none.
+"""A lock for a run in an object store, which has no locks; and who holds a lock.
 
-The holder writes an object that names it and carries a counter, and counts up every few seconds.
-Whoever finds such an object watches it: if the counter moves, the run is in use; if it stands still
-for `EXPIRES` seconds, its holder is gone and the lease is taken over. Nobody's clock is compared
-with anybody else's. Two commands that take over at the same moment both write and then look again:
-the one whose name stayed has it.
+The holder writes an object with its name and a counter, and increases the counter every few
+seconds. A command that finds such an object watches it: if the counter moves, the run is in use. If
+it stands still for `EXPIRES` seconds, its holder is gone and the lease is taken over. The clocks of
+two machines are never compared. Two commands that take over at the same moment both write and then
+read again: the one whose name stayed has it.
 
-A lease can be lost (a machine that slept, a network that was away): the holder then finds another's
+A lease can be lost (a machine that slept, a network that was away): the holder then finds another
 name in it and stops renewing. That does no harm, because the newer command has taken a higher
-attempt number and nothing of an older attempt writes a checkpoint (checkpoint.py).
+attempt number and an older attempt never writes a checkpoint (checkpoint.py).
 """
 
 import logging
@@ -20,52 +20,93 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
 
 from elmwright.jobs.secrets.hiding import shown_word
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import BadField, from_data, to_data
 from elmwright.pipeline.storage.files import read_json, stat, write_json
 
 log = logging.getLogger("elmwright")
+
+Part = TypeVar("Part")
 
 RENEW = 5.0
 """Seconds between renewals."""
 EXPIRES = 20.0
 """Seconds without a renewal after which a lease is free."""
 SETTLE = 1.0
-"""Seconds after which two that took a lease at once look who has it."""
+"""Seconds after which two commands that took a lease at once read who has it."""
 
 
-def about() -> dict[str, Any]:
-    """This process, for those who find the run in use."""
-    return {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "command": " ".join(["elmwright", *map(shown_word, sys.argv[1:])]),
-        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-    }
+@dataclass(frozen=True)
+class Holder:
+    """A command that holds a lock, or held it last; empty where a lock file names none."""
+
+    pid: int = 0
+    """Its process."""
+    host: str = ""
+    """The machine of that process."""
+    command: str = ""
+    """Its command line, without secrets."""
+    since: str = ""
+    """When it took the lock, local time."""
+
+    def __str__(self) -> str:
+        if not all((self.pid, self.host, self.command, self.since)):
+            return "another command"
+        return f"'{self.command}' (process {self.pid} on {self.host}, since {self.since})"
 
 
-def holder(who: dict[str, Any] | None) -> str:
-    """Whoever `about` spoke of, in words."""
+def this_process() -> Holder:
+    """This process, as other commands shall see it while it uses a run."""
+    return Holder(
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        command=" ".join(["elmwright", *map(shown_word, sys.argv[1:])]),
+        since=time.strftime("%Y-%m-%d %H:%M:%S"),
+    )
+
+
+def read_holder(path: str | Path) -> Holder:
+    """The holder that a lock file names; an empty one where it is missing or damaged."""
+    return _part(Holder, read_json(path))
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """The owner of a lease and the number of its renewals; without an owner it is free."""
+
+    owner: str = ""
+    count: int = 0
+
+
+def _part(cls: type[Part], data: object) -> Part:
     try:
-        return (
-            f"'{who['command']}' (process {who['pid']} on {who['host']}, since {who['since']})"
-            if who
-            else "another command"
-        )
-    except KeyError:
-        return "another command"
+        return from_data(cls, data or {}, ignore_unknown=True)
+    except BadField:
+        return cls()
+
+
+def _read(path: str) -> tuple[_Turn, Holder]:
+    data = read_json(path)
+    return _part(_Turn, data), _part(Holder, data)
+
+
+def _write(path: str, turn: _Turn, holder: Holder) -> None:
+    write_json(path, to_data(turn) | to_data(holder))
 
 
 @contextmanager
-def leased(path: str, who: dict[str, Any]) -> Iterator[None]:
+def leased(path: str, holder: Holder) -> Iterator[None]:
     """Hold the lease at `path` for as long as the block lasts."""
-    mine = uuid.uuid4().hex
-    _take(path, mine, who)
+    owner = uuid.uuid4().hex
+    _take(path, owner, holder)
     done = threading.Event()
     thread = threading.Thread(
-        target=_renew, args=(path, mine, who, done), name="lease", daemon=True
+        target=_renew, args=(path, owner, holder, done), name="lease", daemon=True
     )
     thread.start()
     try:
@@ -74,45 +115,44 @@ def leased(path: str, who: dict[str, Any]) -> Iterator[None]:
         done.set()
         thread.join()
         try:
-            if (read_json(path) or {}).get("owner") == mine:
+            if _read(path)[0].owner == owner:
                 # Not removed: some stores cannot write again into a folder that became empty.
                 write_json(path, {"owner": ""})
         except (OSError, UserError) as error:
             log.warning("the lease %s was left to expire: %s", path, error)
 
 
-def _take(path: str, mine: str, who: dict[str, Any]) -> None:
-    found = read_json(path) or {}
-    if found.get("owner") and not _is_dead(found):
+def _take(path: str, owner: str, holder: Holder) -> None:
+    before, other = _read(path)
+    if before.owner and not _is_dead(other):
         until = time.monotonic() + EXPIRES
         while time.monotonic() < until:
             time.sleep(1.0)
-            now = read_json(path)
-            if not now or not now.get("owner"):
+            now, other = _read(path)
+            if not now.owner:
                 break
-            if (now.get("owner"), now.get("count")) != (found.get("owner"), found.get("count")):
+            if now != before:
                 raise UserError(
                     "busy",
-                    f"{path.rpartition('/')[0]} is in use by {holder(now)}; wait for it or "
-                    "stop it first",
+                    f"{path.rpartition('/')[0]} is in use by {other}; wait for it or stop it first",
                 )
-    write_json(path, {"owner": mine, "count": 0, **who})
+    _write(path, _Turn(owner), holder)
     time.sleep(SETTLE)
-    now = read_json(path) or {}
-    if now.get("owner") != mine:
+    now, other = _read(path)
+    if now.owner != owner:
         raise UserError(
-            "busy", f"{path.rpartition('/')[0]} was taken at the same moment by {holder(now)}"
+            "busy", f"{path.rpartition('/')[0]} was taken at the same moment by {other}"
         )
 
 
 def is_held(path: str) -> bool:
-    """Whether somebody holds the lease, asked without taking it.
+    """Whether somebody holds the lease, without taking it.
 
-    One that was renewed lately is. One that seems old, by a clock that need not agree with the
+    One that was renewed lately is held. One that seems old, by a clock that need not agree with the
     store's, is watched for as long as a renewal takes.
     """
-    found = read_json(path) or {}
-    if not found.get("owner") or _is_dead(found):
+    before, holder = _read(path)
+    if not before.owner or _is_dead(holder):
         return False
     written = stat(path)
     if written and time.time() - written.mtime_ns / 1e9 < EXPIRES:
@@ -120,34 +160,34 @@ def is_held(path: str) -> bool:
     until = time.monotonic() + RENEW + SETTLE
     while time.monotonic() < until:
         time.sleep(min(1.0, RENEW))
-        now = read_json(path) or {}
-        if (now.get("owner"), now.get("count")) != (found["owner"], found.get("count")):
-            return bool(now.get("owner"))
+        now, _ = _read(path)
+        if now != before:
+            return bool(now.owner)
     return False
 
 
-def _is_dead(found: dict[str, Any]) -> bool:
-    """Whether the holder was a process of this machine that is no more: no need to wait then."""
-    if found.get("host") != about()["host"]:
+def _is_dead(holder: Holder) -> bool:
+    """Whether the holder is a process of this machine that has ended: no need to wait then."""
+    if not holder.pid or holder.host != socket.gethostname():
         return False
     try:
-        os.kill(int(found["pid"]), 0)
+        os.kill(holder.pid, 0)
     except ProcessLookupError:
         return True
-    except (PermissionError, KeyError, ValueError):
-        pass
+    except (PermissionError, OverflowError):
+        pass  # it lives, or its number is none
     return False
 
 
-def _renew(path: str, mine: str, who: dict[str, Any], done: threading.Event) -> None:
-    count = 0
+def _renew(path: str, owner: str, holder: Holder, done: threading.Event) -> None:
+    turn = _Turn(owner)
     while not done.wait(RENEW):
         try:
-            now = read_json(path)
-            if now is not None and now.get("owner") != mine:
-                log.error("the lease %s was taken by %s", path, holder(now))
+            data = read_json(path)
+            if data is not None and _part(_Turn, data).owner != owner:
+                log.error("the lease %s was taken by %s", path, _part(Holder, data))
                 return
-            count += 1
-            write_json(path, {"owner": mine, "count": count, **who})
+            turn = replace(turn, count=turn.count + 1)
+            _write(path, turn, holder)
         except (OSError, UserError) as error:
             log.warning("the lease %s could not be renewed: %s", path, error)

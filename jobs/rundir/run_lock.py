@@ -1,7 +1,7 @@
 """One command at a time in a run: its lock, on a disk or in a store.
 
 The lock on a disk is `flock` on `run.lock` (file_lock.py): the kernel drops it when its holder
-dies, however it dies, so a killed run never has to be unlocked by hand. The file's text only tells
+dies, however it dies, so a killed run never has to be unlocked by hand. The file's text only says
 who holds it. In a store, which has no locks, it is a lease (lease.py).
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from elmwright.jobs.rundir.file_lock import flock
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.rundir.lease import about, leased
+from elmwright.jobs.rundir.lease import leased, this_process
 from elmwright.jobs.rundir.moved_run import settle
 from elmwright.pipeline.storage.files import is_url, join
 
@@ -37,7 +37,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
 @contextmanager
 def _held(root: str, lock: str) -> Iterator[None]:
     if is_url(root):
-        with leased(lock, about()):
+        with leased(lock, this_process()):
             yield
     else:
         with flock(Path(lock)):

@@ -2,20 +2,18 @@
 
 It makes attempts (attempts.py) until the run is done or not worth another one (retries.py). Each
 goes to the folder the run was submitted from (where there is one), looks for what the job needs
-and the cluster should have (dependencies, names in the environment), lays the submission down below
-`run.dir` and does what `elmwright run` does. In the end the exit code is left beside the
+and the cluster should have (dependencies, names in the environment), writes the submission below
+`run.dir` and does what `elmwright run` does. In the end the exit code is written beside the
 submission.
 """
 
 import dataclasses
-import json
 import os
 import platform
 import sys
 import time
 import traceback
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -27,7 +25,7 @@ from elmwright.jobs.runbook.runbook import lay_down, lay_down_outcome
 from elmwright.jobs.runbook.submission import Job, Submission, relative_paths
 from elmwright.jobs.submit import retries
 from elmwright.jobs.submit.attempts import Attempts, command_for, stop_with_parent
-from elmwright.jobs.submit.targets.background import process_mark
+from elmwright.jobs.submit.targets.kinds import place_class
 from elmwright.jobs.terminal.exit_codes import exit_code
 from elmwright.jobs.terminal.signals import stoppable
 from elmwright.jobs.terminal.unexpected import DEBUG
@@ -56,8 +54,8 @@ def main(path: str, watcher: str = "") -> int:
     if watcher:
         stop_with_parent(int(watcher))
         return run_once(path)
-    submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
-    if submission.target.kind == "slurm":
+    submission = Submission.load(path)
+    if place_class(submission.target).repeats_attempts:
         code = run_once(path)
     else:
         code = Attempts(command_for(path), submission).run()
@@ -70,7 +68,7 @@ def main(path: str, watcher: str = "") -> int:
 
 def run_once(path: str) -> int:
     """Run a submission in this process; the exit code of its command."""
-    submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
+    submission = Submission.load(path)
     print(
         f"elmwright {submission.version} on {platform.node()}: {submission.id}"
         + (f" from {submission.git[:12]}{submission.git[40:]}" if submission.git else ""),
@@ -87,8 +85,8 @@ def run_once(path: str) -> int:
 
 
 def run_submission(path: str) -> None:
-    """One attempt at a submission; errors leave here as exceptions."""
-    submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
+    """Make one attempt at a submission; errors are raised as exceptions."""
+    submission = Submission.load(path)
     config = config_from(submission.config, "the submitted config")
     enter_folder(submission, config)
     check_dependencies()
@@ -99,30 +97,22 @@ def run_submission(path: str) -> None:
     attempts = retries.begin(submission)
     if attempts.used_up:
         raise Interrupted(retries.given_up(attempts, submission.run))
-    lay_down(Job(submission, own_handle(submission)))
+    lay_down(Job(submission, place_class(submission.target).own_handle()))
     config = patient(config, submission, again=attempts.starts > 1)
     run(config, until=submission.until, config_name=submission.run)
 
 
 def patient(config: RunConfig, submission: Submission, *, again: bool = False) -> RunConfig:
-    """A Ray that is started with the job has its workers only when the driver is already there.
+    """The config of a run that waits for machines that are still coming up.
 
-    So may one that has just lost machines: the next attempt waits for them to be replaced.
+    A Ray that is started with the job gets its workers only after the driver. One that has just
+    lost machines may get others: the next attempt waits for them.
     """
-    starting = again or submission.target.kind in ("slurm", "k8s")
-    if not starting or config.cluster.wait_minutes:
+    is_starting = again or place_class(submission.target).starts_ray
+    if not is_starting or config.cluster.wait_minutes:
         return config
     cluster = dataclasses.replace(config.cluster, wait_minutes=STARTING_MINUTES)
     return dataclasses.replace(config, cluster=cluster)
-
-
-def own_handle(submission: Submission) -> dict[str, Any]:
-    """How the target knows this job."""
-    if submission.target.kind == "slurm":
-        return {"job": os.environ["SLURM_JOB_ID"]}
-    if submission.target.kind == "local":
-        return process_mark(os.getppid())  # which starts the next attempt (attempts.py)
-    return {}
 
 
 def enter_folder(submission: Submission, config: RunConfig) -> None:
@@ -141,7 +131,7 @@ def enter_folder(submission: Submission, config: RunConfig) -> None:
 
 
 def check_dependencies() -> None:
-    """The cluster's environment must have what the wheel needs; nothing is ever installed."""
+    """Refuse an environment that lacks what the wheel needs; nothing is ever installed."""
     problems = missing_dependencies()
     if problems:
         raise UserError(
@@ -170,7 +160,7 @@ def missing_dependencies() -> list[str]:
 
 
 def check_names(submission: Submission, config: RunConfig) -> None:
-    """Secrets exist where the job runs, or they do not; say which are missing, by name only."""
+    """Refuse an environment in which secrets are missing; they are named, never shown."""
     missing = [name for name in submission.target.secrets if not os.environ.get(name)]
     user, password = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
     if bool(os.environ.get(user)) != bool(os.environ.get(password)):
@@ -189,7 +179,7 @@ def check_names(submission: Submission, config: RunConfig) -> None:
 
 
 def s3_urls(config: RunConfig) -> list[str]:
-    """Everything of a config that lies in an S3 store."""
+    """Every s3:// URL of a config."""
     data: list[Any] = [dataclasses.asdict(config)]
     found: list[str] = []
     while data:

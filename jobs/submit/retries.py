@@ -16,17 +16,16 @@ machine, the batch script on Slurm, and KubeRay or Slurm itself where the machin
 lost. All of them keep their count in the same note, beside the submission below `run.dir`.
 """
 
-import json
 import os
 import sys
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from elmwright.jobs.runbook.runbook import place_of
 from elmwright.jobs.runbook.submission import Submission
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.upkeep.status import corpus_folder, read_progress
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import BadField, from_data, to_data
 from elmwright.pipeline.storage.files import join, list_folder, read_json, write_json
 from elmwright.pipeline.storage.object_store import with_patience
 
@@ -46,7 +45,7 @@ class History:
     starts: int = 0
     """How many have begun."""
     running: bool = False
-    """Whether the newest has not told of its end: it is going on, or was lost with its machine."""
+    """Whether the newest has not recorded its end: it is at work, or was lost with its machine."""
     reached: tuple[int, ...] = BEGINNING
     """The furthest that the run had come at the end of an attempt."""
     standstills: int = 0
@@ -58,7 +57,7 @@ class History:
 
 
 def begin(submission: Submission) -> History:
-    """Count an attempt that has passed its checks; it must not go on if it is `used_up`."""
+    """Count an attempt that has passed its checks; it must not continue if it is `used_up`."""
     before = read(submission)
     if before.running:  # lost with its machine: nobody told of its end
         before = _ended(before, submission)
@@ -67,12 +66,12 @@ def begin(submission: Submission) -> History:
     now = before
     if not before.used_up:
         now = replace(before, starts=before.starts + 1, running=True)
-    write_json(_note(submission), asdict(now))
+    write_json(_note(submission), to_data(now))
     return now
 
 
 def end(submission: Submission, code: int) -> bool:
-    """Note how an attempt ended that nobody had asked to stop; whether another one is due."""
+    """Record the end of an attempt that was not asked to stop; whether another one is due."""
     before = read(submission)
     number = before.starts if before.running else before.starts + 1  # it did not pass its checks
     now = reached(submission)
@@ -80,7 +79,7 @@ def end(submission: Submission, code: int) -> bool:
     if before.used_up or not worth_another(code, late=late):
         return False
     ended = _ended(before, submission)
-    write_json(_note(submission), asdict(ended))
+    write_json(_note(submission), to_data(ended))
     return not ended.used_up
 
 
@@ -113,7 +112,7 @@ def reached(submission: Submission) -> tuple[int, ...]:
 
 
 def given_up(history: History, run: str) -> str:
-    """What is said when nothing is started again."""
+    """The message when no further attempt is made."""
     return (
         f"not started again: {history.standstills} attempts in a row ended without getting "
         f"further; see the log above, and 'elmwright resume {run}' when its cause is gone"
@@ -122,9 +121,10 @@ def given_up(history: History, run: str) -> str:
 
 def read(submission: Submission) -> History:
     """The attempts at a submission so far."""
-    data = read_json(_note(submission)) or {}
-    known = {name: data[name] for name in asdict(History()) if name in data}
-    return History(**{**known, "reached": tuple(known.get("reached", BEGINNING))})
+    try:
+        return from_data(History, read_json(_note(submission)) or {}, ignore_unknown=True)
+    except BadField:
+        return History()  # damaged: as if it were not there
 
 
 def _ended(before: History, submission: Submission) -> History:
@@ -140,7 +140,7 @@ def _note(submission: Submission) -> str:
 
 def main(path: str, code: int) -> int:
     """What Slurm's batch script asks: 0 if the job is to go back into the queue."""
-    submission = Submission.from_data(json.loads(Path(path).read_text(encoding="utf-8")))
+    submission = Submission.load(path)
     try:
         before = with_patience(lambda: read(submission))
         if with_patience(lambda: end(submission, code)):

@@ -1,8 +1,8 @@
 """Submit, watch, cancel, resume: the same for every target.
 
-A target checks, describes and takes a submission, finds a running job, reports its state, reads its
-log, and stops or kills it. Everything else is here: what is sent, that a run is not sent twice,
-what the run book remembers, and how long a job that is asked to stop may take.
+A target (targets/place.py) checks, describes and takes a submission, finds a running job, reports
+its state, reads its log, and stops or kills it. Everything else is here: what is sent, that a run
+is not sent twice, what the run book remembers, and how long a stopping job may take.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_from
@@ -18,10 +18,9 @@ from elmwright.jobs.environment.wheel import content_version, package_files
 from elmwright.jobs.runbook import runbook
 from elmwright.jobs.runbook.submission import Job, State, Submission, new_submission, state_of_exit
 from elmwright.jobs.runbook.target import Target, as_now
-from elmwright.jobs.submit.targets.background import Background
-from elmwright.jobs.submit.targets.kubernetes import Kubernetes
-from elmwright.jobs.submit.targets.ray_jobs import NotLetIn, RayCluster, Unreachable
-from elmwright.jobs.submit.targets.slurm import Slurm
+from elmwright.jobs.submit.targets.kinds import open_place, place_class
+from elmwright.jobs.submit.targets.place import Place
+from elmwright.jobs.submit.targets.ray_jobs import NotLetIn, Unreachable
 from elmwright.jobs.training.driver.devices import with_promised_gpus
 from elmwright.jobs.upkeep.status import has_checkpoint
 from elmwright.pipeline.errors import Failed, UserError
@@ -33,50 +32,6 @@ STORE_BYTES_A_SECOND = 500_000
 """A log that has grown large is fetched less often, so that following costs about so much."""
 
 Answer = TypeVar("Answer")
-
-
-class Place(Protocol):
-    """What a target can do with jobs."""
-
-    @property
-    def grace(self) -> float:
-        """Seconds that a job may take to stop."""
-
-    def check(self, submission: Submission) -> None:
-        """Raise UserError where the job could never run here."""
-
-    def running(self, run: str) -> str:
-        """The id of a job of this run that has not ended, as the target itself knows it."""
-
-    def describe(self, submission: Submission) -> str:
-        """What submitting would send, to read."""
-
-    def submit(self, submission: Submission) -> dict[str, Any]:
-        """Send it; the target's own handle."""
-
-    def state(self, job: Job) -> State:
-        """What has become of it."""
-
-    def log(self, job: Job, start: int) -> tuple[str, int]:
-        """What it has said from a position on, and the position behind that."""
-
-    def stop(self, job: Job) -> None:
-        """Ask it to checkpoint and end."""
-
-    def kill(self, job: Job) -> None:
-        """End it: the time is over."""
-
-
-def open_place(target: Target) -> Place:
-    """The code that speaks to a target."""
-    if target.kind == "ray":
-        return RayCluster(target)
-    if target.kind == "slurm":
-        return Slurm(target)
-    if target.kind == "k8s":
-        return Kubernetes(target)
-
-    return Background()
 
 
 def prepare(
@@ -91,13 +46,13 @@ def prepare(
 def submit(submission: Submission) -> Job:
     """Send a submission, unless its run is going on already.
 
-    It is noted before it is sent: a job that arrived while the answer was lost can be found, asked
-    after and stopped. Only one that was refused is struck out again.
+    It is recorded before it is sent: a job that arrived while the answer was lost can be found,
+    watched and stopped. Only one that was refused is removed again.
     """
     place = open_place(submission.target)
     refuse_second(submission, place)
     place.check(submission)
-    runbook.remember(Job(submission, {}))
+    runbook.remember(Job(submission))
     try:
         job = Job(submission, place.submit(submission))
     except UserError:
@@ -108,7 +63,7 @@ def submit(submission: Submission) -> Job:
 
 
 def refuse_second(submission: Submission, place: Place) -> None:
-    """A run is sent once: its checkpoints have one writer."""
+    """Refuse a run of which a job has not ended: its checkpoints have one writer."""
     known = runbook.attempts_of(submission.run)
     if known:
         try:
@@ -124,7 +79,7 @@ def refuse_second(submission: Submission, place: Place) -> None:
 
 
 def already(run: str, job: str, target: Target) -> UserError:
-    """What is said to whoever would send a run a second time."""
+    """The error for a run that is sent a second time."""
     return UserError(
         "busy",
         f"run {run!r} is going on already on {target} (job {job}); follow it with 'elmwright logs "
@@ -138,7 +93,7 @@ def _place_of(job: Job) -> Place:
 
 
 def state_of(job: Job) -> State:
-    """What has become of a job; what it left below run.dir counts when its target is unsure."""
+    """What has become of a job; its files below run.dir count when its target is unsure."""
     return _state_of(job, _place_of(job))
 
 
@@ -182,7 +137,7 @@ def again(job: Job, wait_minutes: int | None = None) -> Submission:
     """The next attempt at the same run, with the code as it is now."""
     old = job.submission
     config = config_from(old.config, f"the config of {old.id}")
-    address = "" if old.target.kind == "local" else "auto"
+    address = place_class(old.target).cluster_address
     wait = config.cluster.wait_minutes if wait_minutes is None else wait_minutes
     cluster = dataclasses.replace(config.cluster, address=address, wait_minutes=wait)
     config = dataclasses.replace(config, cluster=cluster)
@@ -191,22 +146,22 @@ def again(job: Job, wait_minutes: int | None = None) -> Submission:
 
 
 def about_resuming(job: Job) -> str:
-    """What resuming will start from."""
-    found = has_checkpoint(job.submission)
-    if found is None:
+    """The step from which resuming will start, in words."""
+    can_resume = has_checkpoint(job.submission)
+    if can_resume is None:
         return "its folder cannot be seen from here; the job finds its checkpoints itself"
-    if not found:
+    if not can_resume:
         return "it has no checkpoint yet, so training starts from the beginning"
     return "it resumes from its newest checkpoint"
 
 
 def read_log(job: Job) -> str:
-    """All that a job has said."""
+    """The whole log of a job."""
     return _place_of(job).log(job, 0)[0]
 
 
 def follow(run: str, job: Job, *, through: bool) -> State:
-    """Print what a job says as it says it; `through` continues with later attempts of the run.
+    """Print the log of a job as it grows; `through` continues with later attempts of the run.
 
     `run` is its name or its folder: by the folder, attempts sent from other machines are found.
     """
@@ -218,8 +173,11 @@ def follow(run: str, job: Job, *, through: bool) -> State:
         if state.word in ("finished", "failed") and not later:
             return state
         if not later:
-            print(f"-- {job.submission.id} is {state.word} ({state.why}); waiting for 'elmwright "
-                  f"resume {run}' (Ctrl-C ends)", flush=True)  # fmt: skip
+            print(
+                f"-- {job.submission.id} is {state.word} ({state.why}); waiting for 'elmwright "
+                f"resume {run}' (Ctrl-C ends)",
+                flush=True,
+            )
         while not later:
             time.sleep(POLL_SECONDS)
             later = _attempts_after(run, job)
@@ -228,9 +186,9 @@ def follow(run: str, job: Job, *, through: bool) -> State:
 
 
 def _attempts_after(run: str, job: Job) -> list[Job]:
-    """The attempts behind one, in the order in which they were sent."""
+    """The attempts after one, in the order in which they were sent."""
     attempts = runbook.find_run(run)
-    ids = [one.submission.id for one in attempts]
+    ids = [attempt.submission.id for attempt in attempts]
     return attempts[ids.index(job.submission.id) + 1 :] if job.submission.id in ids else []
 
 
@@ -238,7 +196,7 @@ def _follow_one(job: Job) -> State:
     place = _place_of(job)
     position = size = 0
     while True:
-        # The state first: what is said between the two is then still read.
+        # The state first: lines that are written between the two are then still read.
         state = _patiently(partial(_state_of, job, place))
         text, position = _patiently(partial(place.log, job, position))
         size += len(text)
@@ -250,7 +208,7 @@ def _follow_one(job: Job) -> State:
 
 
 def _patiently(ask: Callable[[], Answer]) -> Answer:
-    """A cluster that does not answer for a moment is asked again."""
+    """The answer of a cluster, which is asked again if it does not answer for a moment."""
     for misses in range(1, 10):
         try:
             return ask()

@@ -50,6 +50,7 @@ from elmwright.jobs.tracking.store import (
 from elmwright.jobs.tracking.tracking_state import TrackingState, read_tracking
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import exists, join, read_bytes
 
 log = logging.getLogger("elmwright")
@@ -226,7 +227,7 @@ class Tracker:
             self.run_id, datasets=[corpus_dataset(self._folder.corpus, self._manifest)]
         )
         client.log_dict(self.run_id, config, "config.json")
-        client.log_dict(self.run_id, environment(), "environment.json")
+        client.log_dict(self.run_id, to_data(environment()), "environment.json")
         for name in ("MANIFEST.json", "report.html"):
             path = join(self._folder.corpus, name)
             if exists(path):

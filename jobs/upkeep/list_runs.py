@@ -5,23 +5,24 @@ room that a run takes on the disk: a file with two names (the shards of a corpus
 in its work folder) counts once.
 """
 
+import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from elmwright.jobs.runbook.find_run import RUNS, runs_in
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.terminal.wording import size
 from elmwright.jobs.upkeep.status import asked_until, read_progress, state_here, submission_here
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import to_data
 
 
 @dataclass(frozen=True)
 class Run:
-    """What there is to say of a run in one line."""
+    """A run as one line of the list."""
 
     name: str
     """Name of its folder, which every command takes."""
@@ -47,8 +48,8 @@ def list_runs(folder: str | Path = RUNS) -> list[Run]:
     """The runs in a folder, the one that changed last first."""
     if not Path(folder).is_dir() and str(folder) != RUNS:
         raise UserError("file-missing", f"there is no folder {folder}; name one that holds runs")
-    found = [_look(path) for path in runs_in(folder)]
-    return sorted(found, key=lambda run: (-run.changed, run.name))
+    runs = [_look(path) for path in runs_in(folder)]
+    return sorted(runs, key=lambda run: (-run.changed, run.name))
 
 
 def _look(path: Path) -> Run:
@@ -90,10 +91,12 @@ def statuses(folder: Path) -> Iterator[os.stat_result]:
                 continue
 
 
-def as_data(run: Run) -> dict[str, Any]:
-    """A run as JSON; the time in UTC."""
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.changed))
-    return {**asdict(run), "changed": when}
+def as_json(runs: list[Run]) -> str:
+    """The runs as JSON; times in UTC."""
+    rows = to_data(runs)
+    for row, run in zip(rows, runs, strict=True):
+        row["changed"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.changed))
+    return json.dumps(rows, indent=1)
 
 
 def as_table(runs: list[Run]) -> list[str]:

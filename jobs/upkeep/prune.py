@@ -16,7 +16,6 @@ damaged, no checkpoint is removed, because the run may have to resume from an ol
 The run's lock is held meanwhile, so nothing is removed under a run that is running.
 """
 
-import json
 import shutil
 import sys
 from collections import Counter
@@ -31,7 +30,6 @@ from elmwright.jobs.checkpoints.checkpoint import (
 )
 from elmwright.jobs.checkpoints.retention import Keep
 from elmwright.jobs.config.toml_file import config_from
-from elmwright.jobs.runbook.find_run import lock_text
 from elmwright.jobs.rundir.journal import Journal
 from elmwright.jobs.rundir.journal_records import CheckpointPruned
 from elmwright.jobs.rundir.layout import RunFolder
@@ -77,7 +75,7 @@ def prune(
             f"{folder.root}/corpus/work with the store's own tools once the corpus is finished",
         )
     lock = Path(folder.root, "run.lock")
-    before = lock_text(folder)
+    before = lock.read_bytes() if lock.is_file() else b""
     with locked(folder):
         try:
             found = _sized(removals(folder))
@@ -86,8 +84,8 @@ def prune(
                 _remove(folder, found)
             return found
         finally:
-            if before:  # which command was last at the run itself is what `status` tells
-                lock.write_text(json.dumps(before))  # in place: another file would be another lock
+            if before:  # `status` shows the last command that worked on the run itself
+                lock.write_bytes(before)  # in place: another file would be another lock
 
 
 def removals(folder: RunFolder) -> list[Removal]:

@@ -9,13 +9,13 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.registry.find_registry import short
-from elmwright.jobs.runbook.find_run import lock_text, user_of
+from elmwright.jobs.runbook.find_run import last_holder, user_of
 from elmwright.jobs.runbook.runbook import outcome_of
 from elmwright.jobs.runbook.submission import State, Submission, state_of_exit
 from elmwright.jobs.runbook.target import Target
@@ -26,6 +26,7 @@ from elmwright.jobs.rundir.metrics import TOKENS_PER_S, perplexities
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.terminal.wording import nearby
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import (
     exists,
     is_url,
@@ -55,7 +56,7 @@ class Progress:
     checkpoint_step: int = -1
     """Step of the newest checkpoint; -1 if there is none."""
     checkpoint: str = ""
-    """Where it lies."""
+    """Its folder or URL."""
     tracking: str = ""
     """Where the curves are."""
 
@@ -79,7 +80,7 @@ def state_here(folder: RunFolder, progress: Progress | None) -> State:
 
 def asked_until(folder: RunFolder) -> str:
     """The last stage that the newest command at a run here was asked for."""
-    words = str(lock_text(folder).get("command", "")).split()
+    words = last_holder(folder).command.split()
     for word, after in pairwise([*words, ""]):
         if word == "--until" and after in STAGES:
             return after
@@ -195,27 +196,47 @@ def _json(path: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def as_data(submission: Submission, state: State, progress: Progress | None) -> dict[str, Any]:
-    """All of it as JSON."""
-    return {
-        "run": submission.run,
-        "id": submission.id,
-        "target": str(submission.target),
-        "dir": submission.dir,
-        "until": submission.until,
-        "version": submission.version,
-        "git": submission.git,
-        "config_sha256": submission.config_sha256,
-        "submitted": submission.time,
-        "state": state.word,
-        "why": state.why,
-        "exit_code": state.exit_code,
-        "progress": asdict(progress) if progress else None,
-    }
+@dataclass(frozen=True)
+class Status:
+    """A run as `elmwright status --json` prints it."""
+
+    run: str
+    id: str
+    target: str
+    dir: str
+    until: str
+    version: str
+    git: str
+    config_sha256: str
+    submitted: str
+    state: str
+    why: str
+    exit_code: int | None
+    progress: Progress | None
+
+
+def as_json(submission: Submission, state: State, progress: Progress | None) -> str:
+    """The status of a run as JSON."""
+    status = Status(
+        run=submission.run,
+        id=submission.id,
+        target=str(submission.target),
+        dir=submission.dir,
+        until=submission.until,
+        version=submission.version,
+        git=submission.git,
+        config_sha256=submission.config_sha256,
+        submitted=submission.time,
+        state=state.word,
+        why=state.why,
+        exit_code=state.exit_code,
+        progress=progress,
+    )
+    return json.dumps(to_data(status), indent=1)
 
 
 def as_lines(submission: Submission, state: State, progress: Progress | None) -> list[str]:
-    """All of it for a reader."""
+    """The status of a run for a reader."""
     here = not submission.id
     rows = [
         ("run", submission.run if here else f"{submission.run}  ({submission.id})"),

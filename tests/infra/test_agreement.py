@@ -1,7 +1,7 @@
 """Every port, path, name and version in `infra/` is the package's own.
 
 Both directions: a value changed in `infra/` is not the constant any more, and a constant changed in
-`jobs/runbook/ports.py` or `shared_names.py` is not what stands in `infra/`.
+`jobs/runbook/deployment.py` or `shared_names.py` is not what stands in `infra/`.
 """
 
 import inspect
@@ -11,7 +11,7 @@ import tomllib
 import pytest
 
 from elmwright import __version__
-from elmwright.jobs.runbook import ports
+from elmwright.jobs.runbook import deployment
 from elmwright.jobs.runbook.submission import GRACE_SECONDS
 from elmwright.jobs.runbook.target import Target, _target
 from elmwright.jobs.tracking.tracker import Tracker
@@ -47,7 +47,7 @@ PORTS = [
     (r":(\d+)/api/local_raylet_healthz", AGENT_PORT),
 ]
 
-RUNS, CONFIGS, SECRETS = ports.RUNS_PATH, shared_names.CONFIGS_PATH, ports.SECRETS_PATH
+RUNS, CONFIGS, SECRETS = deployment.RUNS_PATH, shared_names.CONFIGS_PATH, deployment.SECRETS_PATH
 WORDS = shared_names.TEXT_PATH
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point
 ARTIFACTS, STORE = "/artifacts", "/data"  # of the MLflow and the store that are started here
@@ -78,7 +78,7 @@ PLACES = [
     (r"--artifacts-destination=(\S+)", ARTIFACTS),
     (r"- store:(\S+)", STORE),
     (r"--addr :\d+ (\S+)", STORE),
-    (rf"mkdir -p (\S+)/{ports.BUCKET} ", STORE),
+    (rf"mkdir -p (\S+)/{deployment.BUCKET} ", STORE),
 ]
 
 OVERLAY = {"/spec"}  # of the object that is patched
@@ -114,7 +114,7 @@ def test_a_port_is_the_packages(pattern: str, port: int) -> None:
 
 
 def test_no_other_port_is_named() -> None:
-    known = {port for _, port in PORTS} | {ports.USER_ID}  # "1000:1000" looks like ports
+    known = {port for _, port in PORTS} | {deployment.USER_ID}  # "1000:1000" looks like ports
     for name, text in TEXT.items():
         for number in re.findall(r"(?i)(?:port\S*[:= ]\s*|(?<=[a-z\d]:))(\d{4,5})\b(?![-.])", text):
             assert int(number) in known or int(number) > 65535, f"{name}: {number}"
@@ -149,10 +149,10 @@ def test_every_node_mounts_what_the_package_expects() -> None:
                 (container,) = template["spec"]["containers"]
                 mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
                 volumes = {v["name"]: v for v in template["spec"]["volumes"]}
-                assert set(mounts) == {SHARED_MEMORY, ports.RUNS_PATH, ports.SECRETS_PATH}
+                assert set(mounts) == {SHARED_MEMORY, deployment.RUNS_PATH, deployment.SECRETS_PATH}
                 assert volumes[mounts[SHARED_MEMORY]]["emptyDir"]["medium"] == "Memory"
-                assert volumes[mounts[ports.SECRETS_PATH]]["secret"]["secretName"] == (
-                    ports.SECRET_AWS
+                assert volumes[mounts[deployment.SECRETS_PATH]]["secret"]["secretName"] == (
+                    deployment.SECRET_AWS
                 )
                 nodes += 1
     assert nodes == 2
@@ -160,16 +160,16 @@ def test_every_node_mounts_what_the_package_expects() -> None:
     for name in ("head", "worker"):
         targets = {volume.split(":")[-1 if volume.count(":") == 1 else -2]
                    for volume in compose["services"][name]["volumes"]}  # fmt: skip
-        assert targets == {ports.RUNS_PATH, shared_names.CONFIGS_PATH, shared_names.TEXT_PATH}
+        assert targets == {deployment.RUNS_PATH, shared_names.CONFIGS_PATH, shared_names.TEXT_PATH}
 
 
 def test_image_tags_are_those_of_this_version() -> None:
-    tags = set(re.findall(rf"\b{ports.IMAGE}:(\d+\.\d[\w.-]*)", everything()))
-    assert tags == set(ports.IMAGE_TAGS)
-    assert set(re.findall(r"newTag: (\S+)", everything())) == set(ports.IMAGE_TAGS)
+    tags = set(re.findall(rf"\b{deployment.IMAGE}:(\d+\.\d[\w.-]*)", everything()))
+    assert tags == set(deployment.IMAGE_TAGS)
+    assert set(re.findall(r"newTag: (\S+)", everything())) == set(deployment.IMAGE_TAGS)
     docker = TEXT["docker/Dockerfile"]
     assert re.findall(r"image\.version=([\w.]+)-", docker) == [__version__]
-    for variant in ports.VARIANTS:
+    for variant in deployment.VARIANTS:
         assert re.search(rf'"\$\{{VARIANT\}}" !?= {variant} \]', docker)
 
 
@@ -187,22 +187,24 @@ def test_versions_are_the_pinned_ones() -> None:
 
 
 def test_names_of_secrets_services_database_and_bucket_are_the_packages() -> None:
-    secrets = {ports.SECRET_AWS, shared_names.SECRET_DATABASE}
+    secrets = {deployment.SECRET_AWS, shared_names.SECRET_DATABASE}
     assert set(re.findall(r"secretName: (\S+)|secretKeyRef:\s+name: (\S+)", everything())) == {
-        (ports.SECRET_AWS, ""),
+        (deployment.SECRET_AWS, ""),
         ("", shared_names.SECRET_DATABASE),
     }
     assert set(re.findall(r"create secret generic (\S+)", everything())) == secrets
-    registry = {ports.SECRET_REGISTRY}
+    registry = {deployment.SECRET_REGISTRY}
     assert set(re.findall(r"create secret docker-registry (\S+)", everything())) == registry
     assert set(re.findall(r"imagePullSecrets:.*\s+- name: (\S+)", everything())) == registry
-    assert set(re.findall(r"configMapRef:\s+name: (\S+)", everything())) == {ports.CONFIG_STORE}
+    assert set(re.findall(r"configMapRef:\s+name: (\S+)", everything())) == {
+        deployment.CONFIG_STORE
+    }
     assert set(re.findall(r"postgresql[+\w]*://(\w+):", everything())) == {shared_names.DATABASE}
     assert set(re.findall(r"@(\w+):\d+/(\w+)", everything())) == {
         (shared_names.SERVICE_POSTGRES, shared_names.DATABASE)
     }
-    assert set(re.findall(r"s3://(\w+)/mlflow", everything())) == {ports.BUCKET}
-    assert set(re.findall(r"/data/(\w+) ", everything())) == {ports.BUCKET}
+    assert set(re.findall(r"s3://(\w+)/mlflow", everything())) == {deployment.BUCKET}
+    assert set(re.findall(r"/data/(\w+) ", everything())) == {deployment.BUCKET}
     (compose,) = documents(INFRA / "compose" / "compose.yaml")
     services = {
         shared_names.SERVICE_HEAD,
@@ -216,23 +218,23 @@ def test_names_of_secrets_services_database_and_bucket_are_the_packages() -> Non
 
 def test_the_containers_user_is_the_same_everywhere() -> None:
     docker = TEXT["docker/Dockerfile"]
-    assert re.findall(r"USER (\d+):(\d+)", docker) == [(str(ports.USER_ID),) * 2]
-    assert set(re.findall(r"--[ug]id (\d+)", docker)) == {str(ports.USER_ID)}
+    assert re.findall(r"USER (\d+):(\d+)", docker) == [(str(deployment.USER_ID),) * 2]
+    assert set(re.findall(r"--[ug]id (\d+)", docker)) == {str(deployment.USER_ID)}
     assert f"--home-dir {shared_names.HOME_PATH} " in docker
     numbers = set(re.findall(r"(?:runAs\w+|fsGroup): (\d+)", everything()))
-    assert numbers == {str(ports.USER_ID), "999"}  # 999: PostgreSQL's own image
+    assert numbers == {str(deployment.USER_ID), "999"}  # 999: PostgreSQL's own image
     assert re.findall(r"chown (\d+):(\d+) /runs", TEXT["ray/aws.yaml"]) == [
-        (str(ports.USER_ID),) * 2
+        (str(deployment.USER_ID),) * 2
     ]
 
 
 def test_a_stopped_job_has_the_time_it_was_promised() -> None:
-    promised = str(ports.STOP_SECONDS)
+    promised = str(deployment.STOP_SECONDS)
     assert promised == str(GRACE_SECONDS), "what runs"
     table = tomllib.loads(TEXT["slurm/targets.toml"])["night"]
     night = _target(INFRA / "slurm" / "targets.toml", "night", table)
     assert (night.kind, str(night.warning)) == ("slurm", promised)
-    assert Target("slurm").warning == ports.STOP_SECONDS
+    assert Target("slurm").warning == deployment.STOP_SECONDS
 
 
 def test_a_stopped_job_has_time_for_all_that_it_must_do() -> None:
@@ -244,8 +246,8 @@ def test_a_stopped_job_has_time_for_all_that_it_must_do() -> None:
     )
     (row,) = [r for r in TEXT["README.md"].splitlines() if r.startswith("| storage bandwidth")]
     (within, checkpoint) = re.findall(r"(\d+) s\b", row)[:2]
-    assert int(within) == ports.STOP_SECONDS
-    assert silent + int(drain) + int(checkpoint) < ports.STOP_SECONDS
+    assert int(within) == deployment.STOP_SECONDS
+    assert silent + int(drain) + int(checkpoint) < deployment.STOP_SECONDS
 
 
 def test_ray_has_time_to_drain_a_node_that_is_stopped() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import botocore.client
 import pytest
 
-from elmwright.jobs.runbook import ports
+from elmwright.jobs.runbook import deployment
 from tests.support.infra.texts import TEXT, source
 from tests.support.infra.validators import documents
 from tests.support.places import INFRA
@@ -175,6 +175,6 @@ def test_storage_on_aws_is_mounted_once() -> None:
     (aws,) = documents(INFRA / "ray" / "aws.yaml")
     commands = aws["initialization_commands"]
     (mount,) = [command for command in commands if "mount -t" in command]
-    assert mount.startswith(f"mountpoint -q {ports.RUNS_PATH} || sudo mount -t nfs4 ")
+    assert mount.startswith(f"mountpoint -q {deployment.RUNS_PATH} || sudo mount -t nfs4 ")
     install = next(command for command in commands if "nfs-common" in command)
     assert commands.index(install) < commands.index(mount)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elmwright.jobs.runbook import ports
+from elmwright.jobs.runbook import deployment
 from tests.support.infra import shared_names
 from tests.support.infra.texts import TEXT
 from tests.support.infra.validators import documents
@@ -98,9 +98,9 @@ def test_a_database_that_is_being_set_up_is_not_healthy() -> None:
 
 def test_the_image_is_named_in_one_place_where_it_can_be_changed() -> None:
     lines = [line for line in TEXT["compose/compose.yaml"].splitlines() if "#" not in line]
-    assert len([line for line in lines if f"{ports.IMAGE}:" in line]) == 1
+    assert len([line for line in lines if f"{deployment.IMAGE}:" in line]) == 1
     images = {services()[name]["image"] for name in (*NODES, "mlflow")}
-    assert images == {f"${{ELMWRIGHT_IMAGE:-{ports.IMAGE}:{ports.IMAGE_TAGS[0]}}}"}
+    assert images == {f"${{ELMWRIGHT_IMAGE:-{deployment.IMAGE}:{deployment.IMAGE_TAGS[0]}}}"}
 
 
 @pytest.mark.parametrize("name", NODES)
@@ -113,7 +113,7 @@ def test_text_and_configs_are_mounted_and_cannot_be_changed(name: str) -> None:
 def test_training_has_the_time_to_write_a_checkpoint_when_its_worker_is_stopped() -> None:
     worker = services()["worker"]
     drain = int(worker["environment"]["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
-    assert drain == ports.STOP_SECONDS
+    assert drain == deployment.STOP_SECONDS
     assert int(worker["stop_grace_period"].removesuffix("s")) > drain
     # Ray never calls a head idle, so each second there would be waited for.
     assert "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" not in services()["head"]["environment"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.runbook import ports
+from elmwright.jobs.runbook import deployment
 from tests.support.infra import shared_names
 from tests.support.places import INFRA, ROOT
 
@@ -42,7 +42,7 @@ class Compose:
             copy.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
         tiny = (INFRA / "local" / "tiny.toml").read_text(encoding="utf-8")
         for old, new in (
-            ('dir = "build/{name}"', f'dir = "{ports.RUNS_PATH}/{{name}}"'),
+            ('dir = "build/{name}"', f'dir = "{deployment.RUNS_PATH}/{{name}}"'),
             ('sources = ["*.md", "infra/*.md"]', f'sources = ["{shared_names.TEXT_PATH}/*.md"]'),
             ("max_steps = 20", f"max_steps = {STEPS}"),
             ("every_steps = 10", "every_steps = 200"),
@@ -84,7 +84,7 @@ class Compose:
                 *ON_CLUSTER]  # fmt: skip
 
     def checksums(self, name: str) -> dict[str, str]:
-        path = f"{ports.RUNS_PATH}/{name}/bundle/SHA256SUMS"
+        path = f"{deployment.RUNS_PATH}/{name}/bundle/SHA256SUMS"
         lines = self.do("exec", "-T", "head", "cat", path).splitlines()
         sums = {file: checksum for checksum, file in (line.split() for line in lines)}
         assert sums.keys() > SAME
@@ -150,7 +150,7 @@ def test_a_run_is_submitted_from_outside_the_containers(compose: Compose, tmp_pa
 
 def wait_for_training(compose: Compose, driver: "subprocess.Popen[bytes]", log: Path) -> None:
     """Until the first steps are done, and long before the last."""
-    journal = f"{ports.RUNS_PATH}/stopped/train/journal.jsonl"
+    journal = f"{deployment.RUNS_PATH}/stopped/train/journal.jsonl"
     look = compose.command("exec", "-T", "head", "grep", "-q", '"step"', journal)
     while subprocess.run(look, capture_output=True, check=False).returncode != 0:
         assert driver.poll() is None, log.read_text()[-3000:]

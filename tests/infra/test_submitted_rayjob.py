@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from elmwright.jobs.config.toml_file import load_config
-from elmwright.jobs.runbook import ports
+from elmwright.jobs.runbook import deployment
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.attempts import DRIVER_FILE
 from elmwright.jobs.submit.send import prepare
@@ -21,17 +21,22 @@ pytestmark = pytest.mark.slow(6)
 CLUSTER = INFRA / "kubernetes" / "cluster" / "raycluster.yaml"
 
 PLAIN = Target("k8s")
-FULL = Target.from_data(
-    {"kind": "k8s", "gpus": 1, "image": "lab/elmwright:1", "namespace": "elmwright", "secret": "s3",
-     "volume": "runs", "memory": "16Gi"}
-)  # fmt: skip
+FULL = Target(
+    "k8s",
+    gpus=1,
+    image="lab/elmwright:1",
+    namespace="elmwright",
+    secret="s3",  # noqa: S106
+    volume="runs",
+    memory="16Gi",
+)
 
 
 def rendered(target: Target, run: str = "tiny") -> list[dict[str, Any]]:
     settings = ["cluster.address=auto", "tracking.uri=http://mlflow:5000", f'run.name="{run}"']
     config = load_config("demo", settings)
-    items: list[dict[str, Any]] = render(prepare(config, target, "publish"))["items"]
-    return items
+    objects = render(prepare(config, target, "publish"))
+    return [objects.config_map, objects.rayjob]
 
 
 def rayjob(target: Target) -> dict[str, Any]:
@@ -97,7 +102,7 @@ def test_it_finds_what_the_files_of_infra_offer() -> None:
         assert spec["rayClusterSpec"][key] == theirs[key]
     for one, other in zip(pod_templates(rayjob(FULL)), pod_templates(reference), strict=True):
         mounts, known = mounted(one["spec"]), mounted(other["spec"])
-        for path in (ports.RUNS_PATH, ports.SECRETS_PATH):
+        for path in (deployment.RUNS_PATH, deployment.SECRETS_PATH):
             assert mounts[path] == known[path]
         assert one["spec"]["imagePullSecrets"] == other["spec"]["imagePullSecrets"]
         (container,), (model,) = one["spec"]["containers"], other["spec"]["containers"]

@@ -1,8 +1,8 @@
 """The target `local`: a background process of this machine that outlives the terminal.
 
 The same commands then watch, stop and resume it as they would on a cluster. A process is known by
-its number and the moment it started, so that a number that the system has given to somebody else is
-never taken for it, let alone sent a signal.
+its number and the moment it started, so that a later process with the same number is never treated
+as the job, let alone sent a signal.
 """
 
 import os
@@ -12,22 +12,36 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from elmwright.jobs.environment.wheel import wheel_members
-from elmwright.jobs.runbook.runbook import handle_left, outcome_of, work_folder
-from elmwright.jobs.runbook.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
+from elmwright.jobs.runbook.runbook import handle_of, outcome_of, work_folder
+from elmwright.jobs.runbook.submission import (
+    GRACE_SECONDS,
+    Job,
+    ProcessHandle,
+    State,
+    Submission,
+    state_of_exit,
+)
+from elmwright.jobs.runbook.target import Target
+from elmwright.jobs.submit.targets.place import Place
 from elmwright.pipeline.errors import UserError
 
 
-class Background:
+class Background(Place):
     """Jobs as processes of this machine."""
 
-    def check(self, submission: Submission) -> None:
-        """A laptop has what it has: the run itself says what is missing."""
+    cluster_address = ""
+
+    def __init__(self, target: Target) -> None:
+        """A target of this kind has no options."""
+
+    @staticmethod
+    def own_handle() -> ProcessHandle:
+        return process_handle(os.getppid())  # which starts the next attempt (attempts.py)
 
     def running(self, run: str) -> str:
-        """Nothing but the run book knows; it has been asked."""
+        """Always empty: only the run book knows, and it was read before."""
         return ""
 
     def describe(self, submission: Submission) -> str:
@@ -38,7 +52,7 @@ class Background:
             f"  output to {work_folder(submission) / 'output.log'}"
         )
 
-    def submit(self, submission: Submission) -> dict[str, Any]:
+    def submit(self, submission: Submission) -> ProcessHandle:
         folder = unpack(submission)
         environment = {**os.environ, **submission.settings, "PYTHONPATH": str(folder / "code")}
         with open(folder / "output.log", "ab") as log:
@@ -51,17 +65,17 @@ class Background:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return process_mark(process.pid)
+        return process_handle(process.pid)
 
     def state(self, job: Job) -> State:
         code = outcome_of(job.submission)
         if code is not None:
             return state_of_exit(code)
-        mark = mark_of(job)
-        if mark["host"] != socket.gethostname():
-            return State("running", f"as far as its files tell: it is on {mark['host']}")
-        if is_alive(mark):
-            return State("running", f"process {mark['pid']}")
+        process = process_of(job)
+        if process.host != socket.gethostname():
+            return State("running", f"as far as its files tell: it is on {process.host}")
+        if is_alive(process):
+            return State("running", f"process {process.pid}")
         code = outcome_of(job.submission)  # it may have ended while we looked
         if code is not None:
             return state_of_exit(code)
@@ -71,18 +85,19 @@ class Background:
         return read_from(work_folder(job.submission) / "output.log", start)
 
     def stop(self, job: Job) -> None:
-        mark = mark_of(job)
-        if mark["host"] != socket.gethostname():
+        process = process_of(job)
+        if process.host != socket.gethostname():
             raise UserError(
-                "run-state", f"{job.submission.run} is a process of {mark['host']}; cancel it there"
+                "run-state", f"{job.submission.run} is a process of {process.host}; cancel it there"
             )
-        send(mark, signal.SIGTERM)
+        if is_alive(process):
+            os.kill(process.pid, signal.SIGTERM)
 
     def kill(self, job: Job) -> None:
-        """The time to checkpoint is over: for the driver, which is in the same group, too."""
-        mark = mark_of(job)
-        if is_alive(mark):
-            os.killpg(mark["pid"], signal.SIGKILL)
+        """Kill its process group, to which the driver belongs too."""
+        process = process_of(job)
+        if is_alive(process):
+            os.killpg(process.pid, signal.SIGKILL)
 
     @property
     def grace(self) -> float:
@@ -90,7 +105,7 @@ class Background:
 
 
 def unpack(submission: Submission) -> Path:
-    """Lay the code and the submission into the attempt's own folder: later edits do not matter."""
+    """Copy the code and the submission into the attempt's own folder: later edits do not matter."""
     folder = work_folder(submission)
     _, members = wheel_members()
     for name, content in members.items():
@@ -106,20 +121,20 @@ def _command(submission: Submission) -> list[str]:
     return [sys.executable, "-m", "elmwright.jobs.submit.job", str(path)]
 
 
-def mark_of(job: Job) -> dict[str, Any]:
-    """The mark of a job's process; where its submission was cut off, what the process left."""
-    nobody = {"pid": 0, "started": 0, "host": socket.gethostname()}
-    return job.handle or handle_left(job.submission) or nobody
+def process_of(job: Job) -> ProcessHandle:
+    """The process of a job; one that is not alive where its submission was cut off."""
+    nobody = ProcessHandle(pid=0, started=0, host=socket.gethostname())
+    return handle_of(job, ProcessHandle) or nobody
 
 
-def process_mark(pid: int) -> dict[str, Any]:
-    """What tells a process from any other that ever had its number."""
-    return {"pid": pid, "started": _started(pid), "host": socket.gethostname()}
+def process_handle(pid: int) -> ProcessHandle:
+    """A process of this machine, as no other with its number can be."""
+    return ProcessHandle(pid, _started(pid), socket.gethostname())
 
 
-def is_alive(mark: dict[str, Any]) -> bool:
-    started = _started(mark["pid"])
-    return started != 0 and started == int(mark["started"])
+def is_alive(process: ProcessHandle) -> bool:
+    started = _started(process.pid)
+    return started != 0 and started == process.started
 
 
 def _started(pid: int) -> int:
@@ -131,14 +146,8 @@ def _started(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
-def send(mark: dict[str, Any], number: int) -> None:
-    """Signal the process, if it is still that one."""
-    if is_alive(mark):
-        os.kill(mark["pid"], number)
-
-
 def read_from(path: Path, start: int) -> tuple[str, int]:
-    """What a log has from a byte on, and where it ends."""
+    """The text of a log from a byte on, and the position of its end."""
     try:
         with open(path, "rb") as file:
             file.seek(start)

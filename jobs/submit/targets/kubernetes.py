@@ -13,11 +13,12 @@ from typing import Any
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_from
-from elmwright.jobs.runbook.ports import RUNS_PATH
+from elmwright.jobs.runbook.deployment import RUNS_PATH
 from elmwright.jobs.runbook.runbook import outcome_of
 from elmwright.jobs.runbook.submission import (
     GRACE_SECONDS,
     Job,
+    RayJobHandle,
     State,
     Submission,
     relative_paths,
@@ -34,6 +35,7 @@ from elmwright.jobs.submit.targets.kubernetes_objects import (
     render,
     state_of_rayjob,
 )
+from elmwright.jobs.submit.targets.place import Place
 from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable, parcel
 from elmwright.jobs.submit.targets.slurm import job_size
 from elmwright.pipeline.errors import Failed, UserError
@@ -43,20 +45,31 @@ SILENT = ("unable to connect", "connection to the server", "timeout", "no such h
 """What kubectl says, in small letters, when Kubernetes itself does not answer."""
 
 
-class Kubernetes:
+class Kubernetes(Place):
     """Jobs as RayJob objects."""
+
+    starts_ray = True
 
     def __init__(self, target: Target) -> None:
         self.target = target
 
+    def check_follow(self) -> None:
+        if not self.target.address:
+            raise UserError(
+                "argument",
+                "--follow reads the log through the head's dashboard, which is there only once the "
+                "job has its cluster; submit without it, forward the dashboard as infra/README.md "
+                "shows, set address of the target, and use 'elmwright logs -f'",
+            )
+
     def check(self, submission: Submission) -> None:
-        """What is sent must fit, and what is asked of Kubernetes must be enough for the run."""
+        """Refuse a package that does not fit, and pods that are too small for the run."""
         config = config_from(submission.config, "the config")
         check_paths(submission, config)
         content = parcel(submission)[1]
-        told = filled(content)
+        share = filled(content)
         if len(content) >= NEARLY_FULL * CONFIG_MAP_BYTES:
-            print(f"note: {told}", file=sys.stderr)
+            print(f"note: {share}", file=sys.stderr)
         train = config.train
         workers, cpus = job_size(submission)
         if workers * (cpus // train.threads) < train.processes:
@@ -75,9 +88,9 @@ class Kubernetes:
                 f"pods with {gpus} GPUs and {cpus} CPUs each; raise nodes, gpus or cpus of the "
                 "target",
             )
-        self._note_room(workers, cpus, gpus)
+        self._note_capacity(workers, cpus, gpus)
 
-    def _note_room(self, workers: int, cpus: int, gpus: int) -> None:
+    def _note_capacity(self, workers: int, cpus: int, gpus: int) -> None:
         """Say at once if no machine is there for the pods; not refused, for clusters grow."""
         try:
             nodes = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
@@ -100,31 +113,33 @@ class Kubernetes:
         answer = self.kubectl("get", "rayjobs", "-l", f"{LABEL}={label_of(run)}", "-o", "json")
         for item in json.loads(answer)["items"]:
             # Long names may share a label.
-            mine = (item["spec"].get("metadata") or {}).get("elmwright.run") == run
-            if mine and not state_of_rayjob(item.get("status") or {}).ended:
+            is_of_run = (item["spec"].get("metadata") or {}).get("elmwright.run") == run
+            if is_of_run and not state_of_rayjob(item.get("status") or {}).ended:
                 return str(item["metadata"]["name"])
         return ""
 
     def describe(self, submission: Submission) -> str:
         print(f"note: {filled(parcel(submission)[1])}", file=sys.stderr)
-        return json.dumps(render(submission), indent=1)
+        return render(submission).as_json()
 
-    def submit(self, submission: Submission) -> dict[str, Any]:
+    def submit(self, submission: Submission) -> RayJobHandle:
         """Create both objects, and let the ConfigMap go when the RayJob goes.
 
         Created, not applied: apply copies an object into an annotation of its own, which takes no
         more than 256 KiB, and names are never used twice.
         """
         name = object_name(submission.id)
-        config_map, rayjob = render(submission)["items"]
-        self.kubectl("create", "-f", "-", text=json.dumps(config_map))
+        objects = render(submission)
+        self.kubectl("create", "-f", "-", text=json.dumps(objects.config_map))
         try:
-            answer = self.kubectl("create", "-o", "json", "-f", "-", text=json.dumps(rayjob))
+            answer = self.kubectl(
+                "create", "-o", "json", "-f", "-", text=json.dumps(objects.rayjob)
+            )
         except (UserError, Failed) as error:
             answer = self._arrived(name, error)
         owner = {
-            "apiVersion": rayjob["apiVersion"],
-            "kind": rayjob["kind"],
+            "apiVersion": objects.rayjob["apiVersion"],
+            "kind": objects.rayjob["kind"],
             "name": name,
             "uid": json.loads(answer)["metadata"]["uid"],
         }
@@ -132,9 +147,11 @@ class Kubernetes:
         try:
             self.kubectl("patch", "configmap", name, "--type", "merge", "-p", patch)
         except (UserError, Failed) as error:
-            print(f"note: the ConfigMap {name} stays when the RayJob is deleted: {error}",
-                  file=sys.stderr)  # fmt: skip
-        return {"rayjob": name}
+            print(
+                f"note: the ConfigMap {name} stays when the RayJob is deleted: {error}",
+                file=sys.stderr,
+            )
+        return RayJobHandle(name)
 
     def _arrived(self, name: str, error: Exception) -> str:
         """The RayJob, which may be there although kubectl failed; else nothing is left behind."""
@@ -209,9 +226,6 @@ class Kubernetes:
             self.kubectl("delete", "rayjob", object_name(job.submission.id), "--wait=false")
             return
         self._through_ray(job).stop(job)
-
-    def kill(self, job: Job) -> None:
-        """Ray does this by itself when the time is over."""
 
     @property
     def grace(self) -> float:

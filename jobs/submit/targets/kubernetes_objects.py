@@ -17,10 +17,11 @@ its driver checkpoint, and does not let the job end (`_head`).
 import base64
 import json
 import re
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from elmwright.jobs.runbook import ports
+from elmwright.jobs.runbook import deployment
 from elmwright.jobs.runbook.submission import GRACE_SECONDS, State, Submission, state_of_exit
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.attempts import DRIVER_FILE
@@ -64,7 +65,7 @@ def image_of(target: Target) -> str:
     """The image the target names, else the one that infra/README.md builds from this version."""
     if target.image != Target.image:
         return target.image
-    return f"{ports.IMAGE}:{ports.IMAGE_TAGS[1 if target.gpus else 0]}"
+    return f"{deployment.IMAGE}:{deployment.IMAGE_TAGS[1 if target.gpus else 0]}"
 
 
 def filled(content: bytes) -> str:
@@ -79,8 +80,21 @@ def filled(content: bytes) -> str:
     return f"{size} of the {CONFIG_MAP_BYTES:,} that a ConfigMap takes"
 
 
-def render(submission: Submission) -> dict[str, Any]:
-    """The ConfigMap and the RayJob, as one list."""
+@dataclass(frozen=True)
+class Objects:
+    """The objects of a job, as Kubernetes spells them."""
+
+    config_map: dict[str, Any]
+    rayjob: dict[str, Any]
+
+    def as_json(self) -> str:
+        """Both as one list that kubectl takes."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": [self.config_map, self.rayjob]}
+        return json.dumps(listed, indent=1)
+
+
+def render(submission: Submission) -> Objects:
+    """The ConfigMap and the RayJob of a submission."""
     name = object_name(submission.id)
     package, content = parcel(submission)
     filled(content)
@@ -96,11 +110,7 @@ def render(submission: Submission) -> dict[str, Any]:
         "immutable": True,
         "binaryData": {package: base64.b64encode(content).decode()},
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "List",
-        "items": [config_map, _rayjob(submission, name, meta, package)],
-    }
+    return Objects(config_map, _rayjob(submission, name, meta, package))
 
 
 def _rayjob(
@@ -193,7 +203,7 @@ def _size(target: Target, cpus: int) -> dict[str, str]:
 def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dict[str, Any]:
     mounts = [
         {"name": "job", "mountPath": MOUNT, "readOnly": True},
-        {"name": "secrets", "mountPath": ports.SECRETS_PATH, "readOnly": True},
+        {"name": "secrets", "mountPath": deployment.SECRETS_PATH, "readOnly": True},
         # Ray's object store; a container has 64 MB of shared memory by default.
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
     ]
@@ -201,7 +211,7 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
         {"name": "job", "configMap": {"name": name}},
         {
             "name": "secrets",
-            "secret": {"secretName": ports.SECRET_AWS, "optional": True, "defaultMode": 0o440},
+            "secret": {"secretName": deployment.SECRET_AWS, "optional": True, "defaultMode": 0o440},
         },
         {
             "name": "shm",
@@ -209,14 +219,14 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
         },
     ]
     if target.volume:
-        mounts.append({"name": "runs", "mountPath": ports.RUNS_PATH})
+        mounts.append({"name": "runs", "mountPath": deployment.RUNS_PATH})
         volumes.append({"name": "runs", "persistentVolumeClaim": {"claimName": target.volume}})
     sources: list[dict[str, Any]] = [
-        {"configMapRef": {"name": ports.CONFIG_STORE, "optional": True}}
+        {"configMapRef": {"name": deployment.CONFIG_STORE, "optional": True}}
     ]
     if target.secret:
         sources.append({"secretRef": {"name": target.secret}})
-    credentials = f"{ports.SECRETS_PATH}/credentials"
+    credentials = f"{deployment.SECRETS_PATH}/credentials"
     spec = {
         "name": container,
         "image": image_of(target),
@@ -231,16 +241,16 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
     }
     pod: dict[str, Any] = {
         # One that is not there is ignored.
-        "imagePullSecrets": [{"name": target.pull_secret or ports.SECRET_REGISTRY}],
+        "imagePullSecrets": [{"name": target.pull_secret or deployment.SECRET_REGISTRY}],
         "automountServiceAccountToken": False,
         # They would set MLFLOW_PORT, which MLflow reads as its own.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": GRACE_SECONDS + 30 if container == "ray-head" else 60,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": ports.USER_ID,
-            "runAsGroup": ports.USER_ID,
-            "fsGroup": ports.USER_ID,
+            "runAsUser": deployment.USER_ID,
+            "runAsGroup": deployment.USER_ID,
+            "fsGroup": deployment.USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [spec],

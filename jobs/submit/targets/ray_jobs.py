@@ -23,14 +23,23 @@ from urllib.parse import quote, urlsplit
 
 from packaging.requirements import Requirement
 
-from elmwright.jobs.cluster.capacity import check_room
+from elmwright.jobs.cluster.capacity import check_capacity
 from elmwright.jobs.config.sections import TrainSection
 from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.environment.wheel import requirements, wheel_members, zipped
-from elmwright.jobs.runbook.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
+from elmwright.jobs.runbook.submission import (
+    GRACE_SECONDS,
+    Job,
+    NoHandle,
+    State,
+    Submission,
+    state_of_exit,
+)
 from elmwright.jobs.runbook.target import Target
+from elmwright.jobs.submit.targets.place import Place
 from elmwright.jobs.submit.targets.ray_token import DEFAULT_TOKEN, find_token
 from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.storage.files import is_url
 
 TIMEOUT = 8.0
 """Seconds for an answer; a slow network answers in a fraction of it."""
@@ -46,13 +55,21 @@ class NotLetIn(Unreachable):
     """The cluster answers, but not to us: to ask it again would not help."""
 
 
-class RayCluster:
+class RayCluster(Place):
     """Jobs of a running Ray cluster."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.address = target.address
         self._token = ""
+
+    def note(self, submission: Submission) -> str:
+        if is_url(submission.dir) or is_this_machine(self.address):
+            return ""
+        return (
+            f"run.dir {submission.dir} must be on storage that every machine of {self.address} "
+            "mounts; the job looks first"
+        )
 
     def check(self, submission: Submission) -> None:
         """Refuse what cannot work on this cluster: its version, its size, its reach."""
@@ -72,8 +89,8 @@ class RayCluster:
         jobs = self._get("/api/jobs/")
         try:
             for job in jobs:
-                mine = (job.get("metadata") or {}).get("elmwright.run") == run
-                if mine and job["status"] in ("PENDING", "RUNNING"):
+                is_of_run = (job.get("metadata") or {}).get("elmwright.run") == run
+                if is_of_run and job["status"] in ("PENDING", "RUNNING"):
                     return str(job["submission_id"])
         except (KeyError, TypeError, AttributeError):
             raise self._not_ray() from None
@@ -88,9 +105,7 @@ class RayCluster:
             f"POST {self.address}/api/jobs/\n{json.dumps(request, indent=1)}"
         )
 
-    def submit(
-        self, submission: Submission, module: str = "elmwright.jobs.submit.job"
-    ) -> dict[str, Any]:
+    def submit(self, submission: Submission, module: str = "elmwright.jobs.submit.job") -> NoHandle:
         name, package = parcel(submission)
         try:
             path = f"/api/packages/gcs/{name}"
@@ -107,7 +122,7 @@ class RayCluster:
                 f"({error.__cause__ or error}); 'elmwright jobs' tells whether it arrived, once "
                 f"the cluster answers again, and 'elmwright cancel {submission.run}' stops it then"
             ) from error
-        return {}
+        return NoHandle()
 
     def _request_of(
         self, submission: Submission, package: str, module: str = "elmwright.jobs.submit.job"
@@ -144,9 +159,6 @@ class RayCluster:
     def stop(self, job: Job) -> None:
         self._ok("POST", f"/api/jobs/{quote(job.submission.id)}/stop", b"")
 
-    def kill(self, job: Job) -> None:
-        """Ray does this by itself when the time is over."""
-
     @property
     def grace(self) -> float:
         return GRACE_SECONDS + 30
@@ -176,12 +188,12 @@ class RayCluster:
             )
         return found
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """The machines that are up, each with its address and resources."""
+    def nodes(self) -> list[dict[str, float]]:
+        """The resources of each machine that is up."""
         answer = self._get("/api/v0/nodes?limit=10000")
         try:
             rows = answer["data"]["result"]["result"]
-            return [row for row in rows if row["state"] == "ALIVE"]
+            return [dict(row["resources_total"]) for row in rows if row["state"] == "ALIVE"]
         except (KeyError, TypeError):
             raise Failed(
                 f"the dashboard at {self.address} does not list its nodes "
@@ -371,11 +383,11 @@ def _last_line(text: str) -> str:
     return lines[-1].strip()[:300] if lines else "no reason given"
 
 
-def check_nodes(train: TrainSection, nodes: list[dict[str, Any]], where: str) -> None:
-    """Refuse a training that the machines of a cluster have no room for."""
-    check_room(
+def check_nodes(train: TrainSection, nodes: list[dict[str, float]], where: str) -> None:
+    """Refuse a training that does not fit on the machines of a cluster."""
+    check_capacity(
         train,
-        [node["resources_total"] for node in nodes],
+        nodes,
         gpu=train.device == "cuda",
         where=where,
         advice="lower train.processes or train.threads, or add --wait if the cluster grows by "

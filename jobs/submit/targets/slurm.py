@@ -6,6 +6,7 @@ leave the submitter's environment at home, because Slurm keeps what it is given 
 secrets come from the login environment on the cluster or from `env_file`.
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -13,14 +14,21 @@ import sys
 from collections import Counter
 from math import ceil
 from pathlib import Path
-from typing import Any
 
-from elmwright.jobs.cluster.capacity import room_for
+from elmwright.jobs.cluster.capacity import capacity_for
 from elmwright.jobs.config.toml_file import config_from
-from elmwright.jobs.runbook.runbook import handle_left, outcome_of, work_folder
-from elmwright.jobs.runbook.submission import GRACE_SECONDS, Job, State, Submission, state_of_exit
+from elmwright.jobs.runbook.runbook import handle_of, outcome_of, work_folder
+from elmwright.jobs.runbook.submission import (
+    GRACE_SECONDS,
+    Job,
+    SlurmHandle,
+    State,
+    Submission,
+    state_of_exit,
+)
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.targets.background import read_from, unpack
+from elmwright.jobs.submit.targets.place import Place
 from elmwright.jobs.submit.targets.ray_jobs import Unreachable
 from elmwright.pipeline.errors import Failed, UserError
 
@@ -33,16 +41,23 @@ GPU_CPUS = 4
 GOING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
 
 
-class Slurm:
+class Slurm(Place):
     """Jobs of the Slurm cluster that this machine can submit to."""
+
+    starts_ray = True
+    repeats_attempts = True
 
     def __init__(self, target: Target) -> None:
         self.target = target
 
-    def check(self, submission: Submission) -> None:
-        """What is asked of Slurm must be enough, and must be something it has.
+    @staticmethod
+    def own_handle() -> SlurmHandle:
+        return SlurmHandle(os.environ["SLURM_JOB_ID"])
 
-        sbatch itself takes a job that no machine can ever run, and lets it wait.
+    def check(self, submission: Submission) -> None:
+        """Refuse a job that asks for too little, or for more than the machines have.
+
+        sbatch itself accepts a job that no machine can ever run, and lets it wait.
         """
         train = config_from(submission.config, "the config").train
         nodes, cpus = job_size(submission)
@@ -61,7 +76,7 @@ class Slurm:
                 f"for {nodes} machines with {gpus} each; raise nodes or gpus of the target",
             )
         one = {"CPU": float(cpus), "GPU": float(gpus)}
-        room = nodes * room_for([one], train.threads, gpu=train.device == "cuda")
+        room = nodes * capacity_for([one], train.threads, gpu=train.device == "cuda")
         if room < train.processes:
             raise UserError(
                 "capacity",
@@ -92,13 +107,13 @@ class Slurm:
     def describe(self, submission: Submission) -> str:
         return render(submission)
 
-    def submit(self, submission: Submission) -> dict[str, Any]:
+    def submit(self, submission: Submission) -> SlurmHandle:
         folder = unpack(submission)
         script = folder / "job.sbatch"
         script.write_text(render(submission), encoding="utf-8")
         # On the command line, where no SBATCH_EXPORT of the user's overrides it.
         answer = run_slurm("sbatch", "--parsable", "--export=NONE", str(script))
-        return {"job": answer.strip().partition(";")[0]}
+        return SlurmHandle(answer.strip().partition(";")[0])
 
     def state(self, job: Job) -> State:
         number = self._number(job)
@@ -113,12 +128,12 @@ class Slurm:
         return state_of_slurm(dict(re.findall(r"(\w+)=(\S*)", shown)))
 
     def _number(self, job: Job) -> str:
-        """Slurm's number; where its answer was lost, what the job left or the queue has."""
-        handle = job.handle or handle_left(job.submission)
-        return str(handle["job"]) if handle else self.running(job.submission.run)
+        """Slurm's number; where its answer was lost, the queue's number of a job of this run."""
+        handle = handle_of(job, SlurmHandle)
+        return handle.job if handle else self.running(job.submission.run)
 
     def _gone(self, job: Job) -> State:
-        """Slurm forgets a job minutes after its end; its own note stays."""
+        """The state of a job that Slurm has forgotten, minutes after its end."""
         code = outcome_of(job.submission)
         if code is not None:
             return state_of_exit(code)

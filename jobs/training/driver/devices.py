@@ -11,10 +11,16 @@ A run that is bound to GPUs waits `cluster.wait_minutes` for them and then ends 
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints, read_checked_state
-from elmwright.jobs.cluster.capacity import NoRoom, check_room, room_for
+from elmwright.jobs.cluster.capacity import (
+    Machine,
+    NoCapacity,
+    capacity_for,
+    check_capacity,
+    machines,
+)
 from elmwright.jobs.cluster.connection import ask_machines, is_remote
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.runbook.target import Target
@@ -63,20 +69,18 @@ def settle_device(
     Called when the machines are there. CPUs are never chosen without a word on a cluster, or where
     there are GPUs.
     """
-    import ray
-
     train, bound = config.train, bound_device(config, folder)
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    have = [node["Resources"] for node in nodes]
+    nodes = machines()
+    have = [node.resources for node in nodes]
     gpus = int(sum(one.get("GPU", 0) for one in have))
     device: Device = bound or (
-        "cuda" if room_for(have, train.threads, gpu=True) >= train.processes else "cpu"
+        "cuda" if capacity_for(have, train.threads, gpu=True) >= train.processes else "cpu"
     )
     if device == "cuda":
         _check_gpus(config, folder, have)
         if not bound:
             say(f"Training on {plural(train.processes, 'GPU')}.")
-        _check_cuda([node for node in nodes if node["Resources"].get("GPU")])
+        _check_cuda([node for node in nodes if node.resources.get("GPU")])
     elif bound and gpus and train.device == "auto":
         warn(
             f"training on CPUs, as this run has done before, although there "
@@ -112,8 +116,8 @@ def _check_gpus(config: RunConfig, folder: RunFolder, have: Sequence[Mapping[str
         else 'set train.device = "cpu"'
     )
     try:
-        check_room(config.train, have, gpu=True, advice=advice)
-    except NoRoom as lacking:
+        check_capacity(config.train, have, gpu=True, advice=advice)
+    except NoCapacity as lacking:
         if past_device(folder) != "cuda":
             raise
         raise Interrupted(
@@ -122,7 +126,7 @@ def _check_gpus(config: RunConfig, folder: RunFolder, have: Sequence[Mapping[str
         ) from lacking
 
 
-def _check_cuda(nodes: list[dict[str, Any]]) -> None:
+def _check_cuda(nodes: list[Machine]) -> None:
     """Refuse machines with GPUs on which torch cannot use any: NCCL would only say that it is
     missing, after every restart."""
     answers = [answer for _, answer in ask_machines(nodes, torch_here)]

@@ -23,7 +23,13 @@ from elmwright.jobs.checkpoints.checkpoint import (
     read_checked,
     read_checked_state,
 )
-from elmwright.jobs.cluster.capacity import NoRoom, Room, RoomLost, check_room, machines
+from elmwright.jobs.cluster.capacity import (
+    CapacityLost,
+    CapacityWatch,
+    NoCapacity,
+    check_capacity,
+    resources,
+)
 from elmwright.jobs.cluster.connection import FITTING, is_remote
 from elmwright.jobs.config.resume_settings import changed_settings
 from elmwright.jobs.config.sections import RunConfig
@@ -124,7 +130,7 @@ def launch(
                 if read_json(folder.result) is not None:
                     bar.complete()  # perhaps before the last step: eval.patience
                 break
-            if isinstance(error, RoomLost) or (isinstance(error, NoRoom) and ever_ran):
+            if isinstance(error, CapacityLost) or (isinstance(error, NoCapacity) and ever_ran):
                 raise Interrupted(
                     f"the cluster has lost machines ({error}); training is at {_where(folder)}, "
                     "and the same command resumes when there is room again"
@@ -170,7 +176,7 @@ def _attempt(
     """Run the workers once; what went wrong, or None."""
     outcome: list[Exception] = []
     asked, since = False, 0.0
-    room = Room(config, _begun(folder, attempt))
+    capacity = CapacityWatch(config, _begun(folder, attempt))
 
     def work() -> None:
         try:
@@ -191,7 +197,7 @@ def _attempt(
                 asked, since = True, time.monotonic()
             if asked and time.monotonic() - since > NO_SIGN and not exists(_begun(folder, attempt)):
                 return None
-            if lost := room.lost():
+            if lost := capacity.lost():
                 return lost  # Ray would wait for ever
         except (OSError, UserError) as error:
             log.warning("cannot reach %s for the moment: %s", folder.train, error)
@@ -215,12 +221,12 @@ def fit_with_ray(config: RunConfig, folder: RunFolder, attempt: int, again: bool
     from ray.train.torch import TorchConfig, TorchTrainer
 
     use_gpu = config.train.device == "cuda"
-    # Machines that were lost may come back, if that may take time: Ray asks for them, and `Room`
-    # looks at the clock.
+    # Machines that were lost may come back, if that may take time: Ray asks for them, and
+    # `CapacityWatch` looks at the clock.
     if not (again and config.cluster.wait_minutes):
         advice = "lower train.processes or train.threads, or "
         advice += "set cluster.wait_minutes" if is_remote(config) else "raise cluster.cpus"
-        check_room(config.train, machines(), gpu=use_gpu, advice=advice)
+        check_capacity(config.train, resources(), gpu=use_gpu, advice=advice)
     trainer = TorchTrainer(
         worker,
         train_loop_config={

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from elmwright.jobs.cluster.capacity import check_room
+from elmwright.jobs.cluster.capacity import check_capacity
 from elmwright.jobs.cluster.connection import _check_shared
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.training.driver.launch import check_size
@@ -124,12 +124,12 @@ def test_a_run_folder_that_other_machines_cannot_see(
 def test_more_than_the_cluster_has_is_said_at_once() -> None:
     train = load_config("demo", ["train.processes=4", "train.threads=2"]).train
     with pytest.raises(UserError, match="needs 8 CPUs, but the cluster has 1 machine with 2 CPUs"):
-        check_room(train, [{"CPU": 2.0}], gpu=False)
+        check_capacity(train, [{"CPU": 2.0}], gpu=False)
     with pytest.raises(UserError, match=r"needs 4 GPUs, but the cluster has .* 1 GPUs in all"):
-        check_room(train, [{"CPU": 8.0, "GPU": 1.0}], gpu=True)
+        check_capacity(train, [{"CPU": 8.0, "GPU": 1.0}], gpu=True)
     with pytest.raises(UserError, match=r"do not fit: .* has 8 machines .*, with room for 0"):
-        check_room(train, [{"CPU": 1.0}] * 8, gpu=False)
-    check_room(train, [{"CPU": 2.0}, {"CPU": 6.0}], gpu=False)
+        check_capacity(train, [{"CPU": 1.0}] * 8, gpu=False)
+    check_capacity(train, [{"CPU": 2.0}, {"CPU": 6.0}], gpu=False)
 
 
 def test_models_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.cluster.capacity import ask_for_room, wait_for_room
+from elmwright.jobs.cluster.capacity import request_capacity, wait_for_capacity
 from elmwright.jobs.cluster.connection import (
     FITTING,
     _connect,
@@ -22,6 +22,8 @@ from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.terminal.signals import stop_signals
 from elmwright.pipeline.errors import Interrupted
+
+NODE = {"Alive": True, "NodeID": "n", "NodeManagerAddress": "10.0.0.1"}
 
 
 def never() -> bool:
@@ -59,7 +61,7 @@ def test_a_cluster_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def nodes() -> list[dict[str, object]]:
         found = have.pop(0) if len(have) > 1 else have[0]
-        return [{"Alive": True, "Resources": one} for one in found]
+        return [{**NODE, "Resources": one} for one in found]
 
     fake = types.SimpleNamespace(nodes=nodes)
 
@@ -73,13 +75,13 @@ def test_a_cluster_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> Non
     config = load_config("demo", ["cluster.wait_minutes=1", "train.processes=2",
                                   'train.device="cuda"', "train.threads=2"])  # fmt: skip
     said: list[str] = []
-    assert ask_for_room(config, gpu=True)
-    wait_for_room(config, never, said.append, gpu=True)
+    assert request_capacity(config, gpu=True)
+    wait_for_capacity(config, never, said.append, gpu=True)
     assert asked == [[{"CPU": 2, "GPU": 1}] * 2]
     assert len(have) == 1
     (sentence,) = said
     assert "Waiting for up to 1 minute: 2 processes with 2 CPUs and a GPU each" in sentence
-    assert not ask_for_room(load_config("demo"), gpu=False), "nothing may be waited for"
+    assert not request_capacity(load_config("demo"), gpu=False), "nothing may be waited for"
 
 
 def test_a_cluster_that_is_coming_up_is_tried_again_if_it_may_take_time(
@@ -88,7 +90,7 @@ def test_a_cluster_that_is_coming_up_is_tried_again_if_it_may_take_time(
     answers = [ConnectionError("not yet"), ConnectionError("not yet"), None]
     tried = []
 
-    def init(address: str) -> None:
+    def init(address: str, **_: object) -> None:
         tried.append(address)
         problem = answers.pop(0)
         if problem is not None:
@@ -99,8 +101,8 @@ def test_a_cluster_that_is_coming_up_is_tried_again_if_it_may_take_time(
     monkeypatch.setattr("elmwright.jobs.cluster.connection.pause", lambda *_: None)
     server = ["cluster.address=auto", "tracking.uri=http://mlflow:5000"]
     with pytest.raises(ConnectionError):
-        _connect(load_config("demo", server), {}, never)
-    _connect(load_config("demo", [*server, "cluster.wait_minutes=1"]), {}, never)
+        _connect(load_config("demo", server), never)
+    _connect(load_config("demo", [*server, "cluster.wait_minutes=1"]), never)
     assert tried == ["auto"] * 3
 
 
@@ -143,7 +145,7 @@ def test_machines_that_do_not_come_in_time_end_the_run_as_resumable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not as a mistake: Slurm and Kubernetes would not try again."""
-    nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}]
+    nodes = [{**NODE, "Resources": {"CPU": 8.0}}]
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(nodes=lambda: nodes))
     config = load_config("demo", ["cluster.wait_minutes=1", "train.processes=2"])
     now = iter((0.0, 30.0, 61.0))
@@ -151,7 +153,7 @@ def test_machines_that_do_not_come_in_time_end_the_run_as_resumable(
     monkeypatch.setattr("elmwright.jobs.cluster.capacity.pause", lambda *_: None)
     said: list[str] = []
     with pytest.raises(Interrupted, match=r"needs 2 GPUs, but .* after 1 minute of waiting"):
-        wait_for_room(config, never, said.append, gpu=True)
+        wait_for_capacity(config, never, said.append, gpu=True)
     assert len(said) == 1, "the same is not said again"
 
 

@@ -50,7 +50,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_slow_start_is_tried_again_and_leaves_nothing_running(slow: Any) -> None:
     ray, said = slow(TIMED_OUT, TIMED_OUT), []
-    start_local_ray(2, {}, say=said.append)
+    start_local_ray(2, say=said.append)
     assert ray.tries == 3
     assert said[-1] == "Ray has not started yet; trying again (3 of 3)"
     for process in ray.started:
@@ -60,7 +60,7 @@ def test_a_slow_start_is_tried_again_and_leaves_nothing_running(slow: Any) -> No
 def test_a_ray_that_never_starts_is_a_sentence_with_the_place_of_its_logs(slow: Any) -> None:
     slow(*[TIMED_OUT] * local_ray.TRIES)
     with pytest.raises(Interrupted) as told:
-        start_local_ray(2, {})
+        start_local_ray(2)
     sentence = str(told.value)
     assert "did not start on this machine in 3 tries (The current node timed out" in sentence
     assert "its logs are in /tmp/ray/session_2026-11-18_x_1/logs" in sentence
@@ -70,7 +70,7 @@ def test_a_ray_that_never_starts_is_a_sentence_with_the_place_of_its_logs(slow: 
 def test_a_wish_to_stop_ends_the_tries(slow: Any) -> None:
     ray = slow(*[TIMED_OUT] * local_ray.TRIES)
     with pytest.raises(Interrupted, match="while Ray was starting"):
-        start_local_ray(2, {}, stopped=lambda: True)
+        start_local_ray(2, stopped=lambda: True)
     assert ray.tries == 1
 
 
@@ -78,7 +78,7 @@ def test_a_full_disk_is_said_and_not_tried_again(slow: Any) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/full/disk")
     ray = slow(full, TIMED_OUT)
     with pytest.raises(UserError, match="Ray could not start: no space left"):
-        start_local_ray(2, {})
+        start_local_ray(2)
     assert ray.tries == 1
 
 
@@ -120,7 +120,7 @@ def test_what_else_was_started_here_is_left_alone(slow: Any) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         slow(TIMED_OUT)
-        start_local_ray(2, {})
+        start_local_ray(2)
         assert other.poll() is None
     finally:
         other.kill()

@@ -29,8 +29,8 @@ def test_every_recipe_loads_and_can_be_planned(name: str) -> None:
     config = load_config(name)
     assert config.run.name == name
     plan = describe(config)
-    assert plan["hash"] == config_hash(config)
-    assert sum(plan["parameters"].values()) > 0
+    assert plan.hash == config_hash(config)
+    assert plan.parameters.encoder > 0
 
 
 def test_the_published_models_have_the_published_number_of_parameters() -> None:

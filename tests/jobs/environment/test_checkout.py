@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from elmwright.jobs.environment.checkout import checkout, commit_of, git_state
+from elmwright.jobs.environment.checkout import Commit, checkout, commit_of, git_state
 from tests.support.places import ROOT
 
 
@@ -26,11 +26,11 @@ def test_git_state_is_the_commit_and_whether_files_differ(tmp_path: Path) -> Non
     git(tmp_path, "commit", "-q", "-m", "first")
     commit = git(tmp_path, "rev-parse", "HEAD")
     assert git_state(tmp_path) == commit
-    assert commit_of(git_state(tmp_path)) == {"commit": commit, "dirty": False}
+    assert commit_of(git_state(tmp_path)) == Commit(commit, dirty=False)
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "new.py").touch()
     assert git_state(tmp_path) == f"{commit}+changes"
-    assert commit_of(git_state(tmp_path)) == {"commit": commit, "dirty": True}
+    assert commit_of(git_state(tmp_path)) == Commit(commit, dirty=True)
 
 
 def test_a_copy_inside_another_repository_is_not_at_its_commit(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from elmwright.jobs.cli.command import main
 from elmwright.jobs.config.toml_file import config_hash, load_config
 from elmwright.jobs.planning import estimate
 from elmwright.jobs.planning.plan import describe
+from elmwright.jobs.planning.plan_record import Plan
 from elmwright.jobs.planning.plan_text import plan_lines
 from elmwright.jobs.training.loop.evaluate import final_limit
 from tests.support.tiny import write_config, write_text
@@ -29,15 +30,15 @@ def check(*arguments: object) -> tuple[int, str]:
     return code, out.getvalue()
 
 
-def plan_of(tmp_path: Path, text: str, **changes: object) -> dict[str, object]:
+def plan_of(tmp_path: Path, text: str, **changes: object) -> Plan:
     (tmp_path / "text.txt").write_text(text)
     return describe(load_config(str(write_config(tmp_path, tmp_path / "text.txt", **changes))))
 
 
 def warnings_of(tmp_path: Path, text: str, **changes: object) -> str:
     plan = plan_of(tmp_path, text, **changes)
-    assert plan["problems"] == []
-    return "\n".join(plan["warnings"])  # type: ignore[arg-type]
+    assert plan.problems == ()
+    return "\n".join(plan.warnings)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
@@ -117,7 +118,7 @@ def test_text_in_another_language_is_said(tmp_path: Path) -> None:
     assert '"de"' in warnings_of(tmp_path, GERMAN * 40)
     assert warnings_of(tmp_path, GERMAN * 40, corpus_language="de").find("German") < 0
     assert "English, which is dropped" in "\n".join(
-        plan_of(tmp_path, ENGLISH * 60 + GERMAN * 9, corpus_languages=["de"])["warnings"]  # type: ignore[arg-type]
+        plan_of(tmp_path, ENGLISH * 60 + GERMAN * 9, corpus_languages=["de"]).warnings
     )
 
 
@@ -144,28 +145,28 @@ def test_adagrad_in_a_short_run_is_said(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_and_what_the_rules_leave(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, ENGLISH * 60, corpus_min_words=500)
-    assert "the rules keep nothing" in plan["problems"][0]  # type: ignore[index]
+    assert "the rules keep nothing" in plan.problems[0]
     plan = plan_of(
         tmp_path, "日本語の文字はたくさんあります。" * 40, corpus_tokenizer="sentencepiece"
     )
-    assert plan["problems"] == []
+    assert plan.problems == ()
     config = load_config(str(tmp_path / "tiny.toml"), ["corpus.sentencepiece.size=12"])
-    assert "characters of the sample" in describe(config)["problems"][0]
+    assert "characters of the sample" in describe(config).problems[0]
 
 
 def test_a_corpus_that_is_built_is_not_taken_for_room_that_training_has(tmp_path: Path) -> None:
-    before = plan_of(tmp_path, ENGLISH * 50)["disk"]["needed"]  # type: ignore[index]
+    before = plan_of(tmp_path, ENGLISH * 50).disk.needed
     run = tmp_path / "run"
     (run / "corpus").mkdir(parents=True)
     (run / "corpus" / "shard").write_bytes(bytes(50_000_000))
     (run / "train").mkdir()
     config = load_config(str(tmp_path / "tiny.toml"))
     training = estimate.training_bytes(config, config.vocab.max_size)
-    needed = plan_of(tmp_path, ENGLISH * 50)["disk"]["needed"]  # type: ignore[index]
+    needed = plan_of(tmp_path, ENGLISH * 50).disk.needed
     assert needed == training < before
     (run / "train" / "one").write_bytes(bytes(1000))
     os.link(run / "train" / "one", run / "train" / "two")
-    needed = plan_of(tmp_path, ENGLISH * 50)["disk"]["needed"]  # type: ignore[index]
+    needed = plan_of(tmp_path, ENGLISH * 50).disk.needed
     assert needed == training - 1000
 
 
@@ -191,7 +192,7 @@ def test_the_last_evaluation_is_counted_as_far_as_it_goes() -> None:
 
 def test_another_database_than_the_runs_own_is_named(tmp_path: Path) -> None:
     def mlflow(**changes: object) -> str:
-        lines = plan_lines(plan_of(tmp_path, ENGLISH * 50, **changes), "x")  # type: ignore[arg-type]
+        lines = plan_lines(plan_of(tmp_path, ENGLISH * 50, **changes), "x")
         return next(line for line in lines if line.startswith("  MLflow")).split(None, 1)[1]
 
     assert mlflow() == "a file in the run's folder"
@@ -203,24 +204,24 @@ def test_servers_that_do_not_answer_are_said(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     plan = plan_of(tmp_path, ENGLISH * 60, tracking_uri=f"http://127.0.0.1:{port}")
-    assert plan["reachable"]["mlflow"]["answers"] is False  # type: ignore[index]
-    assert any("does not answer" in warning for warning in plan["warnings"])  # type: ignore[attr-defined]
-    assert plan["problems"] == []
+    assert plan.reachable.mlflow.answers is False
+    assert any("does not answer" in warning for warning in plan.warnings)
+    assert plan.problems == ()
     there = {"tracking_uri": f"http://127.0.0.1:{port}", "cluster_address": f"127.0.0.1:{port}"}
     plan = plan_of(tmp_path, ENGLISH * 60, **there)
-    assert "cannot connect to the Ray cluster" in plan["problems"][0]  # type: ignore[index]
+    assert "cannot connect to the Ray cluster" in plan.problems[0]
 
 
 def test_the_time_can_be_measured_by_real_steps(tmp_path: Path) -> None:
     config = load_config(str(write_config(tmp_path, write_text(tmp_path / "text.txt", 60))))
     plan = describe(config, measure=True)
-    assert plan["time"]["measured"] is True
-    assert plan["time"]["steps"] >= 2
-    assert plan["time"]["seconds"] >= 1
-    assert plan["time"]["text"] == "the sample"
+    assert plan.time.measured is True
+    assert plan.time.steps >= 2
+    assert plan.time.seconds >= 1
+    assert plan.time.text == "the sample"
     assert "training measured: " in " ".join(" ".join(plan_lines(plan, "x")).split())
     demo = describe(load_config("demo", ["model.dim=8", "run.dir=" + str(tmp_path)]), measure=True)
-    assert demo["time"]["text"] == "Python's own documentation"
+    assert demo.time.text == "Python's own documentation"
 
 
 def test_the_rule_of_thumb_counts_the_arithmetic_that_a_step_does() -> None:

@@ -41,8 +41,8 @@ def test_a_config_is_valid_and_check_has_nothing_to_say(
     config = written(tmp_path / "my corpus.toml", text)
     assert config.run.name == "my-corpus"
     plan = describe(config)
-    assert plan["problems"] == []
-    assert plan["warnings"] == []
+    assert plan.problems == ()
+    assert plan.warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_novels_are_cut_so_that_the_heldout_set_is_not_one_of_them(tmp_path: Pat
     assert config.corpus.cut_documents > 0
     said = (tmp_path / "a.toml").read_text()
     assert "% of the text. Cut into pages" in said
-    assert describe(config)["warnings"] == []
+    assert describe(config).warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.support.tiny_runs.started_run import start
 
 def submitted(config: Path, *overrides: str) -> Submission:
     sent = prepare(load_config(str(config), list(overrides)), Target("local"), "publish")
-    runbook.remember(Job(sent, {}))
+    runbook.remember(Job(sent))
     return sent
 
 
@@ -75,7 +75,7 @@ def test_a_job_that_has_not_begun_is_known_by_its_folder(project: Path) -> None:
     """All that is there is what it was sent with; another machine has no run book of it."""
     config = load_config(str(project / "tiny.toml"), ["run.name=waits"])
     sent = prepare(config, Target("local"), "publish")
-    runbook.lay_down(Job(sent, {}))
+    runbook.lay_down(Job(sent))
     for said in ("waits", "runs/waits", sent.dir):
         folder, attempts = find_attempts(said)
         assert folder is not None
@@ -90,7 +90,7 @@ def test_a_copy_of_a_submitted_run_never_acts_on_its_original(
     config = project / "tiny.toml"
     original = start(config, "run.name=sent")
     sent = submitted(config, "run.name=sent")
-    runbook.lay_down(Job(sent, {}))
+    runbook.lay_down(Job(sent))
     other = project / "runs" / "other"
     if how == "copy":
         shutil.copytree(original, other)

@@ -56,9 +56,11 @@ def test_what_is_no_target_gets_a_hint(config_home: Path, text: str, words: str)
     ("text", "words"),
     [
         ("[lab]\n", "needs kind"),
+        ('[lab]\nkind = "slrum"\n', "needs kind .*did you mean 'slurm'"),
+        ('[lab]\nkind = "local"\nname = "x"\n', "lab.name: unknown key"),
         ('[lab]\nkind = "ray"\n', "lab.address: write it as"),
         ('[lab]\nkind = "slurm"\npartitoin = "x"\n', "did you mean partition"),
-        ('[lab]\nkind = "slurm"\nnodes = "2"\n', "lab.nodes: expected a int"),
+        ('[lab]\nkind = "slurm"\nnodes = "2"\n', "lab.nodes: expected a whole number"),
         ('[lab]\nkind = "slurm"\nlines = "module"\n', "a list of strings"),
         ("[lab\n", "cannot be read"),
         ('[lab]\nkind = "ray"\naddress = "http://a..b:8265"\n', "is not an address"),

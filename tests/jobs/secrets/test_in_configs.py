@@ -15,7 +15,7 @@ from elmwright.jobs.cli.command import main
 from elmwright.jobs.config.toml_file import config_from, load_config
 from elmwright.jobs.runbook.submission import Submission, passed_on
 from elmwright.jobs.runbook.target import Target
-from elmwright.jobs.rundir.lease import about
+from elmwright.jobs.rundir.lease import this_process
 from elmwright.jobs.secrets.hiding import (
     for_others,
     hide,
@@ -235,7 +235,7 @@ def test_neither_the_lock_nor_an_error_file_tells_a_password(
     for word in (f"tracking.uri=http://me:{PLANTED}@host", f"http://me:a 'b'{PLANTED}@host"):
         monkeypatch.setattr("sys.argv", ["elmwright", "run", "x.toml", "--set", word])
         monkeypatch.setenv("ELMWRIGHT_CACHE", str(tmp_path / "cache"))
-        assert PLANTED not in about()["command"]
+        assert PLANTED not in this_process().command
         error = _raised(f"nothing at http://me:{PLANTED}@host")
         file = write_error_file(error)
         assert file is not None

@@ -4,6 +4,7 @@ import os
 import pickle
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from elmwright.jobs.training.driver.launch import _reason, _storage
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import (
     exists,
     list_folder,
@@ -228,12 +230,12 @@ def test_a_lease_that_is_not_renewed_any_more_is_not_in_use(
     monkeypatch.setattr(lease, "SETTLE", 0.1)
     place = str(tmp_path / "run.lock")
     assert not lease.is_held(place)
-    with leased(place, {**lease.about(), "host": "another-machine"}):
+    with leased(place, replace(lease.this_process(), host="another-machine")):
         assert lease.is_held(place)
         monkeypatch.setattr(lease, "EXPIRES", -1.0)  # by our clock, which may be wrong
         assert lease.is_held(place), "its counter moves"
     assert not lease.is_held(place)
-    left = {"owner": "x", "count": 3, **lease.about()}
+    left = {"owner": "x", "count": 3, **to_data(lease.this_process())}
     write_json(place, {**left, "host": "another-machine"})
     assert not lease.is_held(place), "its counter stands still"
     monkeypatch.setattr(lease, "EXPIRES", 20.0)
@@ -249,8 +251,9 @@ def test_a_lease_is_held_found_and_taken_over_when_its_holder_is_gone(
     monkeypatch.setattr(lease, "EXPIRES", 3.0)
     monkeypatch.setattr(lease, "SETTLE", 0.1)
     place = "s3://bucket/held/run.lock"
-    with leased(place, lease.about()), pytest.raises(UserError, match="in use by 'elmwright"):  # noqa: SIM117
-        with leased(place, lease.about()):
+    holder = lease.this_process()
+    with leased(place, holder), pytest.raises(UserError, match="in use by 'elm"):  # noqa: SIM117
+        with leased(place, holder):
             pass
     assert read_json(place) == {"owner": ""}, "given back"
     looks: list[str] = []
@@ -261,13 +264,15 @@ def test_a_lease_is_held_found_and_taken_over_when_its_holder_is_gone(
         return read_json(path)
 
     monkeypatch.setattr(lease, "read_json", look)
-    elsewhere = {**lease.about(), "host": "another-machine"}
+    elsewhere = {**to_data(lease.this_process()), "host": "another-machine"}
     write_json(place, {"owner": "gone", "count": 7, **elsewhere})
-    with leased(place, lease.about()):
+    with leased(place, lease.this_process()):
         assert len(looks) > 2, "another machine is given time to show itself"
     looks.clear()
-    write_json(place, {"owner": "gone", "count": 7, **lease.about(), "pid": 2**22 - 3})
-    with leased(place, lease.about()):
+    write_json(
+        place, {"owner": "gone", "count": 7, **to_data(lease.this_process()), "pid": 2**22 - 3}
+    )
+    with leased(place, lease.this_process()):
         assert len(looks) == 2, "before and after; a dead process of this machine is not waited for"
 
 
@@ -275,14 +280,16 @@ def test_of_two_that_take_over_at_once_one_gets_the_lease(monkeypatch: pytest.Mo
     monkeypatch.setattr(lease, "EXPIRES", 1.0)
     monkeypatch.setattr(lease, "SETTLE", 1.0)
     place = "s3://bucket/contested/run.lock"
-    write_json(place, {"owner": "gone", "count": 7, **lease.about(), "host": "elsewhere"})
+    write_json(
+        place, {"owner": "gone", "count": 7, **to_data(lease.this_process()), "host": "elsewhere"}
+    )
     got: list[str] = []
     together = threading.Barrier(2)
 
     def take() -> None:
         together.wait()
         try:
-            with leased(place, lease.about()):
+            with leased(place, lease.this_process()):
                 got.append("lease")
                 time.sleep(3)
         except UserError:

@@ -29,7 +29,7 @@ from pathlib import Path
 from elmwright.jobs.submit.attempts import Attempts
 from elmwright.jobs.runbook.submission import Submission
 home, pause = sys.argv[1:]
-submission = Submission.from_data(json.loads(Path(home, "submission.json").read_text()))
+submission = Submission.load(Path(home, "submission.json"))
 command = [sys.executable, home + "/driver.py", home]
 sys.exit(Attempts(command, submission, pauses=[float(pause)]).run())
 """
@@ -44,7 +44,7 @@ told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 stop_with_parent(os.getppid())
 number = len(list(home.glob("start-*")))
-submission = Submission.from_data(json.loads((home / "submission.json").read_text()))
+submission = Submission.load(home / "submission.json")
 if retries.begin(submission).used_up:
     sys.exit(75)
 words = (home / "plan").read_text().split()

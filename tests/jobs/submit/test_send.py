@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,24 @@ import pytest
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.runbook import runbook
-from elmwright.jobs.runbook.submission import Job, State, Submission, relative_paths, state_of_exit
-from elmwright.jobs.runbook.target import Target
+from elmwright.jobs.runbook.submission import (
+    Job,
+    NoHandle,
+    ProcessHandle,
+    RayJobHandle,
+    SlurmHandle,
+    State,
+    Submission,
+    relative_paths,
+    state_of_exit,
+)
+from elmwright.jobs.runbook.target import KINDS, Target
 from elmwright.jobs.submit import job as entry
 from elmwright.jobs.submit import send as submit_module
+from elmwright.jobs.submit.doctor import EXAMINERS
 from elmwright.jobs.submit.send import prepare, state_of, submit
-from elmwright.jobs.submit.targets.background import Background, is_alive, process_mark
+from elmwright.jobs.submit.targets.background import Background, is_alive, process_handle
+from elmwright.jobs.submit.targets.kinds import PLACES
 from elmwright.pipeline.errors import UserError
 from tests.support.tiny import elmwright, write_config, write_text
 from tests.support.waiting import wait_until
@@ -103,7 +116,7 @@ def test_a_run_that_is_going_on_is_not_sent_again(
     tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
 ) -> None:
     first = submission(tmp_path)
-    runbook.remember(Job(first, process_mark(sleeper.pid)))
+    runbook.remember(Job(first, process_handle(sleeper.pid)))
     assert state_of(runbook.find_run("tiny")[-1]).word == "running"
     with pytest.raises(UserError, match=rf"'tiny' is going on already on local \(job {first.id}\)"):
         submit(submission(tmp_path))
@@ -112,37 +125,56 @@ def test_a_run_that_is_going_on_is_not_sent_again(
 def test_a_process_that_was_killed_leaves_an_interrupted_run(
     tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
 ) -> None:
-    job = Job(submission(tmp_path), process_mark(sleeper.pid))
+    job = Job(submission(tmp_path), process_handle(sleeper.pid))
     os.kill(sleeper.pid, signal.SIGKILL)
     sleeper.wait()
-    assert Background().state(job) == State("interrupted", "its process is gone")
+    assert Background(Target("local")).state(job) == State("interrupted", "its process is gone")
 
 
 def test_a_number_that_belongs_to_another_process_by_now_is_never_signalled(
     tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
 ) -> None:
-    mark = process_mark(sleeper.pid) | {"started": 1}
-    assert not is_alive(mark)
-    Background().stop(Job(submission(tmp_path), mark))
+    later = replace(process_handle(sleeper.pid), started=1)
+    assert not is_alive(later)
+    Background(Target("local")).stop(Job(submission(tmp_path), later))
     time.sleep(0.2)
     assert sleeper.poll() is None
 
 
 def test_what_a_job_left_counts_when_its_cluster_has_forgotten_it(tmp_path: Path) -> None:
-    job = Job(submission(tmp_path), {"pid": 1, "started": 1, "host": "elsewhere"})
+    job = Job(submission(tmp_path), ProcessHandle(pid=1, started=1, host="elsewhere"))
     assert state_of(job).word == "running"
     runbook.lay_down_outcome(job.submission, 75)
     assert state_of(job) == state_of_exit(75)
 
 
 def test_the_run_book_keeps_every_attempt_in_order(tmp_path: Path) -> None:
-    jobs = [Job(submission(tmp_path), {"job": number}) for number in range(3)]
+    process = ProcessHandle(pid=7, started=8, host="here")
+    handles = (process, SlurmHandle("2"), RayJobHandle("tiny-1"), NoHandle())
+    jobs = [Job(submission(tmp_path), handle) for handle in handles]
     for job in jobs:
         runbook.remember(job)
     assert runbook.attempts_of("tiny") == jobs
     assert runbook.all_runs() == [jobs[-1]]
     page = tmp_path / "state" / "elmwright" / "runs" / "tiny.json"
     assert page.stat().st_mode & 0o077 == 0
+    written = [job["handle"] for job in json.loads(page.read_text())["attempts"]]
+    assert written == [
+        {"pid": 7, "started": 8, "host": "here"},
+        {"job": "2"},
+        {"rayjob": "tiny-1"},
+        {},
+    ]
+
+
+def test_a_kind_of_target_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    job = Job(replace(submission(tmp_path), target=Target("cloud", name="lab")))
+    with pytest.raises(UserError, match="target lab: kind 'cloud' is not known"):
+        state_of(job)
+
+
+def test_every_kind_of_target_has_a_class_and_can_be_examined() -> None:
+    assert tuple(PLACES) == tuple(EXAMINERS) == KINDS
 
 
 def test_a_run_nobody_knows(tmp_path: Path) -> None:
@@ -166,7 +198,7 @@ def test_relative_paths_need_the_folder_they_are_relative_to(
     assert sent.dir == str(tmp_path / "here")
     config = load_config(str(tmp_path / "tiny.toml"))
     entry.enter_folder(sent, config)
-    gone = Submission.from_data({**json.loads(sent.to_json()), "cwd": "/no/such/folder"})
+    gone = replace(sent, cwd="/no/such/folder")
     with pytest.raises(UserError, match=r"'here' is relative to /no/such/folder, which is not"):
         entry.enter_folder(gone, config)
 
@@ -201,7 +233,7 @@ def test_submitting_to_slurm_leaves_the_users_own_waiting_time(tmp_path: Path) -
 def test_a_damaged_page_of_the_run_book_hides_no_other_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runbook.remember(Job(submission(tmp_path), {"pid": 1, "started": 1, "host": "elsewhere"}))
+    runbook.remember(Job(submission(tmp_path), ProcessHandle(pid=1, started=1, host="elsewhere")))
     for number, content in enumerate(("{}", "half a pa", '{"attempts": [{"submission": 3}]}')):
         (tmp_path / "state" / "elmwright" / "runs" / f"bad{number}.json").write_text(content)
     assert main(["jobs"]) == 0
@@ -231,7 +263,7 @@ def test_a_damaged_outcome_or_handle_counts_as_none(content: str, tmp_path: Path
     (place / "outcome.json").write_text(content)
     (place / "job.json").write_text(content.replace("exit", "handle"))
     assert runbook.outcome_of(sent) is None
-    assert runbook.handle_left(sent) == {}
+    assert runbook.handle_left(sent) == NoHandle()
 
 
 def test_a_job_names_a_package_that_the_cluster_lacks(tmp_path: Path) -> None:
@@ -296,7 +328,7 @@ def test_cancelling_twice_does_not_take_the_checkpoint_away(tmp_path: Path) -> N
     process = subprocess.Popen([sys.executable, "-c", STOPS_SLOWLY, str(tmp_path)])
     try:
         assert wait_until((tmp_path / "up").exists, 60)
-        job = Job(submission(tmp_path), process_mark(process.pid))
+        job = Job(submission(tmp_path), process_handle(process.pid))
         for _ in range(3):
             submit_module.cancel(job, wait=False)
             time.sleep(0.2)
@@ -311,7 +343,7 @@ def test_a_submission_that_was_cut_off_is_found_by_what_its_process_left(
 ) -> None:
     job = Job(submission(tmp_path))
     assert state_of(job).word == "interrupted"
-    runbook.lay_down(Job(job.submission, process_mark(sleeper.pid)))
+    runbook.lay_down(Job(job.submission, process_handle(sleeper.pid)))
     assert state_of(job) == State("running", f"process {sleeper.pid}")
 
 

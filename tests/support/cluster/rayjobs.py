@@ -9,10 +9,15 @@ from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.send import prepare
 from tests.support.tiny import write_config, write_text
 
-GPU = Target.from_data(
-    {"kind": "k8s", "gpus": 1, "image": "lab/elmwright:1", "namespace": "ml", "secret": "s3",
-     "volume": "claim", "memory": "16Gi"}
-)  # fmt: skip
+GPU = Target(
+    "k8s",
+    gpus=1,
+    image="lab/elmwright:1",
+    namespace="ml",
+    secret="s3",  # noqa: S106
+    volume="claim",
+    memory="16Gi",
+)
 
 
 def submission(folder: Path, target: Target, **changes: Any) -> Submission:

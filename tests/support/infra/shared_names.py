@@ -1,6 +1,6 @@
 """Ports, paths and names that the files of `infra/` agree on, and the package itself never needs.
 
-Those that it needs are in `jobs/runbook/ports.py`.
+Those that it needs are in `jobs/runbook/deployment.py`.
 """
 
 RAY_PORT = 6379

@@ -16,12 +16,12 @@ import pytest
 
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.runbook.runbook import attempts_of, lay_down_outcome
-from elmwright.jobs.runbook.submission import Job
+from elmwright.jobs.runbook.submission import Job, RayJobHandle
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.doctor import examine
 from elmwright.jobs.submit.send import state_of, submit
 from elmwright.jobs.submit.targets.kubernetes import Kubernetes
-from elmwright.jobs.submit.targets.kubernetes_objects import object_name, render
+from elmwright.jobs.submit.targets.kubernetes_objects import Objects, object_name, render
 from elmwright.jobs.submit.targets.ray_jobs import Unreachable, parcel
 from elmwright.pipeline.errors import Failed, UserError
 from tests.support.cluster.rayjobs import GPU, submission
@@ -76,7 +76,7 @@ def test_kubectl_creates_what_is_rendered_and_ties_it_together(kubectl: Path) ->
     text = (kubectl / "created").read_text()
     config_map, end = json.JSONDecoder().raw_decode(text)
     assert end > 262_144
-    assert [config_map, json.loads(text[end:])] == render(job.submission)["items"]
+    assert Objects(config_map, json.loads(text[end:])) == render(job.submission)
     asked = [call for call in calls(kubectl) if " get " not in call]
     name = object_name(job.submission.id)
     assert asked[:2] == ["-n ml create -f -", "-n ml create -o json -f -"]
@@ -129,7 +129,7 @@ def test_a_rayjob_that_is_refused_leaves_no_config_map_behind(kubectl: Path) -> 
     assert calls(kubectl)[-1] == f"-n ml delete configmap {name} --ignore-not-found"
     # The answer was lost, the job was not.
     (kubectl / "answer").write_text('{"metadata": {"uid": "u-2"}}')
-    assert place.submit(sent) == {"rayjob": name}
+    assert place.submit(sent) == RayJobHandle(name)
     assert '"uid": "u-2"' in calls(kubectl)[-1]
     # Neither may we look: what was refused is refused, and not perhaps there.
     (kubectl / "fail-get").write_text("Forbidden: cannot get resource rayjobs")

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow(3)
 
 def test_the_objects_hang_together(tmp_path: Path) -> None:
     sent = submission(tmp_path, GPU, train_processes=4)
-    config_map, rayjob = render(sent)["items"]
+    config_map, rayjob = render(sent).config_map, render(sent).rayjob
     assert (config_map["kind"], rayjob["kind"]) == ("ConfigMap", "RayJob")
     assert rayjob["apiVersion"] == "ray.io/v1"
     spec = rayjob["spec"]
@@ -89,7 +89,7 @@ def test_a_head_that_is_evicted_waits_for_the_checkpoint_and_lets_the_job_live(
 ) -> None:
     """The hook as it is rendered, run by a real shell; that the job does as it is told here is
     tested in test_attempts.py."""
-    _, rayjob = render(submission(tmp_path, GPU))["items"]
+    rayjob = render(submission(tmp_path, GPU)).rayjob
     head, worker = (
         group["template"]["spec"]["containers"][0]
         for group in (
@@ -128,7 +128,7 @@ def test_a_pod_has_cpus_for_its_processes_and_with_gpus_for_their_data(
     target: Target, processes: int, threads: int, cpus: int, tmp_path: Path
 ) -> None:
     sent = submission(tmp_path, target, train_processes=processes, train_threads=threads)
-    (workers,) = render(sent)["items"][1]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    (workers,) = render(sent).rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     (container,) = workers["template"]["spec"]["containers"]
     assert container["resources"]["requests"]["cpu"] == str(cpus)
     assert workers["rayStartParams"]["num-cpus"] == str(cpus)
@@ -140,7 +140,7 @@ def test_a_pod_has_cpus_for_its_processes_and_with_gpus_for_their_data(
 def test_rays_object_store_fits_into_shared_memory_and_that_into_the_pod(
     memory: str, shm: int, tmp_path: Path
 ) -> None:
-    _, rayjob = render(submission(tmp_path, Target("k8s", memory=memory)))["items"]
+    rayjob = render(submission(tmp_path, Target("k8s", memory=memory))).rayjob
     (workers,) = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     (volume,) = [
         v["emptyDir"] for v in workers["template"]["spec"]["volumes"] if v["name"] == "shm"
@@ -154,7 +154,7 @@ def test_an_image_of_a_private_registry_can_be_pulled(tmp_path: Path) -> None:
         (Target("k8s"), "elmwright-registry"),
         (Target("k8s", pull_secret="lab-registry"), "lab-registry"),  # noqa: S106
     ):
-        _, rayjob = render(submission(tmp_path, target))["items"]
+        rayjob = render(submission(tmp_path, target)).rayjob
         spec = rayjob["spec"]["rayClusterSpec"]
         for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
             assert group["template"]["spec"]["imagePullSecrets"] == [{"name": secret}]
@@ -162,10 +162,11 @@ def test_an_image_of_a_private_registry_can_be_pulled(tmp_path: Path) -> None:
 
 def test_two_submissions_of_a_run_share_no_object(tmp_path: Path) -> None:
     """Runs that follow each other, and runs at once: nothing has a fixed name."""
-    names = [
-        {(o["kind"], o["metadata"]["name"]) for o in render(submission(tmp_path, GPU))["items"]}
-        for _ in range(2)
-    ]
+    names = []
+    for _ in range(2):
+        objects = render(submission(tmp_path, GPU))
+        both = (objects.config_map, objects.rayjob)
+        names.append({(one["kind"], one["metadata"]["name"]) for one in both})
     assert not names[0] & names[1]
 
 
@@ -186,7 +187,7 @@ def test_every_run_name_becomes_a_name_and_a_label_kubernetes_takes(run: str) ->
 def test_the_image_that_is_built_is_the_image_that_is_asked_for(
     gpus: int, variant: str, tmp_path: Path
 ) -> None:
-    _, rayjob = render(submission(tmp_path, Target("k8s", gpus=gpus)))["items"]
+    rayjob = render(submission(tmp_path, Target("k8s", gpus=gpus))).rayjob
     worker = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
     assert worker["containers"][0]["image"] == f"elmwright:{__version__}-{variant}"
 

@@ -12,10 +12,10 @@ import pytest
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.runbook.runbook import attempts_of, remember
-from elmwright.jobs.runbook.submission import Job, Submission
+from elmwright.jobs.runbook.submission import Job, SlurmHandle, Submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.send import cancel, prepare, state_of, submit
-from elmwright.jobs.submit.targets.interface import address_of
+from elmwright.jobs.submit.targets.network_address import address_of
 from elmwright.jobs.submit.targets.ray_jobs import Unreachable
 from elmwright.jobs.submit.targets.slurm import Slurm, gpus_in, render, state_of_slurm
 from elmwright.pipeline.errors import Failed, UserError
@@ -126,7 +126,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_is_sent_without_the_submitters_environment_and_stopped_gently(fake: Path) -> None:
     write_text(fake / "text.txt", 3)
     job = submit(submission(fake, Target("slurm")))
-    assert job.handle == {"job": "17"}
+    assert job.handle == SlurmHandle("17")
     script = fake / "run" / "submissions" / job.submission.id / "job.sbatch"
     assert f"sbatch --parsable --export=NONE {script}" in (fake / "calls").read_text()
     assert (script.parent / "code" / "elmwright" / "jobs" / "submit" / "job.py").is_file()
@@ -159,9 +159,9 @@ def test_without_slurm_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.M
     sent = submission(tmp_path, Target("slurm"))
     with pytest.raises(UserError, match=r"squeue is not on this machine's PATH; submit from"):
         submit(sent)
-    remember(Job(sent, {"job": "1"}))
+    remember(Job(sent, SlurmHandle("1")))
     with pytest.raises(UserError, match="is not on this machine's PATH"):
-        state_of(Job(sent, {"job": "1"}))
+        state_of(Job(sent, SlurmHandle("1")))
 
 
 def play(fake: Path, name: str, lines: str) -> None:

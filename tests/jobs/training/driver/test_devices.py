@@ -38,7 +38,8 @@ class Cluster:
         self.warned: list[str] = []
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True, "NodeID": "n", "Resources": one} for one in self.machines]
+        about = {"Alive": True, "NodeID": "n", "NodeManagerAddress": "10.0.0.1"}
+        return [{**about, "Resources": one} for one in self.machines]
 
     def settle(self, config: RunConfig, folder: RunFolder) -> str:
         return settle_device(config, folder, self.said.append, self.warned.append).train.device

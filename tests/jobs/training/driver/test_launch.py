@@ -111,7 +111,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_run(
 def test_a_cluster_that_has_lost_machines_is_no_mistake_of_the_users(
     run: tuple[RunConfig, RunFolder, Console],
 ) -> None:
-    lost = launching.NoRoom("capacity", "needs 2 CPUs, the cluster has 1")
+    lost = launching.NoCapacity("capacity", "needs 2 CPUs, the cluster has 1")
     with pytest.raises(Interrupted, match=r"lost machines .*resumes when there is room"):
         launch(*run, stopped=lambda: False, fit=Fits(RuntimeError("a node died"), lost))
     with pytest.raises(UserError, match="needs 2 CPUs"):
@@ -122,7 +122,7 @@ def test_a_cluster_that_has_lost_machines_is_no_mistake_of_the_users(
 def one_machine(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
     """Of the two machines that a run needs, one is gone; the list may be changed."""
     have = [{"CPU": 1.0}]
-    monkeypatch.setattr(capacity, "machines", lambda: have)
+    monkeypatch.setattr(capacity, "resources", lambda: have)
     monkeypatch.setattr(capacity, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(capacity, "LOST_SECONDS", 0.1)
     return have
@@ -215,7 +215,8 @@ def test_the_processes_are_told_where_corpus_and_scratch_lie(
     Path(folder.train).mkdir(parents=True)
     told: list[RunFolder] = []
     context = SimpleNamespace(get_world_rank=lambda: 0, get_world_size=lambda: 1)
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0}}])
+    node = {"Alive": True, "NodeID": "n", "NodeManagerAddress": "", "Resources": {"CPU": 8.0}}
+    monkeypatch.setattr(ray, "nodes", lambda: [node])
     monkeypatch.setattr(ray.train, "get_context", lambda: context)
     monkeypatch.setattr(ray.train.torch, "TorchTrainer", Here)
     monkeypatch.setattr(loop, "train", lambda _config, folder, *_: told.append(folder))

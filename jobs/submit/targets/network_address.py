@@ -1,6 +1,6 @@
 """The address of this machine on one of its network interfaces.
 
-    python -m elmwright.jobs.submit.targets.interface ib0
+    python -m elmwright.jobs.submit.targets.network_address ib0
 
 Slurm's batch script asks every machine of a job, because Ray itself takes the address of the
 default route, which on a machine with a fast network is often the slow one.

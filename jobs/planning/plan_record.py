@@ -1,0 +1,181 @@
+"""The plan of a run as data: what `elmwright check` finds out, and prints with `--json`."""
+
+import json
+from dataclasses import dataclass
+
+from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.config.toml_file import to_dict
+from elmwright.jobs.secrets.hiding import hide_all
+from elmwright.pipeline.records import to_data
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many numbers the model learns."""
+
+    encoder: int
+    lstm: int
+    softmax: int
+
+
+@dataclass(frozen=True)
+class SourceSize:
+    """The files of one entry of corpus.sources."""
+
+    path: str
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Properties of a sample of the text."""
+
+    documents: int
+    broken: dict[str, int]
+    """Records that cannot be read, by reason."""
+    whole: bool
+    """Whether the sample is all of the text."""
+    kept_words: float
+    """Share of the words that the rules keep."""
+    languages: dict[str, float]
+    """Code → share of the characters, the largest first."""
+    longest_characters: int
+    """Characters of the longest document."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Size of the vocabulary: an upper limit unless it is `known`."""
+
+    words: int
+    known: bool
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """How much text there is: an estimate unless it is `known`."""
+
+    tokens: int
+    """Tokens to train on."""
+    heldout_tokens: int
+    heldout_sets: dict[str, int]
+    bytes: int
+    known: bool
+
+
+@dataclass(frozen=True)
+class Cores:
+    """CPU cores that training asks for, and those of this machine."""
+
+    processes: int
+    threads: int
+    here: int
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes that the run still needs, and those that are free."""
+
+    needed: int
+    free: int
+    where: str
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds that the rest of the run takes on this machine, stage by stage."""
+
+    tokens_per_s: float
+    corpus: float
+    train: float
+    evaluate: float
+    start: float
+    total: float
+    steps_left: int
+    measured: bool
+    """Whether training speed was measured; else it is a rule of thumb."""
+    gflops_per_core: float
+    text: str = ""
+    """The text that was measured on."""
+    steps: int = 0
+    """Steps that were measured."""
+    seconds: float = 0.0
+    """How long those took."""
+
+
+@dataclass(frozen=True)
+class MlflowServer:
+    """Whether the MLflow of the run answers; `note` says why not."""
+
+    uri: str
+    answers: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Store:
+    """Whether an object store answers."""
+
+    answers: bool
+
+
+@dataclass(frozen=True)
+class Reachable:
+    """The servers that a run needs."""
+
+    mlflow: MlflowServer
+    stores: dict[str, Store]
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """train.init_from, and the folder of that model if it was found."""
+
+    model: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a config asks for, what it costs, and what is wrong with it."""
+
+    config: RunConfig
+    hash: str
+    parameters: Parameters
+    sizes: dict[str, str]
+    """Sizes in words, by name."""
+    sources: tuple[SourceSize, ...]
+    sample: Sample | None
+    """None where there is no text to sample."""
+    vocabulary: Vocabulary
+    text: TextSize
+    cores: Cores
+    cluster: str
+    pending: tuple[str, ...]
+    """The first stage that is not done, and all after it."""
+    disk: Disk
+    time: Time | None
+    """None for a run on a cluster."""
+    reachable: Reachable
+    init_from: BaseModel
+    problems: tuple[str, ...]
+    """Mistakes for which the run would be refused."""
+    warnings: tuple[str, ...] = ()
+    """Settings that work, but perhaps not as intended."""
+
+
+def plan_json(plan: Plan) -> str:
+    """The plan as JSON, without secrets: the config as saved, each store beside MLflow."""
+    data = to_data(plan)
+    data["config"] = shown_config(plan)
+    data["reachable"] |= data["reachable"].pop("stores")
+    if plan.time and not plan.time.measured:
+        for key in ("text", "steps", "seconds"):
+            del data["time"][key]
+    return json.dumps(data, indent=1)
+
+
+def shown_config(plan: Plan) -> dict[str, object]:
+    """The resolved config without secrets."""
+    return dict(hide_all(to_dict(plan.config)))
