@@ -1,4 +1,5 @@
-"""The commands for runs that are elsewhere: submit, jobs, cancel, resume, doctor."""
+"""The commands for submitted runs, on a cluster or in the background here: submit, jobs, cancel,
+resume, doctor."""
 
 import argparse
 import json

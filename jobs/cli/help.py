@@ -105,7 +105,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class TopParser(CommandParser):
-    """The parser of `elmwright` itself; `commands` are filled in as they are registered."""
+    """The parser of `elmwright` itself; `texts` is filled as commands are registered."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

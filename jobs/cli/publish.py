@@ -1,7 +1,8 @@
 """The commands around published models: export, publish, promote, rollback, versions.
 
-`export` and `publish` are also stages of a run; with a config they do all that comes before, with a
-run's folder or name, or a bundle, they do just this one thing.
+`export` and `publish` are also stages of a run. With a config they do all stages before, too; with
+a run's folder or name, or a bundle, they do just this one thing, and so does `export` of a config
+with --step, -o, --without-softmax or --sign.
 """
 
 import argparse
@@ -200,7 +201,7 @@ def _publish(options: argparse.Namespace) -> int | None:
 
 
 def _bundle_of(run: "RunFolder") -> tuple[Path, dict[str, str]]:
-    """The bundle of a run, and what its config says of the name to publish it under."""
+    """The bundle of a run, and the section [export] of its config: name and alias."""
     from elmwright.jobs.terminal.wording import nearby
 
     if not (run.bundle / "SHA256SUMS").is_file():
@@ -213,7 +214,7 @@ def _bundle_of(run: "RunFolder") -> tuple[Path, dict[str, str]]:
 
 
 def _open(name: str, to: str | None) -> "Registry":
-    """The registry to look in for a model, if it is there."""
+    """The registry to look in for a model; `UserError` if it is a SQLite file that is missing."""
     from elmwright.jobs.registry.find_registry import registry_of
     from elmwright.jobs.registry.open_registry import open_registry
 

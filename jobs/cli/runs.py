@@ -1,4 +1,5 @@
-"""The commands that look at runs, here or submitted: runs, status, logs, checkpoints, prune."""
+"""The commands that look at runs, here or submitted: runs, status, logs, ui, checkpoints,
+prune."""
 
 import argparse
 import json
@@ -156,7 +157,8 @@ def _logs(options: argparse.Namespace) -> int:
 
 
 def _logs_here(folder: "RunFolder", follow: bool) -> int:
-    """The log file of a run that was started by hand, and what is appended while it runs."""
+    """Print the log file of a run that was started by hand and, with `follow`, what is appended
+    while it runs."""
     from elmwright.jobs.runbook.find_run import user_of
     from elmwright.jobs.terminal.wording import nearby
     from elmwright.jobs.upkeep.status import asked_until, read_progress, state_here, submission_here

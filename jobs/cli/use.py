@@ -1,4 +1,4 @@
-"""The commands for those who have a model and want something of it: embed, score, neighbours.
+"""The commands that use a model: embed, fill-cache, score, neighbours.
 
 As in `command.py`, nothing heavy is imported before a command runs.
 """

@@ -1,8 +1,9 @@
 """The run's own record of what happened, written before it is sent anywhere else.
 
-One JSON object per line, appended by rank 0, never rewritten. MLflow (tracker.py) and the progress
-display read it. A step that is computed again after a crash keeps the record, and with
-it the timestamp, of the first time: so a replay to MLflow merges instead of doubling.
+One JSON object per line, appended by rank 0 (and by `elmwright prune`); a record, once whole, is
+never changed. MLflow is fed from it (tracker.py) and so is the progress display. A step that is
+computed again after a crash keeps the record, and with it the timestamp, of the first time: so a
+replay to MLflow merges instead of doubling.
 
 The loop only hands its records over; a thread writes them, so that a slow disk or store costs no
 training time. On a disk the journal is one file. A store cannot append, so there it is a folder of
@@ -18,8 +19,9 @@ Records are JSON objects that begin with "kind", "step" and "time" (journal_reco
 and 10 of an attempt have a record of their own: the time left is known from the tenth on, however
 rarely metrics are written, and the slow first step does not spoil it.
 
-A damaged line stops nobody: `journal_lines.py` reads around it. Opening the journal notes it in
-`journal.jsonl.damaged` and writes one record of kind "warning", which the terminal shows.
+A damaged line stops nobody: `journal_lines.py` reads around it. Opening the journal notes it in a
+file beside it, whose name ends in `.damaged`, and writes one record of kind "warning", which the
+terminal shows.
 """
 
 import errno
@@ -80,8 +82,9 @@ HOLE_SECONDS = 2.0
 class Journal:
     """Writes a journal.
 
-    Opening it removes a last line that a kill left half written, and notes damaged ones. A last
-    record that lacks only its newline gets it.
+    Opening one on a disk removes a last line that a kill left half written; a last record that
+    lacks only its newline gets it. Opening one in a store puts blank segments where some were lost.
+    Both note damaged lines.
     """
 
     def __init__(self, path: str | Path, guard: Callable[[], None] = lambda: None) -> None:

@@ -1,17 +1,20 @@
 """Build a corpus: the driver that strings the stages together with Ray tasks.
 
-Harvest (for the embedded source) → n-grams of evaluation files → pieces (sentencepiece only) →
-clean and tokenise → drop copies, near-copies and held-out overlap → shuffle and count → vocabulary
-→ shards → report → manifest, written last.
+Harvest (for the embedded source) → digests of the inputs → n-grams of evaluation files and of
+held-out sets from files → pieces (sentencepiece only) → clean and tokenise → find copies,
+near-copies and held-out overlap → drop them, shuffle and count → vocabulary → shards → unigram
+perplexity of the held-out sets → report → manifest, written last.
 
 A task takes names and writes names (`ray_tasks.py`); the driver holds only names and counts. Every
 order comes from a keyed hash or from a document's place, never from arrival, so neither the number
-of workers nor a kill matters. Outputs stay in the work folder, named by what they depend on: the
-next build, with one threshold changed or one source added, runs only what is affected.
+of workers nor a kill matters. Outputs are named by what they depend on and, unless
+`corpus.keep_work` is off, stay in the work folder: the next build, with one threshold changed or
+one source added, runs only what is affected.
 
 In a corpus folder: `MANIFEST.json vocab.txt counts.npy shards/ report.html statistics.json`,
-`quarantine.jsonl` and `decontaminated.jsonl` where there is something to say, `documents/` if asked
-for, `source/` (the frozen harvest), and `work/`.
+`sentencepiece.model` where that tokenises, `quarantine.jsonl` and `decontaminated.jsonl` where they
+have lines, `documents/` if asked for, `source/` (the frozen harvest), `work/`, and two hidden
+files: `.elmwright-corpus` (corpus_folder.py) and `.inputs.json` (up_to_date.py).
 """
 
 from collections.abc import Callable
@@ -57,7 +60,8 @@ def build_corpus(
     in_flight: int | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Manifest:
-    """Build the corpus, or finish one that was interrupted. Ray must have been started.
+    """The manifest of the corpus, which is built, or finished if a build was interrupted, unless it
+    is up to date. Ray must have been started.
 
     Raises `UserError` for what is the user's to put right and `Interrupted` after `stop()`.
     """

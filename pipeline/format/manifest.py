@@ -1,10 +1,11 @@
 """The manifest: what a finished corpus consists of, written last, so its presence means complete.
 
 `MANIFEST.json` names every shard with its digest and counts, the vocabulary, what cleaning dropped
-and by which rule, the inputs and the settings. Everything is relative to the corpus folder, inputs
-of the same project too, so a corpus or the whole project can be moved. Its `fingerprint` covers
-exactly what the trainer sees (shards, vocabulary, block length, split names) and nothing of the
-machine or the time: the same text and settings give the same fingerprint everywhere.
+and by which rule, the inputs and the settings. Paths are relative to the corpus folder, also those
+of inputs in the same project, so a corpus or the whole project can be moved. Other inputs have
+absolute paths or URLs. Its `fingerprint` covers the format and what the trainer sees (shards,
+vocabulary, block length, split names), and nothing of the machine or the time: the same text and
+settings give the same fingerprint everywhere.
 """
 
 import json
@@ -179,14 +180,15 @@ class Manifest:
     first and the last add up to their difference. Held-out sets from files of their own are never
     filtered and do not appear here."""
     inputs: tuple[Input, ...]
-    """The files it was built from, in the order they were read."""
+    """The files it was built from: sources and held-out sets, then those of
+    `corpus.decontaminate`, then a vocabulary that was given."""
     long_words: float
     """Share of the train words of more than 48 UTF-8 bytes: a model that spells with
     max_chars = 50 (two of them marks) sees only their beginning."""
     unigram_perplexity: Mapping[str, float]
     """Held-out perplexity of the train unigram model, by held-out set: what a model must beat."""
     config: Mapping[str, Any]
-    """The `corpus`, `vocab` and `shards` settings, and the seed."""
+    """The `corpus`, `vocab` and `shards` settings that determine the result, and the seed."""
     format: int = FORMAT
     """Version of this layout."""
     extra_files: Mapping[str, str] = field(default_factory=dict)
@@ -271,7 +273,8 @@ class Manifest:
         return manifest
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Every file of the corpus (path inside the folder, sha256), the manifest itself apart."""
+        """The files that training and evaluation read (path inside the folder, sha256); report,
+        statistics and lists are not among them."""
         yield self.vocab.file, self.vocab.sha256
         yield self.vocab.counts, self.vocab.counts_sha256
         yield from self.extra_files.items()
