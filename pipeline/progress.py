@@ -97,7 +97,7 @@ _counter: ContextVar[Advance | None] = ContextVar("counter", default=None)
 
 @contextmanager
 def counting_bytes(advance: Advance) -> Iterator[None]:
-    """Report to `advance` every byte that is read for a digest inside the block."""
+    """Report to `advance` every byte whose digest is computed, or known, inside the block."""
     token = _counter.set(advance)
     try:
         yield
@@ -106,7 +106,7 @@ def counting_bytes(advance: Advance) -> Iterator[None]:
 
 
 def count_bytes(n: int) -> None:
-    """So many bytes were read for a digest."""
+    """The digest of so many bytes was computed, or is known already."""
     advance = _counter.get()
     if advance is not None:
         advance(n)

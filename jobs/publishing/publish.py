@@ -61,7 +61,7 @@ def is_published(config: RunConfig, folder: RunFolder) -> bool:
 def publish(config: RunConfig, folder: RunFolder, progress: Progress = silent) -> Published:
     """Register the run's bundle and move the alias; what `published.json` then says.
 
-    The bundle is read before it is sent, and read back: that is what the progress counts.
+    The bundle is verified before it is sent, and read back: that is what the progress counts.
     """
     if not read_run_id(folder):
         raise UserError(
