@@ -22,7 +22,7 @@ from elmwright.jobs.terminal.wording import (
     wrap,
 )
 from elmwright.jobs.training.driver.display import Watcher
-from elmwright.jobs.training.loop.train import EARLY_STEPS
+from elmwright.jobs.training.loop.recorder import EARLY_STEPS
 from elmwright.pipeline.progress import plural, stage
 from tests.support.places import ROOT
 from tests.support.terminal.scenes import SPEED, Training
