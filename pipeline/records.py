@@ -101,9 +101,11 @@ class _Builder:
         return cls(**values)
 
     def value(self, value: Any, hint: Any, key: str) -> Any:
-        if hint is Any or (hint is type(value) is float and not self.finite):
+        if hint is Any or isinstance(hint, TypeVar):
+            return value
+        if hint is type(value) is float and not self.finite:
             return value  # a journal holds millions of such numbers
-        if type(value) is int and abs(value) >= LARGEST:
+        if type(value) is int and abs(value) >= self.largest:
             raise BadField(key, "expected a number of at most 18 digits")
         if hint in _EXACT and type(value) is hint:
             return value  # most values: a manifest may list a million files

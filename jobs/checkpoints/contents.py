@@ -15,23 +15,23 @@ from elmwright.pipeline.storage.untrusted import is_digest
 
 @dataclass(frozen=True)
 class SavedScore:
-    """How well a model predicts a held-out set, as files say it."""
+    """How well a model predicts a held-out set, as files say it; early ones say less."""
 
     perplexity: float
     """exp of the mean of both directions."""
-    bits_per_character: float
-    forward_perplexity: float
-    backward_perplexity: float
-    tokens: int
+    bits_per_character: float = 0.0
+    forward_perplexity: float = 0.0
+    backward_perplexity: float = 0.0
+    tokens: int = field(kw_only=True)
     """Predictions scored in each direction."""
-    forward_nll: float
+    forward_nll: float = 0.0
     """Mean negative log-likelihood per token, forward, in nats."""
-    backward_nll: float
-    unk_share: float
+    backward_nll: float = 0.0
+    unk_share: float = 0.0
     """Share of the targets that are `<UNK>`."""
-    lanes: int
+    lanes: int = 0
     """Rows the set was read in."""
-    characters: int
+    characters: int = 0
     """Characters of the words scored, and one for the space or line end behind each."""
 
 

@@ -39,10 +39,10 @@ from elmwright.jobs.checkpoints.contents import (
 )
 from elmwright.jobs.checkpoints.retention import Keep
 from elmwright.jobs.rundir.journal_records import CheckpointPruned, CheckpointSaved, WarningGiven
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Code, UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.records import to_data
-from elmwright.pipeline.storage.disk import sha256_bytes, sha256_file, sync_to_disk
+from elmwright.pipeline.storage.disk import explain, sha256_bytes, sha256_file, sync_to_disk
 from elmwright.pipeline.storage.files import is_url, join, place, read_bytes, remove, remove_folder
 from elmwright.pipeline.storage.object_store import with_patience
 
@@ -148,9 +148,12 @@ class CheckpointWriter:
                 f"({reason}); earlier ones are intact"
             )
             log.warning("%s", sentence, exc_info=error)
-            self._error = UserError(
-                "output", f"{sentence}: make room and run the same command again"
-            )
+            if isinstance(error, OSError):
+                known = explain(error, Path(self._folder))
+            else:
+                known = error if isinstance(error, UserError) else None
+            code: Code = known.code if known else "output"
+            self._error = UserError(code, f"{sentence}: make room and run the same command again")
             self._error.__cause__ = error
             self._report(snapshot.step, sentence)
         except BaseException as error:

@@ -269,7 +269,7 @@ def _check(options: argparse.Namespace) -> None:
         ):
             print(line)
     if plan.problems:
-        raise UserError("setting", as_text(plan.problems))
+        raise UserError("problems", as_text(plan.problems))
 
 
 def _config(options: argparse.Namespace) -> None:

@@ -323,7 +323,7 @@ def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> Reac
         try:
             check_answers(config.cluster.address)
         except OSError as error:
-            problems.note(why_unreachable(config.cluster.address, error))
+            problems.note(why_unreachable(config.cluster.address, error), "cluster-unreachable")
     uri = tracking_uri(config, folder)
     before = len(problems)
     note = problems.of(check_server, uri)

@@ -39,10 +39,9 @@ def publish_bundle(
     try:
         promote(registry, name, version, alias, force=force)
     except UserError as error:
-        raise UserError(
-            "alias",
+        raise error.saying(
             f"version {version} of {name} is published, but {alias} was not moved: {error} "
-            f"(elmwright promote {name} {version} --alias {alias})",
+            f"(elmwright promote {name} {version} --alias {alias})"
         ) from error
     return version
 

@@ -58,8 +58,8 @@ def time_share(activity: str) -> str:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """The held-out set and the score that a key of an evaluation names."""
-    split, _, score = key.removeprefix(FINAL).rpartition("/")
+    """The held-out set and the score that a key of an evaluation names, without `FINAL`."""
+    split, _, score = key.rpartition("/")
     return split, score
 
 

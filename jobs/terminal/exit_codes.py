@@ -9,11 +9,12 @@ import re
 import select
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 from elmwright.jobs.environment.machine_use import share_machine
+from elmwright.jobs.secrets.hiding import for_others
 from elmwright.jobs.terminal.unexpected import quiet_threads, report_unexpected
 from elmwright.jobs.terminal.wording import tell
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
@@ -36,7 +37,8 @@ def exit_code(work: Callable[[], int | None], *, as_json: bool = False) -> int:
         return work() or DONE
     except BrokenPipeError as error:
         if not _has_no_reader(sys.stdout):
-            report_unexpected(error)  # another pipe, or a connection
+            # Another pipe, or a connection.
+            tell(f"failed: {report_unexpected(error)}", sys.stderr)
             return FAILED
         # The reader of a pipe (elmwright … | head) has seen enough. SIGPIPE itself stays ignored:
         # it would also end a run whose tracking server closes a connection.
@@ -48,10 +50,8 @@ def exit_code(work: Callable[[], int | None], *, as_json: bool = False) -> int:
             print(json.dumps({"error": to_data(ending)}), file=sys.stderr)
         elif ending.exit == RESUMABLE:
             _tell_stopped(f"stopped: {ending.message}")
-        elif ending.message:
+        else:
             tell(f"{'error' if ending.exit == MISTAKE else 'failed'}: {ending.message}", sys.stderr)
-        if not ending.message:
-            report_unexpected(error)
         return ending.exit
 
 
@@ -81,10 +81,15 @@ class Ending:
     code: str
     """A code for programs."""
     message: str
-    """What a person reads; empty where the error is unexpected."""
+    """What a person reads, without secrets."""
 
 
 def _ending(error: BaseException) -> Ending:
+    ending = _told(error)
+    return replace(ending, message=for_others(ending.message))
+
+
+def _told(error: BaseException) -> Ending:
     if isinstance(error, KeyboardInterrupt):
         return Ending(RESUMABLE, "interrupted", "interrupted; nothing is lost")
     if isinstance(error, Interrupted):
@@ -104,4 +109,4 @@ def _ending(error: BaseException) -> Ending:
             )
     if isinstance(error, UserError):
         return Ending(MISTAKE, error.code, str(error))
-    return Ending(FAILED, "unexpected", "")
+    return Ending(FAILED, "unexpected", report_unexpected(error))

@@ -48,13 +48,13 @@ def noting(log_file: Path) -> Iterator[None]:
         raise
 
 
-def report_unexpected(error: BaseException) -> None:
-    """Say in a sentence on stderr what happened, and where the traceback is."""
+def report_unexpected(error: BaseException) -> str:
+    """Write the traceback to a file; a sentence of what happened, and where the traceback is."""
     log_file = vars(error).get(_NOTED) or write_error_file(error)
     if os.environ.get(DEBUG, "") not in ("", "0"):
         sys.stderr.write(for_others("".join(traceback.format_exception(error))))
     where = f"the details are in {log_file}" if log_file else f"set {DEBUG}=1 to see the details"
-    tell(f"failed: an unexpected error ({in_words(error)}); {where}", sys.stderr)
+    return f"an unexpected error ({in_words(error)}); {where}"
 
 
 def in_words(error: BaseException) -> str:

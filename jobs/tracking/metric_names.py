@@ -16,6 +16,7 @@ from elmwright.jobs.rundir.metrics import (
     BACKWARD_PERPLEXITY,
     BITS_PER_CHARACTER,
     DENSE_EXCHANGED,
+    FINAL,
     FORWARD_PERPLEXITY,
     LEARNING_RATE,
     LOSS,
@@ -88,7 +89,7 @@ def tagged(kind: str, step: int, values: Mapping[str, float]) -> dict[str, str]:
         return {}
     tags = {"step": str(step)}
     for name, value in values.items():
-        split, score = split_key(name)
+        split, score = split_key(name.removeprefix(FINAL))
         if score in FACTS:
             tags[f"{split}_{score}"] = f"{value:.2%}" if score == UNKNOWN_SHARE.key else said(value)
     return tags

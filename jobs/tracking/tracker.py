@@ -30,7 +30,7 @@ from elmwright.jobs.rundir.journal_records import (
     ValuesRecord,
 )
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.rundir.metrics import PERPLEXITY, perplexities
+from elmwright.jobs.rundir.metrics import FINAL, PERPLEXITY, perplexities
 from elmwright.jobs.secrets.hiding import for_others, store_all, without_secret
 from elmwright.jobs.tracking.metric_names import NAMES, heldout_metric, tagged
 from elmwright.jobs.tracking.mlflow_entities import corpus_dataset, record_metrics, run_params
@@ -321,7 +321,8 @@ class Tracker:
 
     def _score_final(self, record: FinalEvaluation) -> None:
         """Give the last checkpoint its perplexity: it was written before the last evaluation."""
-        scores = perplexities(record.values)
+        values = {key.removeprefix(FINAL): value for key, value in record.values.items()}
+        scores = perplexities(values)
         for model in self._logged(record.step)[1]:
             if not model.metrics:  # else it is the best of the run, and was scored in passing
                 self._score(model, record, scores)

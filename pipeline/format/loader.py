@@ -82,7 +82,7 @@ class Places:
         nodes, blocks = pytorch_worker_info()[1], self.split.blocks
         if nodes > blocks:
             raise UserError(
-                "split-missing",
+                "setting",
                 f"the split {self.split.name} of {self.corpus} has {blocks} "
                 f"block{'s' * (blocks != 1)} for {nodes} nodes, and each needs at least one; use "
                 "fewer nodes, or build the corpus with a smaller shards.block_steps",

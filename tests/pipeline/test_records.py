@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import pytest
 from hypothesis import given
@@ -126,6 +126,23 @@ def test_infinity_is_read_only_where_it_is_allowed() -> None:
     with pytest.raises(BadField, match="weight"):
         from_data(Part, data)
     assert from_data(Part, data, finite=False).weight == float("inf")
+
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Done(Generic[R]):
+    report: R
+    hashes: tuple[int, ...] = ()
+
+
+def test_a_type_variable_takes_anything_and_hashes_take_64_bits() -> None:
+    data = {"report": {"a": [1]}, "hashes": [(1 << 64) - 1]}
+    done = from_data(Done, data, largest=1 << 64)
+    assert (done.report, done.hashes) == ({"a": [1]}, ((1 << 64) - 1,))
+    with pytest.raises(BadField, match="18 digits"):
+        from_data(Done, data)
 
 
 def test_types_are_named_as_a_user_would() -> None:

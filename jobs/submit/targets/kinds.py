@@ -4,9 +4,8 @@ from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.targets.background import Background
 from elmwright.jobs.submit.targets.kubernetes import Kubernetes
 from elmwright.jobs.submit.targets.place import Place
-from elmwright.jobs.submit.targets.ray_jobs import RayCluster
+from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable
 from elmwright.jobs.submit.targets.slurm import Slurm
-from elmwright.pipeline.errors import UserError
 
 PLACES: dict[str, type[Place]] = {
     "local": Background,
@@ -18,9 +17,9 @@ PLACES: dict[str, type[Place]] = {
 
 
 def place_class(target: Target) -> type[Place]:
-    """The class for the kind of a target; UserError for a kind that this version does not know."""
+    """The class for the kind of a target; Unreachable for one that this version does not know."""
     if target.kind not in PLACES:
-        raise UserError(
+        raise Unreachable(
             "target",
             f"target {target}: kind {target.kind!r} is not known to this elmwright, which knows "
             f"{', '.join(PLACES)}; use the version that the run was submitted with",

@@ -222,7 +222,7 @@ def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: Fi
 def check_shape(other: LoadedModel, config: RunConfig) -> None:
     """A model can only be trained further in its own shape."""
     if problem := shape_problem(config.model, other.config):
-        raise UserError("run-changed", problem)
+        raise UserError("model-invalid", problem)
 
 
 def saved_scores(scores: dict[str, Score]) -> Scores:

@@ -61,8 +61,18 @@ def test_a_defect_has_the_code_unexpected(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert exit_code(lambda: work(KeyError("x")), as_json=True) == 1
-    first = capfd.readouterr().err.splitlines()[0]
-    assert json.loads(first)["error"]["code"] == "unexpected"
+    ending = json.loads(capfd.readouterr().err)["error"]
+    assert ending["code"] == "unexpected"
+    assert "the details are in" in ending["message"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_secret_is_told(capfd: pytest.CaptureFixture[str], as_json: bool) -> None:
+    error = UserError("tracking-server", "nothing at http://me:planted-word@host")
+    assert exit_code(lambda: work(error), as_json=as_json) == 2
+    said = capfd.readouterr().err
+    assert "http://me:***@host" in said
+    assert "planted-word" not in said
 
 
 def test_json_of_a_command_that_fails_is_on_standard_error(

@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mlflow import MlflowClient
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.registry import version_page
+from elmwright.jobs.registry.contract import About
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.tracking.metric_names import NAMES, charted, heldout_metric, said, tagged
 from elmwright.jobs.tracking.tracker import Tracker
@@ -133,7 +135,7 @@ def test_the_description_is_the_card_without_what_mlflow_cannot_show(tmp_path: P
 
 
 def test_facts_are_single_tags_and_an_older_bundle_just_has_fewer(tmp_path: Path) -> None:
-    about = {"step": 10, "perplexity": {"news": 12.34567, "heldout": 9.0}}
+    about = About("0" * 64, 10, {"news": 12.34567, "heldout": 9.0}, "", {}, "", "", signed=False)
     train = {"lanes": 4, "window": 5, "accumulate": 2}
     config = {"train": train, "export": {"licence": "CC0"}}
     found = version_page.facts(card(tmp_path, "", config=config, corpus_words=99), about)
@@ -141,5 +143,10 @@ def test_facts_are_single_tags_and_an_older_bundle_just_has_fewer(tmp_path: Path
         "news_perplexity": "12.3457", "heldout_perplexity": "9", "perplexity": "12.3457",
         "step": "10", "tokens": "400", "vocabulary": "7", "corpus_words": "99", "licence": "CC0",
     }  # fmt: skip
-    found = version_page.facts(card(tmp_path, ""), {"step": 10, "perplexity": {}})
+    found = version_page.facts(card(tmp_path, ""), replace(about, perplexity={}))
     assert found == {"step": "10", "vocabulary": "7"}
+
+
+def test_a_held_out_set_may_be_called_final() -> None:
+    values = {"final/perplexity": 9.0, "final/tokens": 5.0}
+    assert heldout_metric("final") in charted("eval", values)

@@ -252,7 +252,7 @@ def test_a_password_is_not_sent_to_mlflow_nor_written_nor_said(
 
     monkeypatch.setattr(tracking, "connect", broken)
     tracker = Tracker(config, folder, manifest())
-    tracker._save()
+    tracker._note()
     tracker.start()
     problem = tracker.finish("FINISHED")
     assert problem is not None
