@@ -149,4 +149,4 @@ def test_facts_are_single_tags_and_an_older_bundle_just_has_fewer(tmp_path: Path
 
 def test_a_held_out_set_may_be_called_final() -> None:
     values = {"final/perplexity": 9.0, "final/tokens": 5.0}
-    assert heldout_metric("final") in charted("eval", values)
+    assert heldout_metric("final") in charted("eval", values, NAMES)
