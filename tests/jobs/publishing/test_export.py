@@ -121,7 +121,7 @@ def test_a_bundle_with_another_perplexity_than_the_trainers_is_never_written(
     said = recorded(info, run, Manifest.load(run.corpus))
     assert said is not None
     probe = {"heldout": dataclasses.replace(said.probe["heldout"], perplexity=43.9)}
-    whole = {"heldout": said.evaluation["heldout"] | {"perplexity": 43.9}}
+    whole = {"heldout": dataclasses.replace(said.evaluation["heldout"], perplexity=43.9)}
     for told in (Recorded(said.evaluation, probe), Recorded(whole, {})):
         monkeypatch.setattr(export_module, "recorded", lambda *_, told=told: told)
         with pytest.raises(Failed, match=r"perplexity of .*the trainer had 43\.9"):
