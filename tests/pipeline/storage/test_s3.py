@@ -118,7 +118,7 @@ def test_a_task_is_tried_again_when_the_store_drops_the_connection(tmp_path, mon
         return {"answer": 1}
 
     mark, recall = str(tmp_path / "x.done.json"), str(tmp_path / "recall")
-    assert run_once(mark, recall, shaky, str(tmp_path), "x", (), {})["report"] == {"answer": 1}
+    assert run_once(mark, recall, shaky, str(tmp_path), "x", (), {}).report == {"answer": 1}
     assert len(tries) == 3
     assert os.path.exists(mark)
 
