@@ -70,9 +70,9 @@ def test_a_lane_draws_the_same_masks_in_any_company():
     assert dropout_masks(TINY, 0.0, [1], 20) is None
 
 
-def test_ddp_finds_every_gradient(batch, tmp_path):
+def test_ddp_finds_every_gradient(batch, tmp_path, monkeypatch):
     plain, wrapped = BiLM(TINY, 0), BiLM(TINY, 0)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         hooked = []

@@ -236,7 +236,11 @@ def test_a_job_that_sbatch_refused_is_not_in_the_run_book(fake: Path) -> None:
     assert attempts_of("tiny") == []
 
 
-def test_a_targets_interface_is_the_one_of_ray_gloo_and_nccl(tmp_path: Path) -> None:
+def test_a_targets_interface_is_the_one_of_ray_gloo_and_nccl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
     lines = render(submission(tmp_path, Target("slurm", interface="ib0"))).splitlines()
     assert 'interface="ib0"' in lines
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
