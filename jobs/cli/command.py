@@ -40,7 +40,8 @@ QUIET_HELP = "print only warnings, errors and the result"
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; program.py is the console script's entry point."""
     words = sys.argv[1:] if arguments is None else arguments
-    return exit_code(lambda: _one_command(words), as_json="--json" in words)
+    options = words[: words.index("--")] if "--" in words else words
+    return exit_code(lambda: _one_command(words), as_json="--json" in options)
 
 
 def _one_command(arguments: list[str]) -> int | None:

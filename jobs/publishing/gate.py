@@ -82,7 +82,11 @@ def _read(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError("file-unreadable", f"{path} cannot be read: {error.strerror}") from error
+        is_missing = isinstance(error, FileNotFoundError)
+        raise UserError(
+            "file-missing" if is_missing else "file-unreadable",
+            f"{path} cannot be read: {error.strerror}; check the path",
+        ) from error
     except UnicodeDecodeError as error:
         raise UserError(
             "file-unreadable", f"{path} is not UTF-8 ({error.reason}); convert it first"

@@ -142,6 +142,10 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below
     except OSError as error:
-        raise UserError("file-unreadable", f"{path} cannot be read: {error.strerror}") from error
+        is_missing = isinstance(error, FileNotFoundError)
+        raise UserError(
+            "file-missing" if is_missing else "file-unreadable",
+            f"{path} cannot be read: {error.strerror}; check the path",
+        ) from error
     with file:
         yield file

@@ -82,3 +82,8 @@ def test_json_of_a_command_that_fails_is_on_standard_error(
     said = capfd.readouterr()
     assert json.loads(said.err)["error"]["code"] == "file-missing"
     assert said.out == ""
+
+
+def test_behind_two_dashes_json_is_a_name(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--", "--json"]) == 2
+    assert capfd.readouterr().err.startswith("error: there is no config file '--json'")
