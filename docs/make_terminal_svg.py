@@ -41,12 +41,29 @@ MOMENT = 0.6
 """How far training is in the first part of the picture."""
 STEPS = re.compile(r"([\d,]+)/([\d,]+) steps")
 THEME = TerminalTheme(
-    (27, 31, 36), (214, 219, 225),
-    [(27, 31, 36), (240, 113, 120), (126, 199, 142), (229, 192, 123), (110, 170, 240),
-     (199, 146, 234), (99, 199, 204), (214, 219, 225)],
-    [(139, 148, 158), (255, 139, 146), (153, 221, 168), (255, 213, 145), (140, 190, 255),
-     (219, 170, 250), (130, 222, 227), (255, 255, 255)],
-)  # fmt: skip
+    (27, 31, 36),
+    (214, 219, 225),
+    [
+        (27, 31, 36),
+        (240, 113, 120),
+        (126, 199, 142),
+        (229, 192, 123),
+        (110, 170, 240),
+        (199, 146, 234),
+        (99, 199, 204),
+        (214, 219, 225),
+    ],
+    [
+        (139, 148, 158),
+        (255, 139, 146),
+        (153, 221, 168),
+        (255, 213, 145),
+        (140, 190, 255),
+        (219, 170, 250),
+        (130, 222, 227),
+        (255, 255, 255),
+    ],
+)
 FONTS = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace'
 
 
@@ -90,8 +107,13 @@ def snapshot(screen: Screen, at: float) -> Moment:
 
 
 def _style(cell: pyte.screens.Char) -> Style:
-    return Style(color=_colour(cell.fg), bold=cell.bold, italic=cell.italics,
-                 underline=cell.underscore, reverse=cell.reverse)  # fmt: skip
+    return Style(
+        color=_colour(cell.fg),
+        bold=cell.bold,
+        italic=cell.italics,
+        underline=cell.underscore,
+        reverse=cell.reverse,
+    )
 
 
 def _colour(name: str) -> str | None:
@@ -114,9 +136,14 @@ def record(command: list[str], folder: Path) -> tuple[Moment, Moment]:
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     began = time.monotonic()
     process = subprocess.Popen(
-        command, stdin=end, stdout=end, stderr=end, cwd=folder, env=environment,
+        command,
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        cwd=folder,
+        env=environment,
         start_new_session=True,
-    )  # fmt: skip
+    )
     os.close(end)
     screen = Screen(COLUMNS, LINES)
     stream = pyte.ByteStream(screen)

@@ -58,8 +58,12 @@ class ModelConfig:
         if type(self.max_chars) is not int or not 3 <= self.max_chars <= MOST_CHARS:
             return f"max_chars is {self.max_chars!r:.50}, not a whole number from 3 to {MOST_CHARS}"
         for name, least in (
-            ("dim", 1), ("projection_dim", 1), ("n_layers", 1), ("char_dim", 1), ("n_highway", 0),
-        ):  # fmt: skip
+            ("dim", 1),
+            ("projection_dim", 1),
+            ("n_layers", 1),
+            ("char_dim", 1),
+            ("n_highway", 0),
+        ):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= LARGEST:
                 return f"{name} is {value!r:.50}, not a whole number from {least}"

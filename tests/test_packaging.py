@@ -40,8 +40,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(source: Path, folder: Path, *options: str) -> None:
     subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", folder, source],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+    )
 
 
 def contents(folder: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
@@ -145,9 +146,20 @@ def test_the_wheel_works_in_a_folder_with_a_hostile_model_py(built: Path, tmp_pa
     (wheel,) = built.glob("*.whl")
     python = home / "bin" / "python"
     subprocess.run(
-        [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--quiet",
-         str(wheel)], check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(python),
+            "install",
+            "--no-deps",
+            "--quiet",
+            str(wheel),
+        ],
+        check=True,
+        capture_output=True,
+    )
     hostile = tmp_path / "elsewhere"
     hostile.mkdir()
     for name in ("model", "pipeline", "jobs", "infra"):
@@ -166,16 +178,24 @@ def test_the_wheel_works_in_a_folder_with_a_hostile_model_py(built: Path, tmp_pa
         ["-m", "elmwright.jobs.cli", "check", "demo", "--json"],
     ):
         done = subprocess.run(
-            [str(python), *arguments], cwd=hostile, env=environment,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [str(python), *arguments],
+            cwd=hostile,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         if arguments[0] == "-c":
             assert done.stdout.startswith(str(home))
     script = subprocess.run(
-        [str(home / "bin" / "elmwright"), "config"], cwd=hostile, env=environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [str(home / "bin" / "elmwright"), "config"],
+        cwd=hostile,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert script.returncode == 0, script.stderr
     assert "demo" in script.stdout
     # Installed, without a pyproject, it sends the same files and asks for the same environment.
@@ -186,9 +206,13 @@ def test_the_wheel_works_in_a_folder_with_a_hostile_model_py(built: Path, tmp_pa
         " if '.dist-info/' in k}]))"
     )
     done = subprocess.run(
-        [str(python), "-c", code], cwd=hostile, env=environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [str(python), "-c", code],
+        cwd=hostile,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     version, about = json.loads(done.stdout)
     own_version, members = wheel_members()

@@ -28,8 +28,11 @@ ROOMS = ["pipeline", "model", "jobs"]
 def test_ruff_has_nothing_to_say(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ruff", *arguments, *PATHS],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -38,8 +41,11 @@ def test_mypy_strict_has_nothing_to_say() -> None:
         pytest.skip("'make setup' links the rooms for mypy; this checkout was set up otherwise")
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "-p", "elmwright"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -49,8 +55,12 @@ def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     return subprocess.run(
         [*command, "--config", str(ROOT / "pyproject.toml")],
-        cwd=tree, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")

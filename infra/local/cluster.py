@@ -81,9 +81,14 @@ class Cluster:
         """Detached from this terminal, its output in a file."""
         with self.path(f"{name}.log").open("ab") as log:
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                cwd=self.folder, start_new_session=True,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                cwd=self.folder,
+                start_new_session=True,
+            )
         known = stat(child.pid)
         record = {"pid": child.pid, "ticks": known.ticks if known else 0}
         self.path(f"{name}.pid").write_text(json.dumps(record))
@@ -220,10 +225,19 @@ class Cluster:
         if database.exists():
             self._upgrade(database, own)
         command = [
-            str(BIN / "mlflow"), "server", "--host", HOST, "--port", str(port), "--workers", "1",
-            "--backend-store-uri", f"sqlite:///{database}",
-            "--artifacts-destination", str(self.path("artifacts")),
-        ]  # fmt: skip
+            str(BIN / "mlflow"),
+            "server",
+            "--host",
+            HOST,
+            "--port",
+            str(port),
+            "--workers",
+            "1",
+            "--backend-store-uri",
+            f"sqlite:///{database}",
+            "--artifacts-destination",
+            str(self.path("artifacts")),
+        ]
         self.start("mlflow", command, own)
 
     def _upgrade(self, database: Path, environment: dict[str, str]) -> None:
@@ -231,9 +245,13 @@ class Cluster:
         log = self.path("mlflow.log")
         with log.open("ab") as output:
             done = subprocess.run(
-                [BIN / "mlflow", "db", "upgrade", f"sqlite:///{database}"], env=environment,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False,
-            )  # fmt: skip
+                [BIN / "mlflow", "db", "upgrade", f"sqlite:///{database}"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                check=False,
+            )
         if done.returncode != 0:
             raise Trouble(f"{database} could not be upgraded; {log} says why")
 
@@ -245,16 +263,25 @@ class Cluster:
         self.path("ray").symlink_to(temporary)
         # A folder for each node: they would take what one has unpacked from under the other.
         common = [
-            str(BIN / "ray"), "start", "--block", f"--node-ip-address={HOST}",
-            "--disable-usage-stats", f"--object-store-memory={256 * 2**20}",
-            "--min-worker-port=0", "--max-worker-port=0",  # any: several nodes share this machine
-        ]  # fmt: skip
+            str(BIN / "ray"),
+            "start",
+            "--block",
+            f"--node-ip-address={HOST}",
+            "--disable-usage-stats",
+            f"--object-store-memory={256 * 2**20}",
+            "--min-worker-port=0",
+            "--max-worker-port=0",  # any: several nodes share this machine
+        ]
         head = [
-            "--head", "--num-cpus=0", f"--temp-dir={temporary / 'head'}",
-            f"--port={ports['RAY']}", f"--dashboard-host={HOST}",
-            f"--dashboard-port={ports['DASHBOARD']}", f"--ray-client-server-port={free_port()}",
+            "--head",
+            "--num-cpus=0",
+            f"--temp-dir={temporary / 'head'}",
+            f"--port={ports['RAY']}",
+            f"--dashboard-host={HOST}",
+            f"--dashboard-port={ports['DASHBOARD']}",
+            f"--ray-client-server-port={free_port()}",
             f"--dashboard-agent-listen-port={free_port()}",
-        ]  # fmt: skip
+        ]
         self.start("head", common + head, environment)
         self._wait_healthy(
             "head", lambda: self._nodes(ports["DASHBOARD"]) >= 1, time.monotonic() + STARTED_WITHIN
@@ -263,10 +290,12 @@ class Cluster:
         for name in names:
             if name.startswith("worker"):
                 worker = [
-                    f"--temp-dir={temporary / name}", f"--address={HOST}:{ports['RAY']}",
+                    f"--temp-dir={temporary / name}",
+                    f"--address={HOST}:{ports['RAY']}",
                     f"--num-cpus={cpus}",
-                    f"--dashboard-agent-listen-port={free_port()}", "--include-log-monitor=false",
-                ]  # fmt: skip
+                    f"--dashboard-agent-listen-port={free_port()}",
+                    "--include-log-monitor=false",
+                ]
                 self.start(name, common + worker, environment)
 
     def _nodes(self, dashboard: int) -> int:

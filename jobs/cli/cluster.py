@@ -108,8 +108,11 @@ def _sent(job: Any, options: argparse.Namespace) -> int:
         print(json.dumps({"run": sent.run, "id": sent.id, "dir": sent.dir, "handle": handle}))
     else:
         print(f"submitted {sent.id} to {sent.target} (elmwright {sent.version})")
-        print(f"  watch   elmwright status {sent.run}\n  follow  elmwright logs -f {sent.run}\n"
-              f"  stop    elmwright cancel {sent.run}", flush=True)  # fmt: skip
+        print(
+            f"  watch   elmwright status {sent.run}\n  follow  elmwright logs -f {sent.run}\n"
+            f"  stop    elmwright cancel {sent.run}",
+            flush=True,
+        )
     if not options.follow:
         return 0
     state = follow(sent.run, job, through=False)
@@ -137,8 +140,17 @@ def _jobs(options: argparse.Namespace) -> None:
                 word, why = state.word, state.why
             except (UserError, Failed) as error:
                 silent[sent.target] = why = str(error)
-        rows.append({"run": sent.run, "state": word, "why": why, "target": str(sent.target),
-                     "submitted": sent.time, "id": sent.id, "dir": sent.dir})  # fmt: skip
+        rows.append(
+            {
+                "run": sent.run,
+                "state": word,
+                "why": why,
+                "target": str(sent.target),
+                "submitted": sent.time,
+                "id": sent.id,
+                "dir": sent.dir,
+            }
+        )
     if options.json:
         print(json.dumps(rows, indent=1))
         return
@@ -185,8 +197,10 @@ def _cancel(options: argparse.Namespace) -> int:
         print(f"{run} was asked to checkpoint and stop")
         return 0
     if not state.ended:
-        raise Failed(f"{run} is still {state.word}, although its time to stop is over; look at "
-                     f"'elmwright status {run}' and cancel it again")  # fmt: skip
+        raise Failed(
+            f"{run} is still {state.word}, although its time to stop is over; look at "
+            f"'elmwright status {run}' and cancel it again"
+        )
     progress = read_progress(job.submission)
     at = ""
     if progress is not None and progress.checkpoint_step >= 0:

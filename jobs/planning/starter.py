@@ -44,9 +44,11 @@ _SMALL = ModelConfig(
     dim=256, projection_dim=64, filters=((1, 16), (2, 16), (3, 32), (4, 64), (5, 64)), n_highway=1
 )
 _LARGE = ModelConfig(
-    dim=512, projection_dim=128, filters=((1, 32), (2, 32), (3, 64), (4, 128), (5, 256)),
+    dim=512,
+    projection_dim=128,
+    filters=((1, 32), (2, 32), (3, 64), (4, 128), (5, 256)),
     n_highway=1,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,16 @@ def choose(found: Survey, hours: float, cores: int) -> Start:
     def shaped(model: ModelConfig, lr: float, negatives: int) -> tuple[RunConfig, float]:
         config = RunConfig(
             model=model,
-            optim=OptimConfig("adamw", lr, clip_norm=1.0, scale_by_window=False,
-                               schedule="cosine"),
-            train=TrainSection(processes, threads, lanes=lanes, window=WINDOW,
-                               negatives=negatives, reset_states="block"),
-        )  # fmt: skip
+            optim=OptimConfig("adamw", lr, clip_norm=1.0, scale_by_window=False, schedule="cosine"),
+            train=TrainSection(
+                processes,
+                threads,
+                lanes=lanes,
+                window=WINDOW,
+                negatives=negatives,
+                reset_states="block",
+            ),
+        )
         return config, rule_of_thumb(config, vocabulary, cores)
 
     config, rate = shaped(_LARGE, 0.004, 2048)

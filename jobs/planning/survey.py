@@ -82,8 +82,9 @@ def survey(paths: Sequence[str]) -> Survey:
         fields.append(text_field(mine))
         found += mine
     if not found:
-        return Survey(0, HARVEST_BYTES, HARVEST_STEPS, tuple(fields), "blank-line", "ptb",
-                      "en", 1.0, 0)  # fmt: skip
+        return Survey(
+            0, HARVEST_BYTES, HARVEST_STEPS, tuple(fields), "blank-line", "ptb", "en", 1.0, 0
+        )
     if not sum(file.bytes for file in found):
         raise UserError(
             "no-text", f"the files of --source {paths[0]} are empty; name some with text"
@@ -105,8 +106,18 @@ def survey(paths: Sequence[str]) -> Survey:
     longest = look.longest
     if documents == "file":
         longest = max(longest, *(text_bytes(file) for file in plain_text))
-    return Survey(len(found), look.text_bytes, look.steps, tuple(fields), documents, tokenizer,
-                  language, share, longest, look.alphabet)  # fmt: skip
+    return Survey(
+        len(found),
+        look.text_bytes,
+        look.steps,
+        tuple(fields),
+        documents,
+        tokenizer,
+        language,
+        share,
+        longest,
+        look.alphabet,
+    )
 
 
 def _look(

@@ -113,8 +113,11 @@ def _say_of_another(text: str, folder: RunFolder) -> None:
         return
     for job in runbook.attempts_of(text)[-1:]:
         if not runbook.is_for(job, folder.root):
-            print(f"note: this is {nearby(folder.root)} here; the submitted run {text!r} is in "
-                  f"{job.submission.dir}", file=sys.stderr)  # fmt: skip
+            print(
+                f"note: this is {nearby(folder.root)} here; the submitted run {text!r} is in "
+                f"{job.submission.dir}",
+                file=sys.stderr,
+            )
 
 
 def _from_book(text: str) -> RunFolder | None:

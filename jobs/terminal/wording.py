@@ -108,9 +108,11 @@ def typed(*arguments: str, width: int | None = None) -> str:
 
 
 def _quoted(argument: str) -> str:
-    return f'"{argument}"' if re.fullmatch(r"[\w ,.'-]* [\w ,.'-]*", argument) else (
-        shlex.quote(argument)
-    )  # fmt: skip
+    return (
+        f'"{argument}"'
+        if re.fullmatch(r"[\w ,.'-]* [\w ,.'-]*", argument)
+        else (shlex.quote(argument))
+    )
 
 
 def _options(words: Sequence[str]) -> list[str]:

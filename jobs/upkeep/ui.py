@@ -212,9 +212,21 @@ def _server(uri: str, port: int, stop: Flag) -> Iterator[str]:
 
 
 def _start(uri: str, port: int, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port),
-               "--workers", "1", "--no-serve-artifacts", "--default-artifact-root",
-               artifact_folder(uri) or str(folder)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--no-serve-artifacts",
+        "--default-artifact-root",
+        artifact_folder(uri) or str(folder),
+    ]
     environment = {
         **os.environ,
         # It starts uvicorn from PATH.
@@ -228,9 +240,14 @@ def _start(uri: str, port: int, folder: Path, output: IO[bytes]) -> subprocess.P
     environment.pop("MLFLOW_TRACKING_URI", None)
     # A session of its own: Ctrl-C reaches us alone, and we end all of it.
     return subprocess.Popen(
-        command, env=environment, cwd=folder, stdout=output, stderr=output,
-        stdin=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        command,
+        env=environment,
+        cwd=folder,
+        stdout=output,
+        stderr=output,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _wait_ready(process: subprocess.Popen[bytes], address: str, stop: Flag, log: Path) -> None:

@@ -81,12 +81,20 @@ def probe_folder(folder: Path, corpus: str, probes: Probes, progress: Progress =
     def work(ranks: Ranks, advance: Advance) -> Probes:
         return {
             split: evaluate_probe(
-                bilm, softmax, corpus, manifest, split, probe.sentences, ranks,
-                lanes=lanes, window=_eval_window(manifest.block_steps), word_ids=word_ids,
+                bilm,
+                softmax,
+                corpus,
+                manifest,
+                split,
+                probe.sentences,
+                ranks,
+                lanes=lanes,
+                window=_eval_window(manifest.block_steps),
+                word_ids=word_ids,
                 advance=advance,
             )
             for split, probe in probes.items()
-        }  # fmt: skip
+        }
 
     with progress("comparing", total, "tokens") as advance:
         return side_by_side(lanes, work, advance)

@@ -210,9 +210,13 @@ def _write(out: TextIO, line: int, score: SentenceScore, words: bool, as_json: b
         print(json.dumps(row, ensure_ascii=False), file=out)
     elif words:
         rows = zip(
-            [*score.words, EOS], [*score.unknown, False], score.forward, score.backward, score.mean,
+            [*score.words, EOS],
+            [*score.unknown, False],
+            score.forward,
+            score.backward,
+            score.mean,
             strict=True,
-        )  # fmt: skip
+        )
         for position, (word, odd, *logs) in enumerate(rows):
             print(line, position, word, int(odd), *(f"{x:.6f}" for x in logs), sep="\t", file=out)
     else:

@@ -79,8 +79,11 @@ def counted(words: Sequence[str], flags: Sequence[int], rows: Sequence[Sequence[
             three = sum(map(len, words[place:end]))
             four = int(any(flag & LETTER for flag in flags[place:end]))
         tokens, n_words, characters, lettered = (
-            tokens + one, n_words + two, characters + three, lettered + four,
-        )  # fmt: skip
+            tokens + one,
+            n_words + two,
+            characters + three,
+            lettered + four,
+        )
         place = end
     return tokens, n_words, characters, lettered
 

@@ -25,13 +25,24 @@ from elmwright.pipeline.config import GopherQuality, GopherRepetition
 from elmwright.pipeline.format.lanes import keyed_hash
 
 QUALITY = (
-    "min_words", "max_words", "min_word_length", "max_word_length", "max_symbol_share",
-    "max_bullet_lines", "max_ellipsis_lines", "min_letter_words", "min_stop_words",
-)  # fmt: skip
+    "min_words",
+    "max_words",
+    "min_word_length",
+    "max_word_length",
+    "max_symbol_share",
+    "max_bullet_lines",
+    "max_ellipsis_lines",
+    "min_letter_words",
+    "min_stop_words",
+)
 REPETITION = (
-    "max_duplicate_paragraphs", "max_duplicate_paragraph_characters", "max_duplicate_lines",
-    "max_duplicate_line_characters", "max_top_ngrams", "max_duplicate_ngrams",
-)  # fmt: skip
+    "max_duplicate_paragraphs",
+    "max_duplicate_paragraph_characters",
+    "max_duplicate_lines",
+    "max_duplicate_line_characters",
+    "max_top_ngrams",
+    "max_duplicate_ngrams",
+)
 
 _FACTORS = np.array([keyed_hash(20211208, n) | 1 for n in range(6)], np.uint64)
 

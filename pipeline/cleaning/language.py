@@ -63,11 +63,28 @@ def code_problem(code: str) -> str:
 
 
 _OWN_NAMES = {
-    "deutsch": "de", "français": "fr", "francais": "fr", "español": "es", "espanol": "es",
-    "italiano": "it", "português": "pt", "portugues": "pt", "nederlands": "nl", "svenska": "sv",
-    "dansk": "da", "suomi": "fi", "polski": "pl", "русский": "ru", "українська": "uk",
-    "čeština": "cs", "türkçe": "tr", "ελληνικά": "el", "日本語": "ja", "中文": "zh", "한국어": "ko",
-}  # fmt: skip
+    "deutsch": "de",
+    "français": "fr",
+    "francais": "fr",
+    "español": "es",
+    "espanol": "es",
+    "italiano": "it",
+    "português": "pt",
+    "portugues": "pt",
+    "nederlands": "nl",
+    "svenska": "sv",
+    "dansk": "da",
+    "suomi": "fi",
+    "polski": "pl",
+    "русский": "ru",
+    "українська": "uk",
+    "čeština": "cs",
+    "türkçe": "tr",
+    "ελληνικά": "el",
+    "日本語": "ja",
+    "中文": "zh",
+    "한국어": "ko",
+}
 """What some languages call themselves."""
 
 

@@ -193,11 +193,24 @@ _NOTICE = re.compile(
 )
 _HINTS = ("copyright", "©", "(c)", "reserved", "cookie", "privacy")
 _BEGINNINGS = (
-    "share this", "share on ", "share via ", "follow us", "like us on", "sign up for",
-    "subscribe to our", "click here to", "please enable javascript", "powered by ", "filed under",
-    "posted in ", "posted by ", "posted on ", "tagged with", "you must be logged in",
+    "share this",
+    "share on ",
+    "share via ",
+    "follow us",
+    "like us on",
+    "sign up for",
+    "subscribe to our",
+    "click here to",
+    "please enable javascript",
+    "powered by ",
+    "filed under",
+    "posted in ",
+    "posted by ",
+    "posted on ",
+    "tagged with",
+    "you must be logged in",
     "this entry was posted",
-)  # fmt: skip
+)
 
 
 def is_boilerplate(line: str) -> bool:

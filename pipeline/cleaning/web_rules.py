@@ -16,8 +16,13 @@ from elmwright.pipeline.cleaning.gopher import repeated
 from elmwright.pipeline.config import C4, FineWeb
 
 C4_LINES = (
-    "max_word_length", "citations", "terminal_punctuation", "min_line_words", "javascript", "policy"
-)  # fmt: skip
+    "max_word_length",
+    "citations",
+    "terminal_punctuation",
+    "min_line_words",
+    "javascript",
+    "policy",
+)
 C4_DOCUMENTS = ("lorem_ipsum", "curly_bracket", "min_sentences")
 FINEWEB = ("min_terminal_lines", "max_short_lines", "max_duplicate_characters", "max_newlines")
 
@@ -25,9 +30,13 @@ _ENDS = (".", "?", "!", '"', "'")
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 _BLANKS = re.compile(" {2,}")
 _POLICY = (
-    "terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies",
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "uses cookies",
+    "use of cookies",
     "use cookies",
-)  # fmt: skip
+)
 _PHRASES = (b"lorem ipsum", b"javascript", b"cookie", b"terms of use", b"privacy policy")
 
 _RANGES = """

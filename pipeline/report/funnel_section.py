@@ -90,13 +90,18 @@ def funnel(manifest: Manifest, statistics: Statistics) -> str:
             table(
                 "Rule|Documents|Sentences|Words|Share of words read",
                 [
-                    (shown(s.rule, 60), number(s.documents), number(s.sentences), number(s.words),
-                     percent(ratio(s.words, read.words)))
+                    (
+                        shown(s.rule, 60),
+                        number(s.documents),
+                        number(s.sentences),
+                        number(s.words),
+                        percent(ratio(s.words, read.words)),
+                    )
                     for s in (read, *acted[:MAX_RULES], kept)
                 ],
             ),
         )
-    )  # fmt: skip
+    )
 
 
 def _rule(

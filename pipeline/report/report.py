@@ -162,14 +162,17 @@ def _lengths(statistics: Statistics) -> str:
                 [(name, value) for (name, _), value in zip(names, values, strict=True)],
                 named=range(0, len(values), math.ceil(len(values) / 8)),
                 label="Kept documents by their number of words",
-                x="words in a document, doubling", y="documents",
+                x="words in a document, doubling",
+                y="documents",
             ),
             "A pile at the left is scraps: raise <code>corpus.min_words</code> (or "
             "<code>corpus.gopher_quality.min_words</code>); a long tail is joined files: see "
             "<code>corpus.documents</code>.",
-            table("Words|Documents", [(name, number(value)) for (_, name), value in
-                                       zip(names, values, strict=True)]),
-        )  # fmt: skip
+            table(
+                "Words|Documents",
+                [(name, number(value)) for (_, name), value in zip(names, values, strict=True)],
+            ),
+        )
     if lengths:
         named = [
             (f"{n}+" if n == LONGEST_SENTENCE else str(n), lengths.get(n, 0))
@@ -242,7 +245,10 @@ def _vocabulary(manifest: Manifest, statistics: Statistics) -> str:
         body += figure(
             "Zipf curve",
             charts.curve(
-                counts, x, y, label="Occurrences of train words by rank",
+                counts,
+                x,
+                y,
+                label="Occurrences of train words by rank",
                 ideal=[(1, min(top, y.high)), (min(x.high, top), max(1, top / x.high))],
                 ideal_name="1/rank",
             ),
@@ -250,7 +256,7 @@ def _vocabulary(manifest: Manifest, statistics: Statistics) -> str:
             "boilerplate that repeats (<code>corpus.dedup_lines</code>), a long flat end is noise "
             "(<code>vocab.min_count</code>).",
             table("Rank|Occurrences", [(number(a), number(b)) for a, b in charts.thin(counts)]),
-        )  # fmt: skip
+        )
     if len(covered) > 1:
         words = manifest.vocab.size
         x = charts.Axis(
@@ -259,14 +265,16 @@ def _vocabulary(manifest: Manifest, statistics: Statistics) -> str:
         body += figure(
             "Coverage",
             charts.curve(
-                covered, x, charts.Axis(0, 1, "share of train covered", share=True),
+                covered,
+                x,
+                charts.Axis(0, 1, "share of train covered", share=True),
                 label="Share of train words covered by a vocabulary of each size",
                 mark=(words, f"yours: {compact(words)}"),
             ),
             "Where the curve is flat, more words cost memory and softmax time for little: choose "
             "<code>vocab.max_size</code> and <code>vocab.min_count</code> at the bend.",
             table("Vocabulary|Share", [(number(a), percent(b)) for a, b in charts.thin(covered)]),
-        )  # fmt: skip
+        )
     return f'<div class="pair">{body}</div>' if body else ""
 
 

@@ -31,8 +31,14 @@ TEXT_BYTES = 1 << 30
 LINE_BYTES = 1 << 20
 """Lines of a vocabulary are shorter than this."""
 _NO_HEADER = (
-    ValueError, KeyError, TypeError, RecursionError, MemoryError, OSError, TokenError,
-)  # fmt: skip
+    ValueError,
+    KeyError,
+    TypeError,
+    RecursionError,
+    MemoryError,
+    OSError,
+    TokenError,
+)
 """What numpy raises about a header that is none: it parses Python."""
 _PLAIN_ROW = re.compile(
     rb"\x93NUMPY\x01\x00(?P<length>..)\{'descr': '(?P<type>[<|][iu][1248])', "

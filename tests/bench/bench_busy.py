@@ -131,8 +131,11 @@ def compare_quiet(work: Work, rounds: int) -> tuple[bool, dict[str, float]]:
         ratio = usual[what] / other
         good &= ratio <= LOSS
         verdict = "holds" if ratio <= LOSS else "does not hold"
-        print(f"quiet {what:<7} ours {usual[what]:6.2f} s, spinning {other:6.2f} s: "
-              f"{ratio:.3f} ×, at most {LOSS} ×: {verdict}", flush=True)  # fmt: skip
+        print(
+            f"quiet {what:<7} ours {usual[what]:6.2f} s, spinning {other:6.2f} s: "
+            f"{ratio:.3f} ×, at most {LOSS} ×: {verdict}",
+            flush=True,
+        )
     return good, usual
 
 
@@ -145,8 +148,11 @@ def compare_busy(work: Work, usual: dict[str, float], rounds: int) -> bool:
         ratio = found / quiet
         good &= ratio <= SLOWER
         verdict = "holds" if ratio <= SLOWER else "does not hold"
-        print(f"busy  {what:<7} quiet {quiet:6.2f} s, beside two busy processes {found:6.2f} s: "
-              f"{ratio:.2f} ×, at most {SLOWER} ×: {verdict}", flush=True)  # fmt: skip
+        print(
+            f"busy  {what:<7} quiet {quiet:6.2f} s, beside two busy processes {found:6.2f} s: "
+            f"{ratio:.2f} ×, at most {SLOWER} ×: {verdict}",
+            flush=True,
+        )
     return good
 
 
@@ -168,8 +174,10 @@ def main() -> int:
         if not (run / "bundle" / "config.json").is_file():
             sys.exit(f"{run} is no finished run (it has no bundle)")
         step = json.loads((run / "bundle" / "config.json").read_text())["step"]
-        print(f"{processor()}; load {os.getloadavg()[0]:.1f}; {run}, step {step}; {rounds} rounds",
-              flush=True)  # fmt: skip
+        print(
+            f"{processor()}; load {os.getloadavg()[0]:.1f}; {run}, step {step}; {rounds} rounds",
+            flush=True,
+        )
         work, good, usual = Work(run, folder), True, {}
         if part != "busy":
             good, usual = compare_quiet(work, rounds)

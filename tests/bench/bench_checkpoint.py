@@ -50,12 +50,18 @@ def run(folder: Path, name: str, steps: int, every: int, threads: int) -> tuple[
     config = load_config(
         "small",
         [
-            f"run.dir={folder / name}", f"corpus.dir={folder / 'corpus'}", "train.processes=1",
-            f"train.threads={threads}", "train.lanes=64", f"train.max_steps={steps}",
-            f"checkpoint.every_steps={every}", "checkpoint.keep_last=1", "eval.every_steps=0",
+            f"run.dir={folder / name}",
+            f"corpus.dir={folder / 'corpus'}",
+            "train.processes=1",
+            f"train.threads={threads}",
+            "train.lanes=64",
+            f"train.max_steps={steps}",
+            f"checkpoint.every_steps={every}",
+            "checkpoint.keep_last=1",
+            "eval.every_steps=0",
             "tracking.every_steps=1",
         ],
-    )  # fmt: skip
+    )
     place = RunFolder.of(config)
     start = time.process_time()
     train(config, place, begin_attempt(place.attempt), Ranks())

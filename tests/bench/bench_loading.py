@@ -56,10 +56,14 @@ class Watched(Prefetch):
 def measure(name: str, corpus: str, folder: Path, steps: int) -> bool:
     Watched.asked, Watched.came, Watched.depth = [], [], []
     settings = [
-        f"run.dir={folder / name.replace(' ', '-')}", f"corpus.dir={corpus}", "train.processes=1",
-        f"shards.block_steps={BLOCK}", "train.lanes=64", f"train.max_steps={steps}",
+        f"run.dir={folder / name.replace(' ', '-')}",
+        f"corpus.dir={corpus}",
+        "train.processes=1",
+        f"shards.block_steps={BLOCK}",
+        "train.lanes=64",
+        f"train.max_steps={steps}",
         "checkpoint.every_steps=1000000",
-    ]  # fmt: skip
+    ]
     config = load_config("small", settings)
     run = RunFolder.of(config)
     loop.train(config, run, begin_attempt(run.attempt), Ranks())

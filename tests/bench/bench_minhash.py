@@ -63,8 +63,9 @@ def split(documents: list[list[str]]) -> list[list[str]]:
 
 def shingles(documents: list[list[str]]) -> list[list[str]]:
     n = CONFIG.ngram
-    return [[" ".join(some[i : i + n]) for i in range(max(1, len(some) - n + 1))]
-            for some in documents]  # fmt: skip
+    return [
+        [" ".join(some[i : i + n]) for i in range(max(1, len(some) - n + 1))] for some in documents
+    ]
 
 
 def keys_of(rows: Any) -> Any:

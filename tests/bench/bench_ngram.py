@@ -263,8 +263,10 @@ def measure(corpus: Path, limit: int | None = None) -> dict[str, dict[int, float
     print(f"train      {train.targets.size:,} tokens, vocabulary {size:,}")
     model = KneserNey(train, size)
     for n, found in model.top.items():
-        print(f"  {n}-grams  {found.keys.size:>12,}   discounts "
-              + " ".join(f"{value:.3f}" for value in found.discounts))  # fmt: skip
+        print(
+            f"  {n}-grams  {found.keys.size:>12,}   discounts "
+            + " ".join(f"{value:.3f}" for value in found.discounts)
+        )
     counts = np.bincount(train.words[train.targets], minlength=size)
     results = {}
     for name, split in heldout.items():

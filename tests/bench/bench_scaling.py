@@ -41,10 +41,16 @@ def process(rank: int, world: int, settings: list[str], port: int) -> None:
 def speed(folder: Path, world: int, steps: int) -> tuple[float, float]:
     """Tokens a second, and megabytes exchanged a step."""
     settings = [
-        f"run.dir={folder / 'run'}", f"corpus.dir={folder / 'corpus'}", f"train.lanes={64 * world}",
-        f"train.processes={world}", "train.threads=1", f"train.max_steps={steps}",
-        "checkpoint.every_steps=1000000", "eval.every_steps=0", "tracking.every_steps=1",
-    ]  # fmt: skip
+        f"run.dir={folder / 'run'}",
+        f"corpus.dir={folder / 'corpus'}",
+        f"train.lanes={64 * world}",
+        f"train.processes={world}",
+        "train.threads=1",
+        f"train.max_steps={steps}",
+        "checkpoint.every_steps=1000000",
+        "eval.every_steps=0",
+        "tracking.every_steps=1",
+    ]
     run = RunFolder.of(load_config("small", settings))
     write_json(run.attempt, {"attempt": 1})
     mp.spawn(process, (world, settings, 20000 + int(torch.randint(20000, ()))), nprocs=world)
@@ -68,12 +74,17 @@ def main() -> int:
         for world in (1, 2):
             found, exchanged = speed(folder, world, steps)
             best[world] = max(best[world], found)
-            print(f"round {number + 1}: {world} process(es) {found:,.0f} tokens/s, "
-                  f"{exchanged:.1f} MB exchanged a step", flush=True)  # fmt: skip
+            print(
+                f"round {number + 1}: {world} process(es) {found:,.0f} tokens/s, "
+                f"{exchanged:.1f} MB exchanged a step",
+                flush=True,
+            )
     shutil.rmtree(folder)
     ratio = best[2] / best[1]
-    print(f"2 processes {best[2]:,.0f} tokens/s, 1 process {best[1]:,.0f}: {ratio:.2f}×, at least "
-          f"{TARGET}×: {'holds' if ratio >= TARGET else 'does not hold'}")  # fmt: skip
+    print(
+        f"2 processes {best[2]:,.0f} tokens/s, 1 process {best[1]:,.0f}: {ratio:.2f}×, at least "
+        f"{TARGET}×: {'holds' if ratio >= TARGET else 'does not hold'}"
+    )
     return 0 if ratio >= TARGET else 1
 
 

@@ -142,9 +142,16 @@ def prepare(work: Path, texts: list[str]) -> Callable[[str], shards.Shard]:
 
     def run(out: str) -> Shard:
         packed = pack.make_shard(
-            str(work), out, ["part"], "train", 0, 1, steps=STEPS, vocab_name="v",
+            str(work),
+            out,
+            ["part"],
+            "train",
+            0,
+            1,
+            steps=STEPS,
+            vocab_name="v",
             vocab_sha256=digest,
-        )  # fmt: skip
+        )
         assert packed.shard is not None
         return packed.shard
 
@@ -193,22 +200,30 @@ def main() -> int:
         members = [to_members(reader.read(number)) for number in range(len(reader))]
         alone = median(bare(members) for _ in range(int(rounds)))
     shard = entries["ours"]
-    print(f"{processor()}; load {os.getloadavg()[0]:.1f}; {shard.blocks} blocks of {STEPS} steps, "
-          f"{shard.words:,} words, {shard.bytes / 1e6:.1f} MB; {rounds:.0f} rounds")  # fmt: skip
+    print(
+        f"{processor()}; load {os.getloadavg()[0]:.1f}; {shard.blocks} blocks of {STEPS} steps, "
+        f"{shard.words:,} words, {shard.bytes / 1e6:.1f} MB; {rounds:.0f} rounds"
+    )
     same = found["ours"] == found["TarWriter"] and shard == entries["TarWriter"]
     print(f"  tar and index are {'the same bytes' if same else 'DIFFERENT'}")
     for side, times in seconds.items():
         each = median(times) / shard.blocks * 1e6
-        print(f"  {side:<10} {median(times):.3f} CPU s the stage, median; {min(times):.3f} best; "
-              f"{each:.0f} µs per block")  # fmt: skip
+        print(
+            f"  {side:<10} {median(times):.3f} CPU s the stage, median; {min(times):.3f} best; "
+            f"{each:.0f} µs per block"
+        )
     ratios = [b / a - 1 for a, b in zip(*seconds.values(), strict=True)]
     cost = median(ratios)
     best = min(seconds["TarWriter"]) / min(seconds["ours"]) - 1
-    print(f"  TarWriter costs {cost:+.1%} of the stage (median of rounds), {best:+.1%} (best); at "
-          f"most {AT_MOST:.0%} is allowed")  # fmt: skip
+    print(
+        f"  TarWriter costs {cost:+.1%} of the stage (median of rounds), {best:+.1%} (best); at "
+        f"most {AT_MOST:.0%} is allowed"
+    )
     share = alone / median(seconds["ours"])
-    print(f"  TarWriter alone, into nothing and without digests: {share:.1%} of the stage, "
-          f"{alone / shard.blocks * 1e6:.0f} µs per block")  # fmt: skip
+    print(
+        f"  TarWriter alone, into nothing and without digests: {share:.1%} of the stage, "
+        f"{alone / shard.blocks * 1e6:.0f} µs per block"
+    )
     return 0 if same else 1
 
 

@@ -15,8 +15,13 @@ def wikitext_corpus(folder: Path, block_steps: int, target: Path) -> None:
     """Build it into `target`, every word in the vocabulary; `folder` holds the text meanwhile."""
     text = folder / "text.txt"
     text.write_text("\n".join(" ".join(words) for words in sentences("train")), encoding="utf-8")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR,
-             log_to_driver=False)  # fmt: skip
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
     build_corpus(
         CorpusConfig(
             sources=(Source(str(text), documents="line"),),

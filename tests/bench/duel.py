@@ -30,9 +30,13 @@ class Side:
             cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
             command = ["taskset", "-c", cores, *command]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, env=environment,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
         self._answer()  # "ready"
 
     def run(self, steps: int) -> dict[str, float]:

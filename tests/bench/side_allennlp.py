@@ -27,13 +27,22 @@ class Peer(torch.nn.Module):
         width, char_dim = shape["proj"], shape["char_dim"]
         self.embed = torch.nn.Embedding(262, char_dim)
         self.cnn = CnnHighwayEncoder(
-            char_dim, shape["filters"], shape["highway"], width,
-            activation="relu", do_layer_norm=False,
-        )  # fmt: skip
+            char_dim,
+            shape["filters"],
+            shape["highway"],
+            width,
+            activation="relu",
+            do_layer_norm=False,
+        )
         self.lstm = ElmoLstm(
-            width, width, shape["dim"], 2, requires_grad=True,
-            memory_cell_clip_value=3.0, state_projection_clip_value=3.0,
-        )  # fmt: skip
+            width,
+            width,
+            shape["dim"],
+            2,
+            requires_grad=True,
+            memory_cell_clip_value=3.0,
+            state_projection_clip_value=3.0,
+        )
         self.weight = torch.nn.Parameter(torch.from_numpy(work["softmax"]))
         self.bias = torch.nn.Parameter(torch.zeros(len(self.weight)))
         self.lstm.load_weights(str(folder / "weights.hdf5"))

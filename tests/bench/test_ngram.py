@@ -142,19 +142,35 @@ def test_a_corpus_folder_is_measured_and_its_unigram_figure_computed_again(
     words = {str(number): number for number in range(SIZE)}
     lines = {"train": sentences(5, 300), "valid": sentences(6, 30)}
     splits = {
-        name: Split(name, (write_shard(tmp_path / "shards", name, 0, pack(
-            [(0, [str(word) for word in line]) for line in text], words, 64)),))
+        name: Split(
+            name,
+            (
+                write_shard(
+                    tmp_path / "shards",
+                    name,
+                    0,
+                    pack([(0, [str(word) for word in line]) for line in text], words, 64),
+                ),
+            ),
+        )
         for name, text in lines.items()
-    }  # fmt: skip
+    }
     texts = [as_text(text) for text in lines.values()]
     train, valid = (np.bincount(text.words[text.targets], minlength=SIZE) for text in texts)
 
     def save(unigram: float) -> None:
         Manifest(
-            created_by="test", key="", block_steps=64, splits=splits, funnel=(), inputs=(),
-            vocab=Vocab("vocab.txt", "0" * 64, SIZE, "counts.npy", "0" * 64), long_words=0.0,
-            unigram_perplexity={"valid": unigram}, config={},
-        ).save(tmp_path)  # fmt: skip
+            created_by="test",
+            key="",
+            block_steps=64,
+            splits=splits,
+            funnel=(),
+            inputs=(),
+            vocab=Vocab("vocab.txt", "0" * 64, SIZE, "counts.npy", "0" * 64),
+            long_words=0.0,
+            unigram_perplexity={"valid": unigram},
+            config={},
+        ).save(tmp_path)
 
     save(unigram_perplexity(train, valid))
     found = measure(tmp_path)["valid"]

@@ -87,10 +87,15 @@ def write_workload(config: ModelConfig, lanes: int, window: int, steps: int, n: 
         .astype(np.float32),
     )
     shape = {
-        "dim": config.dim, "proj": config.projection_dim, "filters": config.filters,
-        "highway": config.n_highway, "char_dim": config.char_dim,
-        "lr": 0.2, "accumulator": 1.0, "clip": 10.0,
-    }  # fmt: skip
+        "dim": config.dim,
+        "proj": config.projection_dim,
+        "filters": config.filters,
+        "highway": config.n_highway,
+        "char_dim": config.char_dim,
+        "lr": 0.2,
+        "accumulator": 1.0,
+        "clip": 10.0,
+    }
     (folder / "shape.json").write_text(json.dumps(shape))
     write_options(folder / "options.json", config)
     write_weights(folder / "weights.hdf5", config, model_tensors(BiLM(config, 0)))

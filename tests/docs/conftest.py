@@ -36,9 +36,16 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipes = home / "recipes"
     shutil.copytree(RECIPES, recipes)
     config = write_config(
-        home, Path("text"), run_name="demo", run_dir="runs/{name}", train_processes=1,
-        train_max_steps=40, eval_every_steps=20, checkpoint_every_steps=10, cluster_cpus=1,
-    )  # fmt: skip
+        home,
+        Path("text"),
+        run_name="demo",
+        run_dir="runs/{name}",
+        train_processes=1,
+        train_max_steps=40,
+        eval_every_steps=20,
+        checkpoint_every_steps=10,
+        cluster_cpus=1,
+    )
     config.replace(recipes / "demo.toml")
     script = home / "bin" / "elmwright"
     script.parent.mkdir()

@@ -18,9 +18,20 @@ ROOMS = ("pipeline", "model", "jobs")
 QUOTED = re.compile(r"`([^`\n]+)`")
 PLACE = re.compile(r"([\w/.-]+\.py)(?:: ([\w.]+))?")
 STOPS = [
-    "Source file", "Document", "Tokens", "Selection", "Block", "Shard", "Lane", "Window", "Loss",
-    "Checkpoint", "Bundle", "Version", "Vector",
-]  # fmt: skip
+    "Source file",
+    "Document",
+    "Tokens",
+    "Selection",
+    "Block",
+    "Shard",
+    "Lane",
+    "Window",
+    "Loss",
+    "Checkpoint",
+    "Bundle",
+    "Version",
+    "Vector",
+]
 
 
 def quoted() -> list[str]:

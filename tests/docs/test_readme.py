@@ -116,8 +116,10 @@ def test_the_citation_is_valid() -> None:
     tool = str(Path(sys.executable).with_name("check-jsonschema"))
     done = subprocess.run(
         [tool, "--builtin-schema", "vendor.citation-file-format", str(ROOT / "CITATION.cff")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

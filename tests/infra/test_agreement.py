@@ -84,11 +84,22 @@ PLACES = [
 OVERLAY = {"/spec"}  # of the object that is patched
 PATHS = {
     "compose/compose.yaml": {
-        RUNS, CONFIGS, WORDS, STORE, "/dev/null", "/bin/sh", "/var/lib/postgresql/data",
+        RUNS,
+        CONFIGS,
+        WORDS,
+        STORE,
+        "/dev/null",
+        "/bin/sh",
+        "/var/lib/postgresql/data",
     },
     "docker/Dockerfile": {
-        RUNS, shared_names.HOME_PATH, "/source", "/wheel", "/opt/elmwright",
-        "/etc/profile.d/elmwright.sh", "/var/lib/apt/lists",
+        RUNS,
+        shared_names.HOME_PATH,
+        "/source",
+        "/wheel",
+        "/opt/elmwright",
+        "/etc/profile.d/elmwright.sh",
+        "/var/lib/apt/lists",
     },
     "kubernetes/base/mlflow.yaml": {ARTIFACTS, "/dev/null"},
     "kubernetes/base/postgres.yaml": {"/var/lib/postgresql/data"},
@@ -100,7 +111,7 @@ PATHS = {
     "ray/aws.yaml": {RUNS, shared_names.HOME_PATH, "/dev/sda1"},
     "slurm/elmwright.sbatch": {"/bin/bash", "/dev/null", "/dev/urandom", "/dev/tcp", "/tmp"},  # noqa: S108
     "slurm/targets.toml": {"/shared/elmwright"},
-}  # fmt: skip
+}
 """Every path that a file may name, itself or what lies below: ours, those of the operating system,
 of other people's images and of the inside of ours."""
 PATH = r"(?<![\w.}~*$/])/[a-z][\w./-]*"
@@ -158,8 +169,10 @@ def test_every_node_mounts_what_the_package_expects() -> None:
     assert nodes == 2
     (compose,) = documents(INFRA / "compose" / "compose.yaml")
     for name in ("head", "worker"):
-        targets = {volume.split(":")[-1 if volume.count(":") == 1 else -2]
-                   for volume in compose["services"][name]["volumes"]}  # fmt: skip
+        targets = {
+            volume.split(":")[-1 if volume.count(":") == 1 else -2]
+            for volume in compose["services"][name]["volumes"]
+        }
         assert targets == {deployment.RUNS_PATH, shared_names.CONFIGS_PATH, shared_names.TEXT_PATH}
 
 

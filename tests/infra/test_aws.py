@@ -32,10 +32,17 @@ class Account:
             case "CreateKeyPair":
                 return {"KeyName": request["KeyName"], "KeyMaterial": "key"}
             case "DescribeSubnets":
-                return {"Subnets": [{
-                    "SubnetId": "subnet-1", "VpcId": "vpc-1", "State": "available",
-                    "MapPublicIpOnLaunch": True, "AvailabilityZone": "us-east-1a",
-                }]}  # fmt: skip
+                return {
+                    "Subnets": [
+                        {
+                            "SubnetId": "subnet-1",
+                            "VpcId": "vpc-1",
+                            "State": "available",
+                            "MapPublicIpOnLaunch": True,
+                            "AvailabilityZone": "us-east-1a",
+                        }
+                    ]
+                }
             case "CreateSecurityGroup":
                 self.groups.append(self._group(request["GroupName"]))
             case "DescribeSecurityGroups":
@@ -160,10 +167,14 @@ def test_the_head_on_aws_has_a_profile_of_its_own_and_a_short_list_of_rights() -
     head, worker = (kinds[kind]["node_config"] for kind in ("head", "worker"))
     assert head["IamInstanceProfile"] != worker["IamInstanceProfile"]
     provider = source("ray", "autoscaler/_private/aws/node_provider.py")
-    calls = {"RunInstances": "create_instances", "TerminateInstances": "terminate_instances",
-             "CreateTags": "create_tags", "DescribeInstances": "instances.filter",
-             "DescribeImages": "describe_images",
-             "DescribeInstanceTypes": "describe_instance_types"}  # fmt: skip
+    calls = {
+        "RunInstances": "create_instances",
+        "TerminateInstances": "terminate_instances",
+        "CreateTags": "create_tags",
+        "DescribeInstances": "instances.filter",
+        "DescribeImages": "describe_images",
+        "DescribeInstanceTypes": "describe_instance_types",
+    }
     assert all(call in provider for call in calls.values())
     listed = allowed("ray/head-policy.json")
     assert listed == {f"ec2:{action}" for action in calls} | {"iam:PassRole"}

@@ -15,9 +15,7 @@ from tests.support.places import ROOT
 
 def known() -> dict[str, argparse.ArgumentParser]:
     """The real subcommands."""
-    (action,) = [
-        a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)
-    ]  # fmt: skip
+    (action,) = [a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)]
     return dict(action.choices)
 
 
@@ -44,9 +42,11 @@ def test_every_command_line_is_understood_by_the_real_parser() -> None:
     for name, words in command_lines():
         try:
             cli._parser().parse_args(
-                [re.sub(r"^\$\w+$", "corpus" if before == "--until" else "x", word)
-                 for before, word in zip(["", *words], words, strict=False)]
-            )  # fmt: skip
+                [
+                    re.sub(r"^\$\w+$", "corpus" if before == "--until" else "x", word)
+                    for before, word in zip(["", *words], words, strict=False)
+                ]
+            )
         except SystemExit:
             pytest.fail(f"{name}: elmwright {shlex.join(words)}")
         seen.add(name)

@@ -135,5 +135,6 @@ def test_a_head_whose_own_node_is_not_up_yet_is_not_healthy() -> None:
     test = services()["head"]["healthcheck"]["test"]
     assert test[:2] == ["CMD", "wget"]
     assert {word.rpartition("/")[2] for word in test if word.startswith("http://")} == {
-        "gcs_healthz", "local_raylet_healthz",
-    }  # fmt: skip
+        "gcs_healthz",
+        "local_raylet_healthz",
+    }

@@ -20,12 +20,20 @@ from tests.support.infra import shared_names
 from tests.support.places import INFRA, ROOT
 
 ON_CLUSTER = [
-    "--set", f"cluster.address={shared_names.SERVICE_HEAD}:{shared_names.RAY_PORT}",
-    "--set", f"tracking.uri=http://{shared_names.SERVICE_MLFLOW}:{shared_names.MLFLOW_PORT}",
-]  # fmt: skip
+    "--set",
+    f"cluster.address={shared_names.SERVICE_HEAD}:{shared_names.RAY_PORT}",
+    "--set",
+    f"tracking.uri=http://{shared_names.SERVICE_MLFLOW}:{shared_names.MLFLOW_PORT}",
+]
 STEPS = 600
-SAME = {"model.safetensors", "softmax.safetensors", "weights.hdf5", "vocab.txt", "config.json",
-        "options.json"}  # fmt: skip
+SAME = {
+    "model.safetensors",
+    "softmax.safetensors",
+    "weights.hdf5",
+    "vocab.txt",
+    "config.json",
+    "options.json",
+}
 """Files of a bundle that name neither the run nor the time."""
 
 
@@ -61,18 +69,28 @@ class Compose:
 
     def command(self, *words: str) -> list[str]:
         return [
-            "docker", "compose", "--project-name", "elmwright-test",
-            "--env-file", str(self.folder / "env"),
-            "--file", str(INFRA / "compose" / "compose.yaml"), *words,
-        ]  # fmt: skip
+            "docker",
+            "compose",
+            "--project-name",
+            "elmwright-test",
+            "--env-file",
+            str(self.folder / "env"),
+            "--file",
+            str(INFRA / "compose" / "compose.yaml"),
+            *words,
+        ]
 
     def do(self, *words: str) -> str:
         """Run a command of compose's, which must succeed; what it prints, and how long it took."""
         begin = time.monotonic()
         done = subprocess.run(
-            self.command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, check=False, timeout=900,
-        )  # fmt: skip
+            self.command(*words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=900,
+        )
         assert done.returncode == 0, f"{words}: {done.stdout[-3000:]}"
         print(f"{time.monotonic() - begin:6.0f} s  docker compose {' '.join(words)}", flush=True)
         return done.stdout
@@ -80,8 +98,17 @@ class Compose:
     def run(self, name: str) -> list[str]:
         """The words that run the config inside the head's container."""
         config = f"{shared_names.CONFIGS_PATH}/{self.config.name}"
-        return ["exec", "-T", "head", "elmwright", "run", config, "--set", f"run.name={name}",
-                *ON_CLUSTER]  # fmt: skip
+        return [
+            "exec",
+            "-T",
+            "head",
+            "elmwright",
+            "run",
+            config,
+            "--set",
+            f"run.name={name}",
+            *ON_CLUSTER,
+        ]
 
     def checksums(self, name: str) -> dict[str, str]:
         path = f"{deployment.RUNS_PATH}/{name}/bundle/SHA256SUMS"
@@ -136,14 +163,27 @@ def test_a_run_is_submitted_from_outside_the_containers(compose: Compose, tmp_pa
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     environment |= {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
     command = [
-        sys.executable, "-m", "elmwright.jobs.cli", "submit", str(compose.config),
-        "--to", address, "--follow", *ON_CLUSTER[2:],
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "elmwright.jobs.cli",
+        "submit",
+        str(compose.config),
+        "--to",
+        address,
+        "--follow",
+        *ON_CLUSTER[2:],
+    ]
     for token, code in (("another", 2), (compose.token, 0)):
         done = subprocess.run(
-            command, env=environment | {"RAY_AUTH_TOKEN": token}, cwd=tmp_path, timeout=600,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
+            command,
+            env=environment | {"RAY_AUTH_TOKEN": token},
+            cwd=tmp_path,
+            timeout=600,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
         assert done.returncode == code, done.stdout[-3000:]
     assert "Registered tiny version 1" in done.stdout
 

@@ -91,9 +91,12 @@ def test_secrets_are_readable_by_their_owner_alone(cluster, tmp_path):
 
 def test_taking_down_what_was_never_up_says_so(tmp_path):
     done = subprocess.run(
-        [sys.executable, SCRIPT, "down"], capture_output=True, text=True, check=False,
+        [sys.executable, SCRIPT, "down"],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "ELMWRIGHT_CLUSTER": str(tmp_path / "none")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0
     assert done.stdout == "no cluster was started here\n"
 
@@ -132,9 +135,12 @@ def test_a_part_that_cannot_start_is_named_and_nothing_is_left_running(cluster, 
         taken.listen()
         busy = str(taken.getsockname()[1])
         done = subprocess.run(
-            [sys.executable, SCRIPT, "up"], capture_output=True, text=True, check=False,
+            [sys.executable, SCRIPT, "up"],
+            capture_output=True,
+            text=True,
+            check=False,
             env={**os.environ, "ELMWRIGHT_CLUSTER": str(tmp_path), "ELMWRIGHT_STORE_PORT": busy},
-        )  # fmt: skip
+        )
     assert done.returncode == 1
     assert done.stderr.startswith("error: store ended; the end of its log")
     assert list(tmp_path.glob("*.pid")) == []
@@ -168,9 +174,15 @@ def test_the_walkthrough_of_the_readme_works_as_it_stands(cluster, tmp_path):
     state = cluster.Cluster(here / "build" / "cluster")
     try:
         done = subprocess.run(
-            ["bash", "-euxo", "pipefail", "-c", script], cwd=here, env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=800,
-        )  # fmt: skip
+            ["bash", "-euxo", "pipefail", "-c", script],
+            cwd=here,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=800,
+        )
         assert done.returncode == 0, done.stdout[-5000:]
         assert state.marked() == []
     finally:

@@ -29,8 +29,12 @@ MISTAKES: list[tuple[Validator, str, str, str]] = [
     (validators.compose, "compose/compose.yaml", "service_healthy", "service_fine"),
     (validators.built_in_kinds, "kubernetes/base/mlflow.yaml", "replicas: 1", "replica: 1"),
     (validators.built_in_kinds, "kubernetes/base/mlflow.yaml", "minAvailable: 1", "available: 1"),
-    (validators.built_in_kinds, "kubernetes/base/postgres.yaml", "whenDeleted: Retain",
-     "whenDeleted: [Keep]"),
+    (
+        validators.built_in_kinds,
+        "kubernetes/base/postgres.yaml",
+        "whenDeleted: Retain",
+        "whenDeleted: [Keep]",
+    ),
     (validators.built_in_kinds, "kubernetes/storage/claims.yaml", "accessModes", "accessMode"),
     (validators.built_in_kinds, CLUSTER, "mountPath: /runs", "path: /runs"),
     (validators.built_in_kinds, CLUSTER, "medium: Memory", "medium: [Memory]"),
@@ -38,20 +42,36 @@ MISTAKES: list[tuple[Validator, str, str, str]] = [
     (validators.ray_objects, CLUSTER, "rayVersion: 2.60.0", "rayVersion: 2.6"),
     (validators.ray_objects, CLUSTER, 'num-cpus: "0"', 'num-cpus: "8"'),
     (validators.ray_objects, CLUSTER, "mode: token", "mode: tokens"),
-    (validators.memory, CLUSTER, 'object-store-memory: "1000000000"',
-     'object-store-memory: "3000000000"'),
+    (
+        validators.memory,
+        CLUSTER,
+        'object-store-memory: "1000000000"',
+        'object-store-memory: "3000000000"',
+    ),
     (validators.memory, CLUSTER, "sizeLimit: 2Gi", "sizeLimit: 6Gi"),
     (validators.memory, CLUSTER, 'object-store-memory: "500000000"', 'dashboard-port: "8265"'),
     (validators.aws, "ray/aws.yaml", "max_workers: 4\nidle", "max_worker: 4\nidle"),
     (validators.aws, "ray/aws.yaml", "head_node_type: head", "head_node_type: heads"),
     (validators.kustomizations, "kubernetes/base/kustomization.yaml", "- mlflow.yaml", "- ml.yaml"),
-    (validators.kustomizations, "kubernetes/overlays/gpu/kustomization.yaml",
-     "- name: elmwright", "- name: elmwrong"),
-    (validators.kustomizations, "kubernetes/overlays/gpu/kustomization.yaml",
-     "      name: elmwright", "      name: elmwrong"),
-    (validators.kustomizations, "kubernetes/overlays/gpu/kustomization.yaml",
-     "volumes/2/emptyDir", "volumes/9/emptyDir"),
-]  # fmt: skip
+    (
+        validators.kustomizations,
+        "kubernetes/overlays/gpu/kustomization.yaml",
+        "- name: elmwright",
+        "- name: elmwrong",
+    ),
+    (
+        validators.kustomizations,
+        "kubernetes/overlays/gpu/kustomization.yaml",
+        "      name: elmwright",
+        "      name: elmwrong",
+    ),
+    (
+        validators.kustomizations,
+        "kubernetes/overlays/gpu/kustomization.yaml",
+        "volumes/2/emptyDir",
+        "volumes/9/emptyDir",
+    ),
+]
 
 
 @pytest.fixture

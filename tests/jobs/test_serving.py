@@ -31,9 +31,12 @@ SENTENCES = [["The", "old", "cat"], ["A", "bird", "sees"]]
 
 @pytest.fixture(scope="module")
 def place(
-    trained: Path, bundle: Path, worse_bundle: Path, empty_database: Path,
+    trained: Path,
+    bundle: Path,
+    worse_bundle: Path,
+    empty_database: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Path]:  # fmt: skip
+) -> Iterator[Path]:
     """A folder with runs/demo, which has been published, and has a champion that is worse."""
     home = tmp_path_factory.mktemp("home")
     demo = home / "runs" / "demo"

@@ -10,8 +10,11 @@ import ray
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[None]:
     ray.init(
-        address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR,
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
         log_to_driver=False,
-    )  # fmt: skip
+    )
     yield
     ray.shutdown()

@@ -14,8 +14,11 @@ def tracked_files() -> list[str]:
     """Every file that git would give a stranger, by its path in the repository."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if listed.returncode:
         pytest.skip("not a git checkout")
     return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]

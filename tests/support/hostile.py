@@ -17,9 +17,22 @@ from typing import Any
 from elmwright.pipeline.errors import UserError
 
 VALUES: tuple[Any, ...] = (
-    -1, 0, 10**9, 2**63, 10**400, 1e308, math.nan, math.inf, "x", "../../x", None, [], {}, [[]],
+    -1,
+    0,
+    10**9,
+    2**63,
+    10**400,
+    1e308,
+    math.nan,
+    math.inf,
+    "x",
+    "../../x",
+    None,
+    [],
+    {},
+    [[]],
     True,
-)  # fmt: skip
+)
 SECONDS = 10
 """CPU time allowed for one file: a hang takes for ever, and other work does not count."""
 MEMORY = 512 << 20

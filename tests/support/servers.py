@@ -60,10 +60,24 @@ def postgres(folder: Path) -> Iterator[str]:
     try:
         subprocess.run(
             [here / "initdb", "-D", data / "db", "-U", "postgres", "-A", "trust", "--no-sync"],
-            user=user, check=True, capture_output=True, cwd=data,
-        )  # fmt: skip
-        command = [here / "postgres", "-D", data / "db", "-h", "127.0.0.1", "-p", str(port),
-                   "-k", data, "-c", "fsync=off"]  # fmt: skip
+            user=user,
+            check=True,
+            capture_output=True,
+            cwd=data,
+        )
+        command = [
+            here / "postgres",
+            "-D",
+            data / "db",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(port),
+            "-k",
+            data,
+            "-c",
+            "fsync=off",
+        ]
         with running(command, folder / "postgres.log", stop=signal.SIGINT, user=user, cwd=data):
             ready = [here / "pg_isready", "-h", "127.0.0.1", "-p", str(port)]
             wait_for(
@@ -104,17 +118,31 @@ def mlflow_server(
         missing("boto3 is not installed: MLflow cannot keep artifacts in S3")
     port = port or free_port(host)
     command = [
-        sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port),
-        "--workers", "1", "--allowed-hosts", "*",
-        "--backend-store-uri", database or f"sqlite:///{folder / 'server.db'}",
-        "--artifacts-destination", artifacts or str(folder / "artifacts"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--allowed-hosts",
+        "*",
+        "--backend-store-uri",
+        database or f"sqlite:///{folder / 'server.db'}",
+        "--artifacts-destination",
+        artifacts or str(folder / "artifacts"),
+    ]
     # It starts uvicorn from PATH.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     settings = {
-        **os.environ, "PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true",
+        **os.environ,
+        "PATH": path,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight processes that do nothing here
-    }  # fmt: skip
+    }
     log = folder / "mlflow.log"
     with running(command, log, env=settings, cwd=folder) as process:
         url = f"http://{host}:{port}"
@@ -161,9 +189,14 @@ def running(
     """A process in a session of its own, so that what it starts ends with it."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [str(part) for part in command], stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True, user=user, cwd=cwd, env=env,
-        )  # fmt: skip
+            [str(part) for part in command],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            user=user,
+            cwd=cwd,
+            env=env,
+        )
     try:
         yield process
     finally:

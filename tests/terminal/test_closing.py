@@ -22,11 +22,16 @@ def test_the_last_screen_fits(width: int, tmp_path: Path, monkeypatch: pytest.Mo
     text = wrap("\n".join(closing_lines(outcome(tmp_path), "demo", width)), width)
     assert max(map(len, text.split("\n"))) <= width
     joined = " ".join(text.replace("\\\n", " ").split())
-    for part in ("model runs/demo/bundle", "models:/demo@candidate (version 1)",
-                 "Held-out perplexity 146.7", "a unigram model has 539.1",
-                 "open runs/demo/corpus/report.html in a browser", "elmwright ui runs/demo",
-                 'elmwright neighbours runs/demo --word file --in "open the file and read it" '
-                 "--corpus runs/demo"):  # fmt: skip
+    for part in (
+        "model runs/demo/bundle",
+        "models:/demo@candidate (version 1)",
+        "Held-out perplexity 146.7",
+        "a unigram model has 539.1",
+        "open runs/demo/corpus/report.html in a browser",
+        "elmwright ui runs/demo",
+        'elmwright neighbours runs/demo --word file --in "open the file and read it" '
+        "--corpus runs/demo",
+    ):
         assert part in joined, part
 
 
@@ -67,12 +72,24 @@ def test_after_the_corpus_the_next_step_is_training(
 def test_the_same_is_there_as_data(tmp_path: Path) -> None:
     data = outcome(tmp_path).as_data()
     assert set(data) == {
-        "run", "dir", "config_sha256", "corpus", "train", "checkpoint", "tracking_uri", "bundle",
+        "run",
+        "dir",
+        "config_sha256",
+        "corpus",
+        "train",
+        "checkpoint",
+        "tracking_uri",
+        "bundle",
         "published",
-    }  # fmt: skip
+    }
     assert set(data["corpus"]) == {
-        "path", "report", "fingerprint", "vocabulary", "train_tokens", "unigram_perplexity",
-    }  # fmt: skip
+        "path",
+        "report",
+        "fingerprint",
+        "vocabulary",
+        "train_tokens",
+        "unigram_perplexity",
+    }
     json.dumps(data)
 
 

@@ -36,8 +36,11 @@ LONG = "gopher_repetition.max_duplicate_paragraph_characters"
 def test_a_pipe_gets_plain_lines(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.terminal.scenes", name, tmp_path],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "\x1b" not in done.stdout
     expected = {
         "corpus": "  ✓ cleaning         8,412 documents            27 s",
@@ -52,8 +55,11 @@ def test_a_pipe_gets_plain_lines(name: str, tmp_path: Path) -> None:
 def test_training_in_a_pipe_says_how_far_it_is_and_how_long_it_takes(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.terminal.scenes", "training", tmp_path],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "  training         starting 2 processes\n" in done.stdout
     (line,) = [line for line in done.stdout.split("\n") if "630/1,000" in line]
     assert line == (
@@ -121,8 +127,15 @@ def test_a_command_is_broken_so_that_it_can_be_pasted() -> None:
 
 def test_numbers_are_written_for_people() -> None:
     assert [duration(s) for s in (0.2, 12.4, 60, 220, 3600, 4800, 86400, 97200)] == [
-        "0 s", "12 s", "1 min", "3 min 40 s", "1 h", "1 h 20 min", "1 d", "1 d 3 h",
-    ]  # fmt: skip
+        "0 s",
+        "12 s",
+        "1 min",
+        "3 min 40 s",
+        "1 h",
+        "1 h 20 min",
+        "1 d",
+        "1 d 3 h",
+    ]
     assert plural(1, "sentence") == "1 sentence"
     assert plural(2, "process") == "2 processes"
     assert plural(1200, "thread") == "1,200 threads"
@@ -131,8 +144,12 @@ def test_numbers_are_written_for_people() -> None:
     assert counted(1_234_567, "tokens") == "1.2 M tokens"
     assert counted(999, "tokens") == "999 tokens"
     assert [size(n) for n in (1, 17, 2048, 310e6, 1.2e9)] == [
-        "1 byte", "17 bytes", "2.0 kB", "310 MB", "1.2 GB",
-    ]  # fmt: skip
+        "1 byte",
+        "17 bytes",
+        "2.0 kB",
+        "310 MB",
+        "1.2 GB",
+    ]
     assert of_total(213, 1000, "steps") == "213/1,000 steps"
     assert of_total(400_000, 1_234_567, "tokens") == "0.4/1.2 M tokens"
     assert of_total(140_000_000, 310_000_000, "bytes") == "140/310 MB"

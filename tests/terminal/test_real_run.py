@@ -21,9 +21,14 @@ def check(seen: Seen) -> None:
 @pytest.mark.timeout(900)
 def test_a_run_is_stopped_and_resumed_and_every_frame_can_be_read(tmp_path: Path) -> None:
     config = write_config(
-        tmp_path, write_text(tmp_path / "text.txt"), run_dir="runs/tiny", train_max_steps=3000,
-        checkpoint_every_steps=500, eval_every_steps=1000, tracking_every_steps=5,
-    )  # fmt: skip
+        tmp_path,
+        write_text(tmp_path / "text.txt"),
+        run_dir="runs/tiny",
+        train_max_steps=3000,
+        checkpoint_every_steps=500,
+        eval_every_steps=1000,
+        tracking_every_steps=5,
+    )
     pressed: list[int] = []
 
     def stop_at_twenty(terminal: Terminal, frame: str) -> None:
@@ -51,7 +56,11 @@ def test_a_run_is_stopped_and_resumed_and_every_frame_can_be_read(tmp_path: Path
     begin = second.frame("starting 2 processes, resuming at step")
     assert f"{reached}/{reached + 40} steps" in begin
     assert " 0/" not in second.everything, "the bar begins where the run is"
-    for part in ("✓ train", "Held-out perplexity", "registered  models:/tiny@candidate",
-                 "open runs/tiny/corpus/report.html in a browser",
-                 "ui runs/tiny"):  # fmt: skip
+    for part in (
+        "✓ train",
+        "Held-out perplexity",
+        "registered  models:/tiny@candidate",
+        "open runs/tiny/corpus/report.html in a browser",
+        "ui runs/tiny",
+    ):
         assert part in second.last, part

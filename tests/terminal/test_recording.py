@@ -34,9 +34,14 @@ def test_every_stage_is_seen_and_stays_as_one_line(frames: list[str]) -> None:
     last = frames[-1]
     for stage in STAGES:
         assert any(re.search(rf"(?m)^    {stage} +[━─]", frame) for frame in frames) or stage in (
-            "starting Ray", "counting words", "writing report", "reading",
-            "writing bundle", "checking bundle", "publishing",  # may be over in no time
-        ), stage  # fmt: skip
+            "starting Ray",
+            "counting words",
+            "writing report",
+            "reading",
+            "writing bundle",
+            "checking bundle",
+            "publishing",  # may be over in no time
+        ), stage
         assert len(re.findall(rf"(?m)^  ✓ {stage} ", last)) == 1, stage
 
 
@@ -54,9 +59,18 @@ def test_the_last_screen_says_what_was_made_how_good_it_is_and_what_is_next(
     frames: list[str],
 ) -> None:
     last = frames[-1]
-    for part in ("Done in ", "  model ", "  registered ", "  report ", "Held-out perplexity ",
-                 "a unigram", "Next:", "report.html in a browser", "neighbours runs/demo",
-                 "elmwright ui runs/demo"):  # fmt: skip
+    for part in (
+        "Done in ",
+        "  model ",
+        "  registered ",
+        "  report ",
+        "Held-out perplexity ",
+        "a unigram",
+        "Next:",
+        "report.html in a browser",
+        "neighbours runs/demo",
+        "elmwright ui runs/demo",
+    ):
         assert part in last, part
 
 

@@ -78,9 +78,15 @@ def test_a_checkpoint_is_written_verified_and_reported(tmp_path: Path) -> None:
     verify_checkpoint(info.path)
     assert (info.step, Path(info.path).name, info.perplexity) == (3, "step-00000003", {})
     assert {p.name for p in Path(info.path).iterdir()} == {
-        "model.safetensors", "softmax.safetensors", "optimizer.safetensors", "lanes.safetensors",
-        "state.json", "config.json", "vocab.txt", "MANIFEST.json",
-    }  # fmt: skip
+        "model.safetensors",
+        "softmax.safetensors",
+        "optimizer.safetensors",
+        "lanes.safetensors",
+        "state.json",
+        "config.json",
+        "vocab.txt",
+        "MANIFEST.json",
+    }
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -101,9 +107,17 @@ def test_scores_on_different_numbers_of_tokens_are_not_compared(tmp_path: Path) 
 @pytest.mark.parametrize("how", ["truncate", "flip", "delete"])
 @pytest.mark.parametrize(
     "name",
-    ["model.safetensors", "softmax.safetensors", "optimizer.safetensors", "lanes.safetensors",
-     "state.json", "config.json", "vocab.txt", "MANIFEST.json"],
-)  # fmt: skip
+    [
+        "model.safetensors",
+        "softmax.safetensors",
+        "optimizer.safetensors",
+        "lanes.safetensors",
+        "state.json",
+        "config.json",
+        "vocab.txt",
+        "MANIFEST.json",
+    ],
+)
 def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_names_the_file(
     tmp_path: Path, name: str, how: str
 ) -> None:

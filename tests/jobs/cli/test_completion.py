@@ -34,8 +34,13 @@ def offered(home: Path, line: str) -> list[str]:
     }
     done = subprocess.run(
         ["bash", "-c", command],
-        cwd=home, env=environment, pass_fds=(write,), capture_output=True, check=False, timeout=60,
-    )  # fmt: skip
+        cwd=home,
+        env=environment,
+        pass_fds=(write,),
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
     os.close(write)
     with os.fdopen(read, encoding="utf-8") as answer:
         found = answer.read().split("\n")

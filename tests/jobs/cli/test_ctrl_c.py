@@ -53,8 +53,11 @@ class Slow:
         script = SLOW.format(module=module, name=name, mark=str(mark), seconds=seconds)
         self.process = subprocess.Popen(
             [sys.executable, "-c", script, *map(str, arguments)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         until = time.monotonic() + 120
         while not mark.exists():
             if self.process.poll() is not None or time.monotonic() > until:
@@ -189,11 +192,20 @@ def test_an_interrupt_while_libraries_are_imported_is_one_sentence(
 ) -> None:
     mark = slow_module(tmp_path, "torch")
     process = subprocess.Popen(
-        [sys.executable, "-m", "elmwright.jobs.cli", "eval", bundle,
-         "--corpus", trained / "corpus"],
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        [
+            sys.executable,
+            "-m",
+            "elmwright.jobs.cli",
+            "eval",
+            bundle,
+            "--corpus",
+            trained / "corpus",
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    )
     wait_for(mark, process)
     os.killpg(process.pid, signal.SIGINT)
     said = process.communicate(timeout=10)[1]
@@ -252,10 +264,14 @@ def test_a_signal_before_the_command_is_imported_is_one_sentence(
     """The program imports argparse first; this one takes its time."""
     mark = slow_module(tmp_path, "argparse")
     process = subprocess.Popen(
-        [sys.executable, "-c", "import sys; from elmwright.jobs.cli.program import main; "
-         "sys.exit(main())"],
-        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys; from elmwright.jobs.cli.program import main; sys.exit(main())",
+        ],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
     wait_for(mark, process)
     process.send_signal(number)
     said = process.communicate(timeout=10)[1]
@@ -290,8 +306,10 @@ def test_a_second_ctrl_c_waits_for_the_closing_and_a_later_one_does_not(
 ) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", program.format(seconds=seconds)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGINT)
@@ -354,8 +372,11 @@ def test_an_interrupt_that_nobody_catches_and_one_at_the_very_end_lose_no_output
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ENDS.format(outside=outside)],
-        capture_output=True, text=True, check=False, timeout=20,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
         env={**os.environ, "PYTHONUNBUFFERED": ""},
-    )  # fmt: skip
+    )
     assert done.stdout == "the result\n"
     assert (done.returncode, done.stderr) == expected

@@ -118,9 +118,12 @@ def prober(home: Path) -> Iterator[subprocess.Popen[str]]:
     environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
     with subprocess.Popen(
         [sys.executable, "-c", PROBE],
-        cwd=home, env={**environment, "XDG_STATE_HOME": str(home / "state")},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        cwd=home,
+        env={**environment, "XDG_STATE_HOME": str(home / "state")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()

@@ -67,8 +67,11 @@ def test_all_help_fits_its_terminal(columns: int) -> None:
     names = sorted(set(commands()))
     done = subprocess.run(
         [sys.executable, "-c", script, *names],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert done.stdout.count("example:") == len(names)
     assert max(map(len, elmwright("--help", COLUMNS=str(columns)).stdout.splitlines())) <= 80

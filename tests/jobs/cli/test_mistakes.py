@@ -68,8 +68,9 @@ def small_disk(tmp_path: Path) -> Path:
     folder.mkdir()
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)],
-        capture_output=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+    )
     if made.returncode:
         pytest.skip("mounting a small disk needs privileges")
     yield folder

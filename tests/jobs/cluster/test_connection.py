@@ -72,8 +72,10 @@ def test_a_cluster_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.autoscaler.sdk", sdk)
     monkeypatch.setattr("elmwright.jobs.cluster.capacity.pause", lambda *_: None)
-    config = load_config("demo", ["cluster.wait_minutes=1", "train.processes=2",
-                                  'train.device="cuda"', "train.threads=2"])  # fmt: skip
+    config = load_config(
+        "demo",
+        ["cluster.wait_minutes=1", "train.processes=2", 'train.device="cuda"', "train.threads=2"],
+    )
     said: list[str] = []
     assert request_capacity(config, gpu=True)
     wait_for_capacity(config, never, said.append, gpu=True)
@@ -124,8 +126,10 @@ def test_a_wish_to_stop_ends_the_waiting_for_a_cluster(
     sdk = types.SimpleNamespace(request_resources=request_resources)
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.autoscaler.sdk", sdk)
-    config = load_config("demo", ["cluster.address=auto", "tracking.uri=http://mlflow:5000",
-                                  "cluster.wait_minutes=5"])  # fmt: skip
+    config = load_config(
+        "demo",
+        ["cluster.address=auto", "tracking.uri=http://mlflow:5000", "cluster.wait_minutes=5"],
+    )
     folder = RunFolder(str(tmp_path), tmp_path)
     begun = time.monotonic()
     with (

@@ -97,8 +97,10 @@ with ray_cluster(config, lambda: None, lambda: False):
 def test_rays_workers_are_as_nice_as_the_command_and_their_threads_sleep() -> None:
     done = subprocess.run(
         ["nice", "-n", "3", sys.executable, "-c", IN_A_WORKER],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["nice"] == found["own_nice"]
     assert (found["policy"], found["threads"]) == ("1000", "1")

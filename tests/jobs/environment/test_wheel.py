@@ -42,16 +42,35 @@ def test_pip_installs_the_wheel_and_the_command_runs(tmp_path: Path) -> None:
     wheel = tmp_path / f"elmwright-{version}-py3-none-any.whl"
     wheel.write_bytes(zipped(members))
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
-         "--target", str(tmp_path / "site"), str(wheel)], check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--target",
+            str(tmp_path / "site"),
+            str(wheel),
+        ],
+        check=True,
+        capture_output=True,
+    )
     done = subprocess.run(
-        [sys.executable, "-c", "from importlib.metadata import version; import elmwright;"
-         "from elmwright.jobs.cli.command import main;"
-         "print(version('elmwright'), elmwright.__file__); main(['config'])"],
-        env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True, check=True,
+        [
+            sys.executable,
+            "-c",
+            "from importlib.metadata import version; import elmwright;"
+            "from elmwright.jobs.cli.command import main;"
+            "print(version('elmwright'), elmwright.__file__); main(['config'])",
+        ],
+        env={"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=True,
         cwd=tmp_path,  # a checkout has an egg-info of its own
-    )  # fmt: skip
+    )
     assert done.stdout.startswith(f"{version} {tmp_path}")
     assert "original" in done.stdout
     assert list((tmp_path / "site" / "elmwright").rglob("*.pyc")), "it ran, and left bytecode"

@@ -57,9 +57,17 @@ def test_the_first_screen_says_what_matters_and_fits(
     assert max(map(len, lines)) <= columns
     labels = [line[2:13].strip() for line in lines if line.startswith("  ") and line[2] != " "]
     assert labels == [
-        "run", "text", "sample", "vocabulary", "model", "training", "cores", "disk", "time",
+        "run",
+        "text",
+        "sample",
+        "vocabulary",
+        "model",
+        "training",
+        "cores",
+        "disk",
+        "time",
         "MLflow",
-    ]  # fmt: skip
+    ]
     assert "1 file, " in shown
     assert "100% English (en) as in corpus.language;" in " ".join(shown.split())
     assert "2 processes × 1 thread on" in shown
@@ -176,9 +184,14 @@ def test_the_last_evaluation_is_counted_as_far_as_it_goes() -> None:
     def seconds(final: int, *sets: int) -> float:
         section = replace(config.eval, final_tokens=final)
         return estimate.duration(
-            replace(config, eval=section), cores=1, vocabulary=800_000, tokens_per_s=1.0,
-            text_bytes=0, heldout_tokens=sets, steps_left=1,
-        ).evaluate  # fmt: skip
+            replace(config, eval=section),
+            cores=1,
+            vocabulary=800_000,
+            tokens_per_s=1.0,
+            text_bytes=0,
+            heldout_tokens=sets,
+            steps_left=1,
+        ).evaluate
 
     assert seconds(1000, 5000) == seconds(0, 1000)
     assert seconds(1000, 5000, 200) == pytest.approx(seconds(0, 1200))
@@ -241,6 +254,13 @@ def test_the_rule_of_thumb_counts_the_arithmetic_that_a_step_does() -> None:
 
 
 def test_durations_are_said_as_people_say_them() -> None:
-    said = {5: "5 s", 100: "2 min", 4000: "67 min", 6000: "1 h 40 min", 7200: "2 h",
-            50_000: "14 h", 604_800: "7 days"}  # fmt: skip
+    said = {
+        5: "5 s",
+        100: "2 min",
+        4000: "67 min",
+        6000: "1 h 40 min",
+        7200: "2 h",
+        50_000: "14 h",
+        604_800: "7 days",
+    }
     assert {seconds: estimate.in_words(seconds) for seconds in said} == said

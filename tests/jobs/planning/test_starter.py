@@ -161,8 +161,10 @@ def test_what_separates_documents_is_seen(tmp_path: Path, text: str, documents: 
 
 
 def test_the_field_with_the_text_is_found(tmp_path: Path) -> None:
-    rows = [{"id": str(n), "url": f"http://example.org/{n}", "prose": t, "n": n}
-            for n, t in enumerate(NUMBERED)]  # fmt: skip
+    rows = [
+        {"id": str(n), "url": f"http://example.org/{n}", "prose": t, "n": n}
+        for n, t in enumerate(NUMBERED)
+    ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert written(tmp_path / "a.toml", tmp_path / "a.jsonl").corpus.text_field == "prose"
     parquet.write_table(

@@ -52,8 +52,11 @@ def test_force_replaces_no_folder_that_only_looks_like_a_bundle(
     (deep / "training.svg").unlink()
     (deep / "training.svg").mkdir()
     (deep / "training.svg" / "all.svg").write_text("<svg/>")
-    for folder, why in ((downloads, "is not a bundle"), (mixed, "notes.txt does not belong"),
-                        (deep, "training.svg does not belong")):  # fmt: skip
+    for folder, why in (
+        (downloads, "is not a bundle"),
+        (mixed, "notes.txt does not belong"),
+        (deep, "training.svg does not belong"),
+    ):
         before = sorted(folder.rglob("*"))
         assert main(["export", str(trained), "-o", str(folder), "--force"]) == 2
         assert why in capsys.readouterr().err
@@ -136,8 +139,16 @@ def test_a_lock_whose_folder_was_just_removed_is_not_taken_for_one(
 def test_settings_changed_since_do_not_change_the_bundle(
     trained: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    run = changed(trained, tmp_path, train_processes=1, train_threads=2, train_device="cpu",
-                  train_max_steps=9000, eval_lanes=2, eval_max_tokens=7)  # fmt: skip
+    run = changed(
+        trained,
+        tmp_path,
+        train_processes=1,
+        train_threads=2,
+        train_device="cpu",
+        train_max_steps=9000,
+        eval_lanes=2,
+        eval_max_tokens=7,
+    )
     again, _ = export_run(str(run), "20", str(tmp_path / "again"), overrides=[])
     assert digest(again) == digest(bundle)
     card = (again / "README.md").read_text(encoding="utf-8")
@@ -149,10 +160,15 @@ def test_settings_changed_since_do_not_change_the_bundle(
 def test_the_card_counts_the_tokens_of_accumulated_windows() -> None:
     config = load_config("demo", ["train.lanes=8", "train.window=10", "train.accumulate=3"])
     card = model_card(
-        config, manifest(), 1000, {}, TrainingFacts((), (), (), 0, 0, 240),
+        config,
+        manifest(),
+        1000,
+        {},
+        TrainingFacts((), (), (), 0, 0, 240),
         state=saved.state(processes=2, device="cuda", machine="a computer"),
-        has_softmax=True, has_curve=False,
-    )  # fmt: skip
+        has_softmax=True,
+        has_curve=False,
+    )
     assert "1,000 steps of 240 tokens" in card
     assert "| tokens read | 240,000: 1,000 steps of 240 |" in card
     assert "| 2 processes of 1 thread, device `cuda`, a computer |" in card

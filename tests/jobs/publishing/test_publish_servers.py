@@ -203,8 +203,17 @@ def test_the_server_of_mlflow_answers_the_request_in_the_docs_with_the_vectors_o
     port = free_port()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     mlflow = str(Path(sys.executable).with_name("mlflow"))
-    command = [mlflow, "models", "serve", "-m", "models:/demo@champion", "--env-manager",
-               "local", "-p", str(port)]  # fmt: skip
+    command = [
+        mlflow,
+        "models",
+        "serve",
+        "-m",
+        "models:/demo@champion",
+        "--env-manager",
+        "local",
+        "-p",
+        str(port),
+    ]
     settings = {**os.environ, "PATH": path, "MLFLOW_TRACKING_URI": uri}
     with running(command, tmp_path / "serve.log", env=settings):
         url = f"http://127.0.0.1:{port}"

@@ -180,9 +180,16 @@ def test_the_list_that_earlier_versions_wrote_is_the_beginning() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["{", "[]", '{"to": "x"}', "[" * 5000, '{"to": 1, "done": 1}', "[1e999]",
-     '{"to": Infinity, "done": true, "undoes": [], "seen": []}'],
-)  # fmt: skip
+    [
+        "{",
+        "[]",
+        '{"to": "x"}',
+        "[" * 5000,
+        '{"to": 1, "done": 1}',
+        "[1e999]",
+        '{"to": Infinity, "done": true, "undoes": [], "seen": []}',
+    ],
+)
 def test_tags_that_are_not_ours_are_left_out(value: str) -> None:
     tags = {tag_name(ALIAS, "x"): value, tag_name(ALIAS, "1-a"): value, f"{PREFIX}{ALIAS}": value}
     assert [entry.version for entry in History.read(tags, ALIAS, 3).entries] == [3]
@@ -221,9 +228,15 @@ def published(uri: str, name: str, versions: int) -> MlflowClient:
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     client.create_registered_model(name)
     facts = {
-        "digest": "0", "step": 1, "perplexity": {}, "vocab_sha256": "", "heldout_sha256": {},
-        "corpus_fingerprint": "", "run_id": "", "signed": False,
-    }  # fmt: skip
+        "digest": "0",
+        "step": 1,
+        "perplexity": {},
+        "vocab_sha256": "",
+        "heldout_sha256": {},
+        "corpus_fingerprint": "",
+        "run_id": "",
+        "signed": False,
+    }
     for _ in range(versions):
         client.create_model_version(name, "s3://nowhere/model", tags={ABOUT: json.dumps(facts)})
     return client

@@ -138,9 +138,12 @@ def test_a_database_of_another_program_has_no_models(home: Path) -> None:
 
 
 def test_publish_versions_promote_rollback_and_models_without_naming_it(
-    home: Path, bundle: Path, worse_bundle: Path, empty_database: Path,
+    home: Path,
+    bundle: Path,
+    worse_bundle: Path,
+    empty_database: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """All of it against a real MLflow database, found by itself."""
     uri = make_run(home, "tiny")
     database = home / "runs" / "tiny" / "mlflow" / "mlflow.db"

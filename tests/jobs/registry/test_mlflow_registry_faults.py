@@ -25,9 +25,12 @@ pytestmark = pytest.mark.slow(3)
 
 
 def test_files_that_a_copy_of_a_deleted_version_uses_stay(
-    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch,
-    bundle: Path, worse_bundle: Path,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    empty_database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bundle: Path,
+    worse_bundle: Path,
+) -> None:
     registry = sqlite(tmp_path, empty_database, monkeypatch)
     client = registry._client
     publish_bundle(registry, bundle, "tiny", "candidate")
@@ -135,9 +138,12 @@ def test_who_comes_second_removes_what_it_sent_after_it_was_swept_away(
 
 
 def test_pyfunc_refuses_files_without_a_list_and_files_of_another_model(
-    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch,
-    bundle: Path, worse_bundle: Path,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    empty_database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bundle: Path,
+    worse_bundle: Path,
+) -> None:
     registry = sqlite(tmp_path, empty_database, monkeypatch)
     publish_bundle(registry, bundle, "tiny", "champion")
     stored = registry.fetch("tiny", 1)
@@ -161,9 +167,12 @@ def test_pyfunc_refuses_files_without_a_list_and_files_of_another_model(
     [EndpointConnectionError(endpoint_url="http://s3"), NotADirectoryError(20, "a file", "x")],
 )
 def test_a_store_of_artifacts_that_fails_is_said_in_a_sentence(
-    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch,
-    bundle: Path, error: Exception,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    empty_database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bundle: Path,
+    error: Exception,
+) -> None:
     registry = sqlite(tmp_path, empty_database, monkeypatch)
 
     def fail(*_: object) -> None:

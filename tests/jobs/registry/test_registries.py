@@ -272,9 +272,12 @@ def test_a_server_that_is_not_there_is_said_soon(
 
 
 def test_a_version_is_a_logged_model_of_its_run_and_an_alias_moved_elsewhere_is_believed(
-    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch,
-    bundle: Path, worse_bundle: Path,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    empty_database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bundle: Path,
+    worse_bundle: Path,
+) -> None:
     registry = sqlite(tmp_path, empty_database, monkeypatch)
     client = registry._client
     experiment = client.create_experiment("mine", (tmp_path / "artifacts").as_uri())
@@ -310,8 +313,12 @@ def test_pyfunc_answers_with_the_vectors_of_embed_and_holds_no_code(
     publish_bundle(registry, bundle, "tiny", "champion")
     stored = registry.fetch("tiny", 1)
     assert {path.name for path in stored.parent.iterdir()} <= {
-        "MLmodel", "data", "registered_model_meta", "input_example.json",
-        "serving_input_example.json"}  # fmt: skip
+        "MLmodel",
+        "data",
+        "registered_model_meta",
+        "input_example.json",
+        "serving_input_example.json",
+    }
     assert "loader_module: elmwright.jobs.serving" in (stored.parent / "MLmodel").read_text()
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])

@@ -29,8 +29,10 @@ def facts(**changes: object) -> TrainingFacts:
         losses=tuple((step, 9 - 4 * step / 1000) for step in range(10, 1001, 10)),
         heldout=((250, 900.0), (500, 310.0), (750, 205.0), (1000, 146.65)),
         heldout_tokens=(19_068, 19_068, 19_068, 85_247),
-        seconds=220.0, tokens_per_s=5800.0, tokens_per_step=1280,
-    )  # fmt: skip
+        seconds=220.0,
+        tokens_per_s=5800.0,
+        tokens_per_step=1280,
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -80,8 +82,11 @@ def test_the_two_curves_have_axes_of_their_own_that_begin_where_it_matters() -> 
     assert "0" not in texts[: texts.index("500")]
     assert [text for text in texts if text in {"4", "5", "9", "10"}] == ["5", "9"]  # 5.00 … 8.96
     # The dashed line is where its value belongs, between 900 and 310.
-    (base,) = (n.get("d", "") for n in root.iter(f"{SVG}path")
-               if n.get("class") == "base" and "h24" not in n.get("d", ""))  # fmt: skip
+    (base,) = (
+        n.get("d", "")
+        for n in root.iter(f"{SVG}path")
+        if n.get("class") == "base" and "h24" not in n.get("d", "")
+    )
     assert held[0][1] < float(base.split()[1].split("H")[0]) < held[1][1]
 
 
@@ -109,8 +114,9 @@ def test_a_picture_of_what_there_is() -> None:
     assert "after 1,000 steps on 85,247 tokens: 146.7" in texts
     assert not any("the model on" in text for text in texts)
     assert training_svg(facts(losses=((10, 9.0),)), "valid") is None
-    flat = facts(losses=((10, 5.0), (20, 5.0)), heldout=((10, 5.0), (40, 5.0)),
-                 heldout_tokens=(0, 0))  # fmt: skip
+    flat = facts(
+        losses=((10, 5.0), (20, 5.0)), heldout=((10, 5.0), (40, 5.0)), heldout_tokens=(0, 0)
+    )
     texts, root = drawn(training_svg(flat, "valid"))
     assert "the model of the set valid, full softmax" in texts
     (held,) = lines(root, "curve")
@@ -130,10 +136,14 @@ def test_perplexities_that_are_no_numbers_are_not_drawn() -> None:
 def test_the_card_tells_the_result_first_and_what_it_means() -> None:
     card = model_card(
         load_config("demo", ["train.negatives=2"]),
-        replace(manifest(), unigram_perplexity={"heldout": 539.12}), 1000,
-        {"heldout": saved.score(tokens=85_247)}, facts(), has_softmax=True, has_curve=True,
+        replace(manifest(), unigram_perplexity={"heldout": 539.12}),
+        1000,
+        {"heldout": saved.score(tokens=85_247)},
+        facts(),
+        has_softmax=True,
+        has_curve=True,
         state=saved.state(machine="a | computer"),
-    )  # fmt: skip
+    )
     first = card[: card.index("## How to load it")]
     assert "perplexity on the held-out set `heldout` is **146.7**" in first
     assert "(unigram) has 539.1." in first
@@ -154,11 +164,14 @@ def test_the_card_says_full_softmax_and_first_tokens_where_that_is_so() -> None:
     def card(negatives: int) -> str:
         return model_card(
             load_config("demo", [f"train.negatives={negatives}"]),
-            replace(text, unigram_perplexity={"heldout": 539.12}), 1000,
-            {"heldout": saved.score(tokens=whole - 1)}, facts(),
-            has_softmax=True, has_curve=True,
+            replace(text, unigram_perplexity={"heldout": 539.12}),
+            1000,
+            {"heldout": saved.score(tokens=whole - 1)},
+            facts(),
+            has_softmax=True,
+            has_curve=True,
             state=saved.state(machine="a"),
-        )  # fmt: skip
+        )
 
     full, sampled = card(text.vocab.size), card(text.vocab.size - 1)
     assert "| softmax | full |" in full
@@ -258,9 +271,10 @@ def test_no_text_of_the_picture_is_cut_off_or_covers_another(
     tmp_path: Path, largest: float
 ) -> None:
     made = facts(
-        heldout=((250, largest), (1000, 146.65)), heldout_tokens=(1_000_000, 85_000_247),
+        heldout=((250, largest), (1000, 146.65)),
+        heldout_tokens=(1_000_000, 85_000_247),
         tokens_per_step=3_200_000,
-    )  # fmt: skip
+    )
     page = tmp_path / "page.html"
     page.write_text(f"<title>t</title>{training_svg(made, 'h' * 60, 98_765.4)}")
     width, height, texts = ask(page, TEXTS, width=1280)

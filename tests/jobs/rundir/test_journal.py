@@ -158,14 +158,16 @@ def test_a_record_is_written_in_the_order_that_readers_of_bytes_expect(tmp_path:
     [
         ('{"kind": "newer", "step": 3, "time": 1, "more": [1]}', Record(step=3, time=1)),
         ('{"kind": "pruned", "step": 3, "time": 1, "why": 2}', CheckpointPruned(step=3, time=1)),
-        ('{"kind": "metrics", "step": 3, "time": 1, "values": {"x": Infinity}}',
-         Metrics(step=3, time=1, values={"x": float("inf")})),
+        (
+            '{"kind": "metrics", "step": 3, "time": 1, "values": {"x": Infinity}}',
+            Metrics(step=3, time=1, values={"x": float("inf")}),
+        ),
         ('{"kind": "metrics", "step": 3, "time": 1, "values": {"x": true}}', None),
         ('{"kind": "metrics", "step": 3, "values": {}}', None),
         ('{"kind": "pruned", "step": -1, "time": 1}', None),
         ('{"kind": "scoring", "step": 1, "time": 1, "tokens": 0}', None),
         ('{"kind": ["pruned"], "step": 1, "time": 1}', None),
     ],
-)  # fmt: skip
+)
 def test_a_record_has_what_readers_use_or_is_none(line: str, expected: Record | None) -> None:
     assert parse_record(json.loads(line)) == expected

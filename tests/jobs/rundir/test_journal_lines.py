@@ -39,7 +39,7 @@ DAMAGE = {
     "values that are none": lambda line: line.replace(b'"values": {', b'"values": 3, "old": {'),
     "nested without end": lambda line: b"[" * 100_000 + b"\n",
     "three megabytes": lambda line: b"x" * 3_000_000 + b"\n",
-}  # fmt: skip
+}
 
 
 def steps(path: str | Path) -> list[int]:

@@ -57,9 +57,12 @@ def begun(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Pat
         ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
         try:
             build_corpus(
-                config.corpus, config.vocab, config.shards, seed=config.run.seed,
+                config.corpus,
+                config.vocab,
+                config.shards,
+                seed=config.run.seed,
                 folder=folder.corpus,
-            )  # fmt: skip
+            )
         finally:
             ray.shutdown()
         write_json(folder.config, to_dict(config))
@@ -151,9 +154,12 @@ def halfway(kept: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("how", ["move", "copy"])
 def test_a_run_that_was_stopped_resumes_elsewhere_with_the_same_bytes(
-    straight: RunFolder, halfway: Path, how: str, monkeypatch: pytest.MonkeyPatch,
+    straight: RunFolder,
+    halfway: Path,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     target = halfway.with_name(f"{how} here")
     if how == "move":
         halfway.rename(target)
@@ -187,9 +193,12 @@ def test_a_run_that_was_stopped_resumes_elsewhere_with_the_same_bytes(
 
 
 def test_a_finished_project_is_up_to_date_and_serves_its_versions_wherever_it_is(
-    straight: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str], worse_bundle: Path,
-) -> None:  # fmt: skip
+    straight: RunFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    worse_bundle: Path,
+) -> None:
     project = Path(straight.root).parents[1]
     first, second = tmp_path / "one", tmp_path / "two"
     subprocess.run(["cp", "-r", project, first], check=True)
@@ -229,9 +238,12 @@ def publish_as_before(uri: str, bundle: Path, name: str) -> None:
     found = client.get_experiment_by_name("elmwright")
     home = found.experiment_id if found else client.create_experiment("elmwright", place)
     model = client.create_logged_model(
-        home, name=f"{name}-{facts.digest[:12]}", tags={NAME: name, DIGEST: facts.digest},
-        params={"step": str(facts.step)}, model_type=KIND,
-    )  # fmt: skip
+        home,
+        name=f"{name}-{facts.digest[:12]}",
+        tags={NAME: name, DIGEST: facts.digest},
+        params={"step": str(facts.step)},
+        model_type=KIND,
+    )
     files = bundle.parent / f"as-before-{model.model_id}"
     files.mkdir()
     described = Model(
@@ -259,9 +271,12 @@ def publish_as_before(uri: str, bundle: Path, name: str) -> None:
 
 
 def test_versions_of_the_version_before_are_found_compared_and_rolled_back_after_a_move(
-    tmp_path: Path, empty_database: Path, bundle: Path, worse_bundle: Path,
+    tmp_path: Path,
+    empty_database: Path,
+    bundle: Path,
+    worse_bundle: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     there, here = tmp_path / "there", tmp_path / "here"
     (there / "run" / "mlflow").mkdir(parents=True)

@@ -25,12 +25,19 @@ def test_the_rest_of_a_command_line_is_shown(word: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "a." * 500_000, "://" + "a." * 500_000 + "@", "x://y:" * 170_000, "@" + "x://y:" * 170_000,
-        "x://y:" * 170_000 + "@", "x://y:1/" * 120_000 + "@", "postgresql://a:1/" * 60_000 + "?x=@",
-        "postgres" * 120_000 + "@://", "?a=%3Fa%3D" * 100_000, "password='" * 100_001 + "@://",
+        "a." * 500_000,
+        "://" + "a." * 500_000 + "@",
+        "x://y:" * 170_000,
+        "@" + "x://y:" * 170_000,
+        "x://y:" * 170_000 + "@",
+        "x://y:1/" * 120_000 + "@",
+        "postgresql://a:1/" * 60_000 + "?x=@",
+        "postgres" * 120_000 + "@://",
+        "?a=%3Fa%3D" * 100_000,
+        "password='" * 100_001 + "@://",
     ],
     ids=lambda text: f"{text[:14]}…{text[-4:]}",
-)  # fmt: skip
+)
 def test_a_megabyte_is_searched_in_seconds(text: str) -> None:
     began = time.process_time()
     secret_in(text)

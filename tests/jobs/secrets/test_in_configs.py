@@ -51,8 +51,15 @@ def test_settings_travel_and_secrets_never(monkeypatch: pytest.MonkeyPatch) -> N
     assert found["AWS_ENDPOINT_URL"] == "http://store:9000"
     assert found["MY_FLAG"] == "on"
     assert PLANTED not in found.values()
-    names = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DB_PASSWORD", "my_api_key", "MY_PASSPHRASE",
-             "DB_PWD", "SIGNING_PRIVATE")  # fmt: skip
+    names = (
+        "AWS_SECRET_ACCESS_KEY",
+        "HF_TOKEN",
+        "DB_PASSWORD",
+        "my_api_key",
+        "MY_PASSPHRASE",
+        "DB_PWD",
+        "SIGNING_PRIVATE",
+    )
     for name in names:
         with pytest.raises(UserError, match=r"never sent"):
             passed_on((name,))
@@ -185,14 +192,18 @@ PASTED = st.text(string.ascii_letters + "!$*(),;:@=+'\"/?#&", min_size=8, max_si
 NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=7)
 URLS = st.sampled_from(
     [
-        "http://{user}:{secret}@{host}.lab:5000/a", "https://{secret}@{host}.lab",
+        "http://{user}:{secret}@{host}.lab:5000/a",
+        "https://{secret}@{host}.lab",
         "postgresql+psycopg2://{user}:{secret}@{host}/db?sslmode=require",
-        "mysql://{host}/db?user={user}&password={secret}", "s3://{user}:{secret}@{host}/x/y",
-        "https://{host}/f?X-Amz-Signature={secret}&X-Amz-Date=1", "https://{host}/f?sp=r&sig={secret}",
-        "https://{host}/f?AWSAccessKeyId={secret}", "https://{host}/?access_token={secret}#top",
+        "mysql://{host}/db?user={user}&password={secret}",
+        "s3://{user}:{secret}@{host}/x/y",
+        "https://{host}/f?X-Amz-Signature={secret}&X-Amz-Date=1",
+        "https://{host}/f?sp=r&sig={secret}",
+        "https://{host}/f?AWSAccessKeyId={secret}",
+        "https://{host}/?access_token={secret}#top",
         "/path/of/{host}?a=b&token={secret}",
     ]
-)  # fmt: skip
+)
 
 
 @given(URLS, NAMES, NAMES, LETTERS | QUOTED | PASTED)
@@ -203,10 +214,14 @@ def test_no_secret_gets_through(url: str, user: str, host: str, secret: str) -> 
     text = url.format(user=user, host=host, secret=secret)
     assert secret_in(text)
     for shown in (
-        hide(text), hide(f"no answer of {text} (retry)"), hide(f"GET '{text}': 401"),
-        without_secret(text), str(hide_all([{"b": text}])),
-        for_others(f"Traceback …\n  {text}\nValueError: {text}"), shown_word(f"a.uri={text}"),
-    ):  # fmt: skip
+        hide(text),
+        hide(f"no answer of {text} (retry)"),
+        hide(f"GET '{text}': 401"),
+        without_secret(text),
+        str(hide_all([{"b": text}])),
+        for_others(f"Traceback …\n  {text}\nValueError: {text}"),
+        shown_word(f"a.uri={text}"),
+    ):
         assert "Zq7" not in shown
         assert "7qZ" not in shown
     assert not secret_in(without_secret(text))
@@ -257,9 +272,12 @@ def test_neither_the_lock_nor_an_error_file_tells_a_password(
 )
 @pytest.mark.parametrize("login", [f"AKIAXYZ:{PLANTED}", PLANTED, f"AKIAXYZ:a/{PLANTED}"])
 def test_a_login_in_the_address_of_a_store_is_refused_and_not_repeated(
-    words: list[str], login: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    login: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("ELMWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     assert main([*words, f"s3://{login}@bucket/x"]) == 2
@@ -332,8 +350,13 @@ def test_lines_of_a_target_hold_no_secret(tmp_path: Path, line: str) -> None:
 
 
 def test_lines_of_a_target_may_say_where_a_secret_is(tmp_path: Path) -> None:
-    lines = ("module load python", "export HF_TOKEN=$(cat ~/token)", "export SSL_KEY=/etc/key",
-             "export OMP_NUM_THREADS=4", "#SBATCH --wckey=project")  # fmt: skip
+    lines = (
+        "module load python",
+        "export HF_TOKEN=$(cat ~/token)",
+        "export SSL_KEY=/etc/key",
+        "export OMP_NUM_THREADS=4",
+        "#SBATCH --wckey=project",
+    )
     assert submission(tmp_path, Target("local", lines=lines)).target.lines == lines
 
 

@@ -41,9 +41,13 @@ PLANTED = {
     "HF_TOKEN": "planted-token-31c",
 }
 SECRETS = (
-    "Pl4nted-p", "AKIAPLANTED000000000", "PlantedSecretKey", "planted-proxy", "planted-token",
+    "Pl4nted-p",
+    "AKIAPLANTED000000000",
+    "PlantedSecretKey",
+    "planted-proxy",
+    "planted-token",
     base64.b64encode(f"me:{PASSWORD}".encode()).decode(),
-)  # fmt: skip
+)
 
 
 def found_in(*folders: Path) -> list[str]:

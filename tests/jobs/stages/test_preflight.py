@@ -55,9 +55,13 @@ def test_a_run_says_all_that_is_wrong_before_anything_is_started(tmp_path: Path)
     lines = done.stderr.strip().splitlines()
     assert lines[0] == "error: 6 things to put right:"
     expected = (
-        'corpus.language: "english"', "nothere-*.txt", "no-eval.txt", "no-vocab.txt",
-        "needs 128 CPUs", "train.init_from: there is no model folder 'no-model'",
-    )  # fmt: skip
+        'corpus.language: "english"',
+        "nothere-*.txt",
+        "no-eval.txt",
+        "no-vocab.txt",
+        "needs 128 CPUs",
+        "train.init_from: there is no model folder 'no-model'",
+    )
     for words, line in zip(expected, lines[1:], strict=True):
         assert words in line, line
     assert not (tmp_path / "run" / "corpus").exists()
@@ -66,10 +70,15 @@ def test_a_run_says_all_that_is_wrong_before_anything_is_started(tmp_path: Path)
 @pytest.mark.parametrize(
     ("code", "meant"),
     [
-        ("english", '"en"'), ("German", '"de"'), ("deutsch", '"de"'), ("EN", '"en"'),
-        ("en_US", '"en"'), ("norwegain", '"no"'), ("eng", '"en"'),
+        ("english", '"en"'),
+        ("German", '"de"'),
+        ("deutsch", '"de"'),
+        ("EN", '"en"'),
+        ("en_US", '"en"'),
+        ("norwegain", '"no"'),
+        ("eng", '"en"'),
     ],
-)  # fmt: skip
+)
 def test_a_language_that_is_no_code_is_refused_with_the_code(code: str, meant: str) -> None:
     assert meant in code_problem(code)
 

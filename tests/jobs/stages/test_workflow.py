@@ -84,8 +84,11 @@ class Flow:
     def run(self, *overrides: str, until: str = "publish") -> Outcome:
         return workflow.run(
             load_config(str(self.path), list(overrides)),
-            until=until, stages=self.stages, connect=self.no_ray, open_console=self.quiet,
-        )  # fmt: skip
+            until=until,
+            stages=self.stages,
+            connect=self.no_ray,
+            open_console=self.quiet,
+        )
 
     @property
     def provenance(self) -> dict[str, object]:

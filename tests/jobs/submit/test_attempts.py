@@ -81,9 +81,11 @@ class Job:
         (self.home / "plan").write_text(plan)
         self.process = subprocess.Popen(
             [sys.executable, self.home / "job.py", self.home, str(pause)],
-            stdout=subprocess.PIPE, text=True, start_new_session=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
             env={**os.environ, DRIVER_FILE: str(self.home / "driver.pid")},
-        )  # fmt: skip
+        )
         return self.process
 
     def run(self, plan: str) -> tuple[int, str]:

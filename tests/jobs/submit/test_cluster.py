@@ -23,8 +23,11 @@ pytestmark = pytest.mark.heavy
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     home = tmp_path_factory.mktemp("cluster")
-    environment = {"RAY_AUTH_MODE": "disabled", "MLFLOW_TRACKING_USERNAME": "",
-                   "AWS_SECRET_ACCESS_KEY": PLANTED}  # fmt: skip
+    environment = {
+        "RAY_AUTH_MODE": "disabled",
+        "MLFLOW_TRACKING_USERNAME": "",
+        "AWS_SECRET_ACCESS_KEY": PLANTED,
+    }
     with mlflow_server(home) as tracking, ray_head(home, cpus=4, **environment) as head:
         yield Cluster(home, head, tracking)
 
@@ -115,8 +118,11 @@ def test_a_job_whose_machine_goes_away_checkpoints_and_is_not_over(
     cluster.wait_for_step(folder, 25)
     driver = json.loads((folder / "run.lock").read_text())["pid"]
     os.kill(os.getpgid(driver), signal.SIGUSR1)  # the job leads the group
-    until(lambda: "this machine goes away" in cluster.run("logs", "evicted"), 120,
-          lambda: cluster.run("logs", "evicted"))  # fmt: skip
+    until(
+        lambda: "this machine goes away" in cluster.run("logs", "evicted"),
+        120,
+        lambda: cluster.run("logs", "evicted"),
+    )
     found = cluster.status("evicted")
     assert found["state"] == "running"
     assert found["progress"]["checkpoint_step"] > 20

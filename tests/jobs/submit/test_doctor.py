@@ -109,8 +109,16 @@ def test_a_slurm_cluster_is_held_against_a_config(slurm: Path, mlflow: str) -> N
     findings = examine(target, str(good))
     assert all(found for found, _ in findings), findings
     said = "\n".join(text for _, text in findings)
-    for part in ("slurm-wlm 22.05", "partition main", "all dependencies", "enough for train.",
-                 "is visible", "every secret is set", "Python 3.", "answers"):  # fmt: skip
+    for part in (
+        "slurm-wlm 22.05",
+        "partition main",
+        "all dependencies",
+        "enough for train.",
+        "is visible",
+        "every secret is set",
+        "Python 3.",
+        "answers",
+    ):
         assert part in said
     assert PLANTED not in said
     large = write_config(slurm, slurm / "text.txt", train_threads=64, **server)

@@ -58,13 +58,16 @@ def test_following_goes_on_with_the_next_attempt(
     second = dataclasses.replace(
         second, submission=dataclasses.replace(second.submission, time=first.submission.time)
     )
-    place = Scripted({
-        first.submission.id: [
-            ("one ", State("running")), ("two ", State("running")),
-            ("three\n", state_of_exit(75)),
-        ],
-        second.submission.id: [("four ", State("pending")), ("five\n", state_of_exit(0))],
-    })  # fmt: skip
+    place = Scripted(
+        {
+            first.submission.id: [
+                ("one ", State("running")),
+                ("two ", State("running")),
+                ("three\n", state_of_exit(75)),
+            ],
+            second.submission.id: [("four ", State("pending")), ("five\n", state_of_exit(0))],
+        }
+    )
     monkeypatch.setattr(submit_module, "open_place", lambda _: place)
     monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
     runbook.remember(first)
@@ -125,10 +128,12 @@ def test_following_a_folder_finds_attempts_that_others_sent(
     first, second = Job(submission(tmp_path)), Job(submission(tmp_path))
     later = dataclasses.replace(second.submission, time="2999-01-01 00:00:00")
     second = dataclasses.replace(second, submission=later)
-    place = Scripted({
-        first.submission.id: [("one\n", state_of_exit(75))],
-        second.submission.id: [("two\n", state_of_exit(0))],
-    })  # fmt: skip
+    place = Scripted(
+        {
+            first.submission.id: [("one\n", state_of_exit(75))],
+            second.submission.id: [("two\n", state_of_exit(0))],
+        }
+    )
     monkeypatch.setattr(submit_module, "open_place", lambda _: place)
     monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
     runbook.lay_down(first)

@@ -44,10 +44,15 @@ class StoreCluster(Cluster):
         folder.mkdir()
         settings = {"train_max_steps": STEPS, "checkpoint_every_steps": 50, **changes}
         config = write_config(
-            folder, self.text, run_name=name, run_dir=f"s3://{BUCKET}/{name}",
-            corpus_sources=[f"s3://{BUCKET}/text.txt"], tracking_uri=self.tracking,
-            eval_every_steps=350, **settings,
-        )  # fmt: skip
+            folder,
+            self.text,
+            run_name=name,
+            run_dir=f"s3://{BUCKET}/{name}",
+            corpus_sources=[f"s3://{BUCKET}/text.txt"],
+            tracking_uri=self.tracking,
+            eval_every_steps=350,
+            **settings,
+        )
         self.run("submit", config, "--to", self.head.address, "--until", "publish")
         return f"s3://{BUCKET}/{name}"
 
@@ -128,8 +133,7 @@ def test_a_lost_machine_is_replaced_by_the_spare_and_the_run_ends_identical(
     # What was done before the loss may still arrive: the next attempt must get further than that.
     until(lambda: attempts(place) > 1, GOES_ON_WITHIN, lambda: lab.cluster.run("logs", how))
     step = newest_step(place)
-    until(lambda: newest_step(place) > step, GOES_ON_WITHIN,
-          lambda: lab.cluster.run("logs", how))  # fmt: skip
+    until(lambda: newest_step(place) > step, GOES_ON_WITHIN, lambda: lab.cluster.run("logs", how))
     seconds = time.monotonic() - begun
     print(f"{how}: training went on {seconds:.0f} s after the loss of {victim.address}")
     lab.ends_identical(how, place)
@@ -168,8 +172,11 @@ def test_without_a_spare_the_run_waits_for_one_and_ends_identical(lab: Lab) -> N
     lab.network.leave(lab.network.machines[-1])
     place = lab.begin("alone")
     lab.network.leave(lab.network.machines[-1])
-    until(lambda: "the next one starts in" in lab.cluster.run("logs", "alone"), 600,
-          lambda: lab.cluster.run("logs", "alone"))  # fmt: skip
+    until(
+        lambda: "the next one starts in" in lab.cluster.run("logs", "alone"),
+        600,
+        lambda: lab.cluster.run("logs", "alone"),
+    )
     assert lab.cluster.status("alone")["state"] == "running"
     lab.network.join()
     lab.ends_identical("alone", place)
@@ -178,8 +185,9 @@ def test_without_a_spare_the_run_waits_for_one_and_ends_identical(lab: Lab) -> N
 def test_each_step_is_in_mlflow_once_and_no_secret_is_anywhere(lab: Lab) -> None:
     client = MlflowClient(lab.cluster.tracking, lab.cluster.tracking)
     experiment = client.get_experiment_by_name("elmwright")
-    runs = {run.info.run_name: run.info.run_id for run in client.search_runs([
-        experiment.experiment_id])}  # fmt: skip
+    runs = {
+        run.info.run_name: run.info.run_id for run in client.search_runs([experiment.experiment_id])
+    }
     disturbed = ["killed", "driver", "alone", *(["cut"] if lab.network.separate else [])]
     for name in ("peace", *disturbed):
         history = client.get_metric_history(runs[name], "train/loss")

@@ -88,8 +88,9 @@ def test_a_dry_run_tells_all_and_touches_nothing(tmp_path: Path) -> None:
     done = elmwright("submit", config, "--to", "local", "--dry-run")
     assert done.returncode == 0
     assert "elmwright.jobs.submit.job" in done.stdout
-    done = elmwright("submit", config, "--to", "slurm", "--dry-run", "--set",
-                     "tracking.uri=http://x:5000")  # fmt: skip
+    done = elmwright(
+        "submit", config, "--to", "slurm", "--dry-run", "--set", "tracking.uri=http://x:5000"
+    )
     assert "#SBATCH --job-name=elmwright-tiny" in done.stdout
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -225,8 +226,16 @@ def test_a_job_that_brings_its_own_ray_waits_for_its_workers(tmp_path: Path) -> 
 
 def test_submitting_to_slurm_leaves_the_users_own_waiting_time(tmp_path: Path) -> None:
     config = write_config(tmp_path, tmp_path / "text.txt", cluster_wait_minutes=60)
-    done = elmwright("submit", config, "--to", "slurm", "--dry-run", "--json", "--set",
-                     "tracking.uri=http://x:5000")  # fmt: skip
+    done = elmwright(
+        "submit",
+        config,
+        "--to",
+        "slurm",
+        "--dry-run",
+        "--json",
+        "--set",
+        "tracking.uri=http://x:5000",
+    )
     assert json.loads(done.stdout)["config"]["cluster"]["wait_minutes"] == 60
 
 
@@ -284,8 +293,10 @@ def test_a_job_names_a_package_that_the_cluster_lacks(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "elmwright.jobs.submit.job", str(note), str(os.getpid())],
         env={**os.environ, "PYTHONPATH": str(lacking)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2, done.stderr
     assert "ftfy" in done.stderr
     assert "Traceback" not in done.stderr

@@ -42,9 +42,11 @@ def test_a_terminal_gets_a_live_display_without_the_noise(tmp_path: Path) -> Non
     log = tmp_path / "log"
     main, end = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(log)], stdout=end, stderr=end,
+        [sys.executable, "-c", SCRIPT, str(log)],
+        stdout=end,
+        stderr=end,
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"},
-    )  # fmt: skip
+    )
     os.close(end)
     shown = b""
     while True:
@@ -71,9 +73,11 @@ def test_a_listener_who_leaves_does_not_end_the_run(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(log)], stdout=writing, stderr=subprocess.PIPE,
+        [sys.executable, "-c", SCRIPT, str(log)],
+        stdout=writing,
+        stderr=subprocess.PIPE,
         check=False,
-    )  # fmt: skip
+    )
     os.close(writing)
     assert done.returncode == 0, done.stderr
     assert "All sheep are counted." in log.read_text()
@@ -93,8 +97,11 @@ except KeyError as error:
     print(error, file=sys.stderr)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONUNBUFFERED": ""},
-    )  # fmt: skip
+    )
     assert "'what happened'\n" in done.stderr
     assert "OSError" not in done.stderr.partition("'what happened'\n")[0]

@@ -140,9 +140,15 @@ def test_facts_are_single_tags_and_an_older_bundle_just_has_fewer(tmp_path: Path
     config = {"train": train, "export": {"licence": "CC0"}}
     found = version_page.facts(card(tmp_path, "", config=config, corpus_words=99), about)
     assert found == {
-        "news_perplexity": "12.3457", "heldout_perplexity": "9", "perplexity": "12.3457",
-        "step": "10", "tokens": "400", "vocabulary": "7", "corpus_words": "99", "licence": "CC0",
-    }  # fmt: skip
+        "news_perplexity": "12.3457",
+        "heldout_perplexity": "9",
+        "perplexity": "12.3457",
+        "step": "10",
+        "tokens": "400",
+        "vocabulary": "7",
+        "corpus_words": "99",
+        "licence": "CC0",
+    }
     found = version_page.facts(card(tmp_path, ""), replace(about, perplexity={}))
     assert found == {"step": "10", "vocabulary": "7"}
 

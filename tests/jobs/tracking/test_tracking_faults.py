@@ -28,9 +28,14 @@ from tests.support.tiny_runs.training import prepare, process
 
 STEPS = 300
 REALISTIC = {
-    "model_dim": 512, "model_projection_dim": 128, "train_lanes": 32, "train_window": 20,
-    "train_max_steps": STEPS, "eval_every_steps": 50, "checkpoint_every_steps": 50,
-}  # fmt: skip
+    "model_dim": 512,
+    "model_projection_dim": 128,
+    "train_lanes": 32,
+    "train_window": 20,
+    "train_max_steps": STEPS,
+    "eval_every_steps": 50,
+    "checkpoint_every_steps": 50,
+}
 """Every step is logged, ten times as often as by default; so steps must not be toys, which would
 take less time than it takes to write them down."""
 DELAY = 5.0

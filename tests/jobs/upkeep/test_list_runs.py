@@ -86,8 +86,12 @@ def test_a_file_with_two_names_counts_once(tmp_path: Path) -> None:
 
 def test_times_are_as_people_say_them() -> None:
     assert [ago(n) for n in (-5, 59, 60, 7300, 86_400 * 3)] == [
-        "just now", "just now", "1 minute ago", "2 hours ago", "3 days ago",
-    ]  # fmt: skip
+        "just now",
+        "just now",
+        "1 minute ago",
+        "2 hours ago",
+        "3 days ago",
+    ]
 
 
 def test_status_of_a_run_here(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,8 +132,10 @@ def test_a_scratch_folder_elsewhere_is_left_alone_and_in_ours_only_the_cache_goe
     assert not stray.exists()
     prune(run)
     assert sorted(path.name for path in run.scratch.iterdir()) == [
-        "checkpoints", "fetched-data", "rank-0",
-    ]  # fmt: skip
+        "checkpoints",
+        "fetched-data",
+        "rank-0",
+    ]
 
 
 def test_with_a_damaged_newest_checkpoint_none_is_removed(run: RunFolder) -> None:

@@ -61,9 +61,12 @@ def shown(
 def serving(run: str, *options: str, cwd: Path) -> Iterator[dict[str, str]]:
     """`elmwright ui`, until it is stopped as Ctrl-C does; the links that it prints."""
     process = subprocess.Popen(
-        command("ui", run, *options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command("ui", run, *options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         cwd=cwd,
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     said, links = [], {}
     try:
@@ -172,9 +175,11 @@ def test_without_a_word_it_is_the_newest_run_here(
 
 @pytest.mark.parametrize("state", [None, {"uri": "", "run_id": "", "cursor": 0}])
 def test_a_run_without_charts_says_when_there_will_be_some(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: dict[str, object] | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    state: dict[str, object] | None,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     _, folder = write_run(tmp_path)
     if state:
         write_json(folder.tracking, state)

@@ -176,8 +176,11 @@ def test_a_text_through_a_pipe(model: Path, tmp_path: Path, expected: list[np.nd
     out = tmp_path / "out.npz"
     subprocess.run(
         [sys.executable, "-m", "elmwright.jobs.cli", "embed", str(model), "-", "-o", str(out)],
-        input="\ufeff" + "\r\n".join(LINES), text=True, check=True, encoding="utf-8",
-    )  # fmt: skip
+        input="\ufeff" + "\r\n".join(LINES),
+        text=True,
+        check=True,
+        encoding="utf-8",
+    )
     for got, wanted in zip(read_vectors(out), expected, strict=True):
         np.testing.assert_allclose(got, wanted, atol=1e-5)
     assert [p.name for p in tmp_path.iterdir()] == ["out.npz"]

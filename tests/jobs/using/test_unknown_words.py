@@ -29,9 +29,18 @@ def test_raw_text_is_warned_of_and_tokenised_text_is_not(
         arguments = {
             "score": ["score", str(model), str(text)],
             "embed": ["embed", str(model), str(text), "-o", str(tmp_path / f"{warned}.npz")],
-            "neighbours": ["neighbours", str(model), "--word", "x", "--in", "x", "--any-word",
-                           "--corpus", str(text)],
-        }[command]  # fmt: skip
+            "neighbours": [
+                "neighbours",
+                str(model),
+                "--word",
+                "x",
+                "--in",
+                "x",
+                "--any-word",
+                "--corpus",
+                str(text),
+            ],
+        }[command]
         assert main(arguments) == 0
         lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
         assert len(lines) == warned

@@ -23,9 +23,14 @@ from tests.support.hostile import bounded, refusals, texts
 pytestmark = pytest.mark.slow(15)
 
 TINY = ModelConfig(
-    dim=6, projection_dim=4, n_layers=2, char_dim=3, filters=((1, 2), (2, 3)), n_highway=1,
+    dim=6,
+    projection_dim=4,
+    n_layers=2,
+    char_dim=3,
+    filters=((1, 2), (2, 3)),
+    n_highway=1,
     max_chars=9,
-)  # fmt: skip
+)
 WORDS = ("<S>", "</S>", "<UNK>", "a", "b")
 
 
@@ -104,8 +109,10 @@ def test_numbers_of_another_kind_are_refused_or_read(ours: Path, dtype: str) -> 
     for name, tensor in model_tensors(BiLM(TINY)).items():
         end = offset + width * tensor.numel()
         tensors[name] = {
-            "dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, end],
-        }  # fmt: skip
+            "dtype": dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     header = json.dumps(tensors).encode()
     data = struct.pack("<Q", len(header)) + header + bytes(offset)

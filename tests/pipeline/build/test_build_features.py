@@ -54,8 +54,10 @@ def test_only_what_a_change_affects_is_run_again(tmp_path):
 
     make(out, config, vocab=VocabConfig(max_size=50, min_count=1))
     assert {name for name, count in ran(out).items() if count} == {
-        "vocabulary", "shards", "unigram",
-    }  # fmt: skip
+        "vocabulary",
+        "shards",
+        "unigram",
+    }
 
     (tmp_path / "more.txt").write_text(some_text(100, 9))
     added = replace(config, sources=(Source(str(tmp_path / "more.txt")), *config.sources))

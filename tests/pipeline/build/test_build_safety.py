@@ -195,8 +195,9 @@ def test_of_two_copies_the_one_that_is_taken_wins(tmp_path):
     for name in ("rare", "all"):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     sources = (
-        Source(str(tmp_path / "rare.jsonl"), weight=0.1), Source(str(tmp_path / "all.jsonl"))
-    )  # fmt: skip
+        Source(str(tmp_path / "rare.jsonl"), weight=0.1),
+        Source(str(tmp_path / "all.jsonl")),
+    )
     manifest = make(tmp_path / "out", CorpusConfig(sources=sources, heldout={}))
     assert manifest.splits["train"].documents == 50
     assert len(set(sentences(tmp_path / "out", "train"))) == 50
@@ -247,11 +248,15 @@ def test_a_hostile_record_path_is_never_a_path(tmp_path):
     body = b"<html><body><p>" + b"A paragraph about nothing in particular, but long. " * 8 + b"</p>"
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + body
     record = (
-        b"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: file:///../../../../escaped.html\r\n"
-        b"WARC-Date: 2020-01-01T00:00:00Z\r\nWARC-Record-ID: <urn:uuid:../../x>\r\n"
-        b"Content-Type: application/http; msgtype=response\r\n"
-        b"Content-Length: %d\r\n\r\n" % len(http)
-    ) + http + b"\r\n\r\n"  # fmt: skip
+        (
+            b"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: file:///../../../../escaped.html\r\n"
+            b"WARC-Date: 2020-01-01T00:00:00Z\r\nWARC-Record-ID: <urn:uuid:../../x>\r\n"
+            b"Content-Type: application/http; msgtype=response\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(http)
+        )
+        + http
+        + b"\r\n\r\n"
+    )
     home = tmp_path / "home"
     home.mkdir()
     (home / "in.warc").write_bytes(record)

@@ -146,9 +146,13 @@ def test_the_text_itself_comes_out(tmp_path):
     lines = [f"line {n % 70} of the text" for n in range(100)]
     source.write_text("\n".join(lines))
     config = CorpusConfig(
-        sources=(str(source),), documents="line", sentences="line", tokenizer="whitespace",
-        dedup_lines="sentence", heldout={"heldout": 0.1},
-    )  # fmt: skip
+        sources=(str(source),),
+        documents="line",
+        sentences="line",
+        tokenizer="whitespace",
+        dedup_lines="sentence",
+        heldout={"heldout": 0.1},
+    )
     make(tmp_path / "out", config)
     found = sentences(tmp_path / "out", "train") + sentences(tmp_path / "out", "heldout")
     assert sorted(found) == sorted(set(lines))
@@ -281,9 +285,14 @@ def test_people_see_one_line_per_stage_in_their_own_words(tmp_path, corpus):
 
     manifest = make(tmp_path, replace(corpus, dedup="near", dedup_lines="line"), progress=progress)
     assert list(shown) == [
-        "reading", "cleaning", "finding copies", "shuffling", "counting words", "writing shards",
+        "reading",
+        "cleaning",
+        "finding copies",
+        "shuffling",
+        "counting words",
+        "writing shards",
         "writing report",
-    ]  # fmt: skip
+    ]
     results = [moves[-1][1] for moves in shown.values()]
     assert results[0] == "3 files"
     assert results[1] == f"{manifest.funnel[0].documents:,} documents"

@@ -15,11 +15,19 @@ from elmwright.pipeline.errors import UserError
 
 ALL = ("gopher-repetition", "gopher-quality", "c4", "fineweb")
 EVERYTHING = CorpusConfig(
-    rules=ALL, boilerplate=True, mask=("email", "ip", "phone"), languages=("en",),
-    language_threshold=0.3, language_unit="sentence", min_sentence_words=3, min_words=5,
-    min_letter_share=0.2, gopher_quality=GopherQuality(min_words=5, min_letter_words=0.3),
-    c4=C4(min_sentences=1), fineweb=FineWeb(max_newlines=1.0, max_short_lines=1.0),
-)  # fmt: skip
+    rules=ALL,
+    boilerplate=True,
+    mask=("email", "ip", "phone"),
+    languages=("en",),
+    language_threshold=0.3,
+    language_unit="sentence",
+    min_sentence_words=3,
+    min_words=5,
+    min_letter_share=0.2,
+    gopher_quality=GopherQuality(min_words=5, min_letter_words=0.3),
+    c4=C4(min_sentences=1),
+    fineweb=FineWeb(max_newlines=1.0, max_short_lines=1.0),
+)
 PROSE = (
     "The house stood on a hill, and the wind had bent the trees towards the sea for a long time. "
     "Nobody had lived there since the war. On clear days you could see the harbour from it."
@@ -29,13 +37,20 @@ PROSE = (
 def lines_of(number):
     rng = random.Random(number)
     parts = [
-        "It was the best of times, and it was the worst of times.", "Home | About us | Contact",
-        "A heading without an end", "See the notes[1] and the book[2] that came with it.",
-        "Please enable JavaScript to see this page.", "We use cookies to have a better site.", "",
-        "Der schnelle braune Fuchs springt über den faulen Hund.", "- an item of the list",
-        "Write to a.b@example.org. He came. It went on to the end of the road.", "Yes!", "x" * 1200,
+        "It was the best of times, and it was the worst of times.",
+        "Home | About us | Contact",
+        "A heading without an end",
+        "See the notes[1] and the book[2] that came with it.",
+        "Please enable JavaScript to see this page.",
+        "We use cookies to have a better site.",
+        "",
+        "Der schnelle braune Fuchs springt über den faulen Hund.",
+        "- an item of the list",
+        "Write to a.b@example.org. He came. It went on to the end of the road.",
+        "Yes!",
+        "x" * 1200,
         f"The number {number} of {rng.randrange(100)} things that we have to do with it...",
-    ]  # fmt: skip
+    ]
     return "\n".join(rng.choices(parts, k=rng.randrange(1, 25))) + f"\n{PROSE}"
 
 
@@ -100,10 +115,25 @@ def test_any_text_is_accounted_for(texts):
 
 
 HOSTILE = [
-    "", "\0", "\0\0 \n", "x" * 1_000_000, "?!.,;" * 2000, "😀" * 5000, "שלום עולם. " * 500,
-    "e\u0301\u0302\u0303" * 2000, "\n" * 10_000, " " * 10_000, "{" * 5000, "[1]" * 5000,
-    "a\n" * 20_000, "http://" * 5000, "'" * 20_000, "…\n" * 3000, "\ud800", "a.b." * 50_000,
-]  # fmt: skip
+    "",
+    "\0",
+    "\0\0 \n",
+    "x" * 1_000_000,
+    "?!.,;" * 2000,
+    "😀" * 5000,
+    "שלום עולם. " * 500,
+    "e\u0301\u0302\u0303" * 2000,
+    "\n" * 10_000,
+    " " * 10_000,
+    "{" * 5000,
+    "[1]" * 5000,
+    "a\n" * 20_000,
+    "http://" * 5000,
+    "'" * 20_000,
+    "…\n" * 3000,
+    "\ud800",
+    "a.b." * 50_000,
+]
 
 
 def test_hostile_documents_are_survived_in_time():
@@ -161,10 +191,13 @@ def test_heldout_files_are_tokenised_and_never_filtered():
 
 def test_pieces_are_written_and_words_are_judged(tmp_path):
     config = CorpusConfig(
-        tokenizer="sentencepiece", rules=("gopher-quality", "c4"), min_sentence_words=4,
-        gopher_quality=GopherQuality(min_words=10), c4=C4(min_sentences=1),
+        tokenizer="sentencepiece",
+        rules=("gopher-quality", "c4"),
+        min_sentence_words=4,
+        gopher_quality=GopherQuality(min_words=10),
+        c4=C4(min_sentences=1),
         sentencepiece=Pieces(size=200),
-    )  # fmt: skip
+    )
     texts = [f"{PROSE}\nA heading\nSo it was[1].", PROSE]
     plain = Cleaner(config).clean(texts)
     assert plain.texts[1].split("\n")[1] == "Nobody had lived there since the war."

@@ -123,12 +123,18 @@ def test_numbers_that_are_nobodys_stay(text):
 @pytest.mark.parametrize(
     "line",
     [
-        "Home | About Us | Contact", "Share this: Facebook Twitter", "Skip to main content",
-        "© 2014 Example Inc. All rights reserved.", "Copyright 1999-2004 by Somebody",
-        "This site uses cookies to improve your experience.", "Privacy Policy", "Read more »",
-        "Follow us on Twitter", "Leave a reply",
+        "Home | About Us | Contact",
+        "Share this: Facebook Twitter",
+        "Skip to main content",
+        "© 2014 Example Inc. All rights reserved.",
+        "Copyright 1999-2004 by Somebody",
+        "This site uses cookies to improve your experience.",
+        "Privacy Policy",
+        "Read more »",
+        "Follow us on Twitter",
+        "Leave a reply",
     ],
-)  # fmt: skip
+)
 def test_lines_around_the_text_are_boilerplate(line):
     assert repair.is_boilerplate(line)
     assert repair.without_boilerplate(f"Some text.\n{line}\nMore text.") == (
@@ -140,11 +146,16 @@ def test_lines_around_the_text_are_boilerplate(line):
 @pytest.mark.parametrize(
     "line",
     [
-        "", "He went home.", "She contacted us about the news.", "Home is where the heart is",
-        "The copyright laws of 1909 were replaced by an act of Congress.", "1999", "• • •",
+        "",
+        "He went home.",
+        "She contacted us about the news.",
+        "Home is where the heart is",
+        "The copyright laws of 1909 were replaced by an act of Congress.",
+        "1999",
+        "• • •",
         "The cookies were baked at noon.",
     ],
-)  # fmt: skip
+)
 def test_lines_of_text_are_not(line):
     assert not repair.is_boilerplate(line)
 

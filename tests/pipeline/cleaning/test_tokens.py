@@ -70,13 +70,22 @@ def test_sums_and_choices_of_documents():
 @pytest.mark.parametrize(
     ("chunk", "counts"),
     [
-        ("word", (1, 1, 4, 1)), ("word,", (2, 1, 4, 1)), ("42", (1, 1, 2, 0)),
-        ("...", (1, 0, 0, 0)), ("well-known", (3, 2, 9, 2)), ("2-3", (3, 2, 2, 0)),
-        ("__x__", (5, 1, 1, 1)), ("“(word.”", (5, 1, 4, 1)),
-        ("1914–1918", (1, 1, 9, 0)), ("f(x)", (2, 1, 3, 1)), ("so,—he", (1, 1, 6, 1)),
-        ("so—he", (3, 2, 4, 2)), ("don't", (2, 2, 5, 2)), ("end.The", (3, 2, 6, 2)),
+        ("word", (1, 1, 4, 1)),
+        ("word,", (2, 1, 4, 1)),
+        ("42", (1, 1, 2, 0)),
+        ("...", (1, 0, 0, 0)),
+        ("well-known", (3, 2, 9, 2)),
+        ("2-3", (3, 2, 2, 0)),
+        ("__x__", (5, 1, 1, 1)),
+        ("“(word.”", (5, 1, 4, 1)),
+        ("1914–1918", (1, 1, 9, 0)),
+        ("f(x)", (2, 1, 3, 1)),
+        ("so,—he", (1, 1, 6, 1)),
+        ("so—he", (3, 2, 4, 2)),
+        ("don't", (2, 2, 5, 2)),
+        ("end.The", (3, 2, 6, 2)),
     ],
-)  # fmt: skip
+)
 def test_chunks_count_as_spacy_counts_them(chunk, counts):
     found = words.ptb_chunk(chunk, False).split(" ")
     flags, rows = map(countable.flags_of, found), map(countable.counted_word, found)

@@ -67,9 +67,7 @@ def test_the_first_of_equal_lines_stays(tmp_path):
 def test_given_held_out_rows_never_lose_and_the_others_do(tmp_path):
     rows = [("x", 0), ("x", 1), ("x", 2), ("x", 2), ("y", 0), ("y", 1), ("z", 1), ("z", 1)]
     lost = _losers(tmp_path, rows, [0] * 8, 1, once=True)
-    assert lost == {
-        0: dedup.OVERLAP, 1: dedup.OVERLAP, 5: dedup.OVERLAP, 7: dedup.DOCUMENT
-    }  # fmt: skip
+    assert lost == {0: dedup.OVERLAP, 1: dedup.OVERLAP, 5: dedup.OVERLAP, 7: dedup.DOCUMENT}
 
 
 def test_equal_high_halves_are_not_equal_keys(tmp_path):

@@ -47,10 +47,18 @@ def manifest(shard: Shard) -> Manifest:
     steps = (shard.steps + shard.padding) // shard.blocks
     vocab = Vocab("vocab.txt", "0" * 64, 3, "counts.npy", "0" * 64)
     return Manifest(
-        created_by="test", key="k", block_steps=steps, splits={"train": Split("train", (shard,))},
-        vocab=vocab, funnel=(), inputs=(), long_words=0.0, unigram_perplexity={}, config={},
+        created_by="test",
+        key="k",
+        block_steps=steps,
+        splits={"train": Split("train", (shard,))},
+        vocab=vocab,
+        funnel=(),
+        inputs=(),
+        long_words=0.0,
+        unigram_perplexity={},
+        config={},
         extra_files={"sentencepiece.model": "0" * 64},
-    )  # fmt: skip
+    )
 
 
 def put(path: Path) -> Callable[[bytes], None]:
@@ -156,20 +164,30 @@ def npy(header: str, data: bytes = b"") -> bytes:
 
 
 ROW = "{'descr': '<i4', 'fortran_order': False, 'shape': (%r,)}"
-NPY = {
-    f"shape {value!r:.20}": npy(ROW % (value,))
-    for value in VALUES
-} | {
-    f"type {kind}": npy(f"{{'descr': {kind}, 'fortran_order': False, 'shape': (1,)}}", bytes(64))
-    for kind in ("'|O'", "'<f4'", "'V1000000000'", "('<i4', (1000000000,))", "[('a', '<i4')]", "7")
-} | {
-    "minus signs": npy("-" * 9000 + "1"),
-    "nested": npy("(" * 9000),
-    "a zip": b"PK\x03\x04" + bytes(100),
-    "pickle": b"\x80\x04K\x01.",
-    "version 9": b"\x93NUMPY\x09\x00" + bytes(100),
-    "nothing": b"",
-}  # fmt: skip
+NPY = (
+    {f"shape {value!r:.20}": npy(ROW % (value,)) for value in VALUES}
+    | {
+        f"type {kind}": npy(
+            f"{{'descr': {kind}, 'fortran_order': False, 'shape': (1,)}}", bytes(64)
+        )
+        for kind in (
+            "'|O'",
+            "'<f4'",
+            "'V1000000000'",
+            "('<i4', (1000000000,))",
+            "[('a', '<i4')]",
+            "7",
+        )
+    }
+    | {
+        "minus signs": npy("-" * 9000 + "1"),
+        "nested": npy("(" * 9000),
+        "a zip": b"PK\x03\x04" + bytes(100),
+        "pickle": b"\x80\x04K\x01.",
+        "version 9": b"\x93NUMPY\x09\x00" + bytes(100),
+        "nothing": b"",
+    }
+)
 
 
 @pytest.mark.parametrize("member", [name for name in MEMBERS if name.endswith(".npy")])
@@ -244,9 +262,12 @@ def test_a_table_that_claims_more_rows_than_it_has_takes_no_memory(tmp_path: Pat
             seal = key_tables._hash(head).to_bytes(8, "little")
             cases.append((f"{name}, {rows}", key_tables.MAGIC + seal + head + bytes(120)))
     wrong, refused = refusals(
-        cases, put(Path(path)),
-        lambda: (key_tables.load(path), key_tables.load_part(path, 0)), path, (ValueError,),
-    )  # fmt: skip
+        cases,
+        put(Path(path)),
+        lambda: (key_tables.load(path), key_tables.load_part(path, 0)),
+        path,
+        (ValueError,),
+    )
     assert wrong == []
     assert refused > 0.8 * len(cases)
 

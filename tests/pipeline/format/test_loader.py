@@ -46,8 +46,9 @@ def write_corpus(folder: str | Path) -> Manifest:
     shards: list[Shard] = []
     for number, begin in enumerate((0, 50, 70)):
         end = (50, 70, DOCUMENTS)[number]
-        shard = write_shard(files.join(folder, "shards"), "train", number,
-                            blocks(range(begin, end), begin))  # fmt: skip
+        shard = write_shard(
+            files.join(folder, "shards"), "train", number, blocks(range(begin, end), begin)
+        )
         shards.append(replace(shard, first_document=begin))
     valid = write_shard(files.join(folder, "shards"), "valid", 0, blocks([1000], 1000))
     manifest = Manifest(
@@ -178,9 +179,12 @@ def test_nodes_through_a_loader_with_workers(corpus: Path) -> None:
     found: list[list[str]] = []
     for rank in "01":
         done = subprocess.run(
-            [sys.executable, "-c", script, str(corpus)], check=True, capture_output=True, text=True,
+            [sys.executable, "-c", script, str(corpus)],
+            check=True,
+            capture_output=True,
+            text=True,
             env={"RANK": rank, "WORLD_SIZE": "2", "PATH": ""},
-        )  # fmt: skip
+        )
         found += json.loads(done.stdout)
     assert times(found) == times(ALL)
 

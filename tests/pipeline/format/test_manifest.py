@@ -21,10 +21,15 @@ def manifests(draw: st.DrawFn) -> Manifest:
     splits = {}
     for name in ["train", *sorted(draw(st.sets(names, max_size=3)) - {"train"})]:
         shards = [
-            Shard(f"{name}-{number:05d}", draw(digests), *[draw(counts)], draw(digests),
-                  *(draw(counts) for _ in range(8)))
+            Shard(
+                f"{name}-{number:05d}",
+                draw(digests),
+                *[draw(counts)],
+                draw(digests),
+                *(draw(counts) for _ in range(8)),
+            )
             for number in range(draw(st.integers(1, 3)))
-        ]  # fmt: skip
+        ]
         splits[name] = Split(name, tuple(shards))
     return Manifest(
         created_by=draw(texts),

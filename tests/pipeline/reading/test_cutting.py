@@ -84,9 +84,16 @@ def test_cut_documents_are_counted(tmp_path: Path) -> None:
     [chunk] = sources.cut([sources.source_file(stat, 0, "train", config)], config)
     (tmp_path / "work" / "clean").mkdir(parents=True)
     cleaned = clean.clean_chunk(
-        str(tmp_path / "work"), "clean/a", chunk, config,
-        given=False, model=None, known=None, signatures=False, save_dropped=False,
-    )  # fmt: skip
+        str(tmp_path / "work"),
+        "clean/a",
+        chunk,
+        config,
+        given=False,
+        model=None,
+        known=None,
+        signatures=False,
+        save_dropped=False,
+    )
     assert cleaned.repaired["cut"] == 1
     assert cleaned.funnel["read"][0] == sum(part.documents for part in cleaned.parts) > 3
 

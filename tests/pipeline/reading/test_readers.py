@@ -117,9 +117,15 @@ def test_broken_json_records_are_put_aside_one_by_one(tmp_path: Path) -> None:
     found = read(tmp_path / "a.jsonl", b"\n".join(lines))
     assert [t for t in texts(found) if t] == ["good", "good too"]
     assert [record.problem for record in found[1:-1]] == [
-        "broken JSON", "no text field", "no text field", "no text field", "no text field",
-        "broken JSON", "broken JSON", "broken JSON",
-    ]  # fmt: skip
+        "broken JSON",
+        "no text field",
+        "no text field",
+        "no text field",
+        "no text field",
+        "broken JSON",
+        "broken JSON",
+        "broken JSON",
+    ]
     assert found[1].offset == 17
     assert found[1].raw == b"{not json}"
     assert found[2].detail == "the fields are title, body"

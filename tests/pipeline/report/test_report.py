@@ -100,11 +100,18 @@ def test_the_page_of_a_real_looking_corpus(tmp_path):
     checker = check(text)
     words = " ".join(checker.text)
     for sentence in (
-        "English news and web, 2024", "corpus.gopher_quality.min_words = 50", "Zipf curve",
-        "Dropped nothing:", "kept from before", "news-crawl", "CC BY 4.0",
-        demo_manifest().fingerprint, "mean word length 11.8", "yours: 243 k",
+        "English news and web, 2024",
+        "corpus.gopher_quality.min_words = 50",
+        "Zipf curve",
+        "Dropped nothing:",
+        "kept from before",
+        "news-crawl",
+        "CC BY 4.0",
+        demo_manifest().fingerprint,
+        "mean word length 11.8",
+        "yours: 243 k",
         "[corpus.minhash]",
-    ):  # fmt: skip
+    ):
         assert sentence in words, sentence
     assert "&lt;b&gt;Donau" in text
     assert checker.seen["section"] == 12
@@ -196,15 +203,18 @@ def test_the_page_stays_below_a_megabyte_whatever_the_corpus():
         examples={
             step.rule: (Example(worst, 10**15, worst, worst),) * 50 for step in manifest.funnel
         },
-        quarantine=counts, languages=counts, repaired=counts,
-        document_words=dict.fromkeys(range(10000), 10 ** 15),
-        sentence_words=dict.fromkeys(range(10000), 10 ** 15),
-        clusters={2**n: 10**15 for n in range(1, 1000)}, duplicate_pairs=10**18,
+        quarantine=counts,
+        languages=counts,
+        repaired=counts,
+        document_words=dict.fromkeys(range(10000), 10**15),
+        sentence_words=dict.fromkeys(range(10000), 10**15),
+        clusters={2**n: 10**15 for n in range(1, 1000)},
+        duplicate_pairs=10**18,
         zipf=tuple((n, 10**15) for n in range(1, 100_000)),
         coverage=tuple((n, 0.123456) for n in range(1, 100_000)),
         truncated=dict.fromkeys(range(1000), 0.5),
         stages=tuple(StageTime(f"{n}{worst}", 9, 9, 1e9, 1e9, 1e9) for n in range(1000)),
-    )  # fmt: skip
+    )
     text = render(manifest, statistics, title=worst)
     check(text)
     assert f"{1000 - MAX_SOURCES} more sources are not shown" in text
@@ -224,11 +234,15 @@ def test_nothing_gathered_makes_a_short_page_without_empty_charts():
 def test_odd_numbers_do_not_stop_the_page():
     statistics = replace(
         demo_statistics(),
-        document_words={0: 1}, sentence_words={100: 1}, clusters={0: 5, 1: 5, 2: 1},
-        zipf=((1, 1), (2, 1)), coverage=((1, 0.0), (2, float("nan"))),
-        truncated={50: 0.0}, languages={"en": 0},
+        document_words={0: 1},
+        sentence_words={100: 1},
+        clusters={0: 5, 1: 5, 2: 1},
+        zipf=((1, 1), (2, 1)),
+        coverage=((1, 0.0), (2, float("nan"))),
+        truncated={50: 0.0},
+        languages={"en": 0},
         stages=(StageTime("read", 0, 0, 0.0, 0.0, 0.0), StageTime("sort", 1, 1, 0, 0, 0)),
-    )  # fmt: skip
+    )
     manifest = replace(
         demo_manifest(),
         funnel=(FunnelStep("read"), FunnelStep("weight", -5, -50, -500), FunnelStep("kept", 5)),

@@ -36,9 +36,9 @@ BY_NUMBER = st.dictionaries(NUMBER, NUMBER, max_size=4)
 EXAMPLE = st.builds(Example, TEXT, NUMBER, TEXT, TEXT)
 STATISTICS = st.builds(
     Statistics,
-    sources=st.lists(
-        st.builds(SourceCount, TEXT, TEXT, SHARE, *[NUMBER] * 7), max_size=3
-    ).map(tuple),
+    sources=st.lists(st.builds(SourceCount, TEXT, TEXT, SHARE, *[NUMBER] * 7), max_size=3).map(
+        tuple
+    ),
     examples=st.dictionaries(TEXT, st.lists(EXAMPLE, max_size=3).map(tuple), max_size=3),
     quarantine=BY_NAME,
     languages=BY_NAME,
@@ -53,7 +53,7 @@ STATISTICS = st.builds(
     stages=st.lists(
         st.builds(StageTime, TEXT, NUMBER, NUMBER, SHARE, SHARE, SHARE), max_size=2
     ).map(tuple),
-)  # fmt: skip
+)
 
 
 @given(STATISTICS)
@@ -139,8 +139,18 @@ def test_long_sentences_share_the_last_bin():
 
 def _empty(**changes) -> Statistics:
     values = {
-        "sources": (), "examples": {}, "quarantine": {}, "languages": {}, "document_words": {},
-        "sentence_words": {}, "clusters": {}, "duplicate_pairs": 0, "zipf": (), "coverage": (),
-        "truncated": {}, "repaired": {}, "stages": (),
-    }  # fmt: skip
+        "sources": (),
+        "examples": {},
+        "quarantine": {},
+        "languages": {},
+        "document_words": {},
+        "sentence_words": {},
+        "clusters": {},
+        "duplicate_pairs": 0,
+        "zipf": (),
+        "coverage": (),
+        "truncated": {},
+        "repaired": {},
+        "stages": (),
+    }
     return Statistics(**{**values, **changes})

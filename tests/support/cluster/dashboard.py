@@ -86,7 +86,10 @@ def submission_to(dashboard: Dashboard, folder: Path, **changes: Any) -> Submiss
 
 def play_job(dashboard: Dashboard, submission: Submission, status: str = "RUNNING") -> None:
     """The dashboard has this job."""
-    info = {"submission_id": submission.id, "status": status,
-            "metadata": {"elmwright.run": submission.run}}  # fmt: skip
+    info = {
+        "submission_id": submission.id,
+        "status": status,
+        "metadata": {"elmwright.run": submission.run},
+    }
     dashboard.answers["GET /api/jobs/"] = (200, [info])
     dashboard.answers[f"GET /api/jobs/{submission.id}"] = (200, info)

@@ -51,21 +51,36 @@ class Machine(ABC):
         log = network.home / f"machine-{self.number}.log"
         # A disk of its own: nodes that unpack what they are sent into one folder take it from under
         # each other.
-        command = self.wrap([
-            sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1",
-            f"--node-ip-address={self.address}", f"--temp-dir={network.folder / f'm{self.number}'}",
-            f"--dashboard-agent-listen-port={free_port()}",
-            "--min-worker-port=0", "--max-worker-port=0",
-            "--object-store-memory=150000000", "--disable-usage-stats", *options,
-        ])  # fmt: skip
+        command = self.wrap(
+            [
+                sys.executable,
+                "-m",
+                "ray.scripts.scripts",
+                "start",
+                "--block",
+                "--num-cpus=1",
+                f"--node-ip-address={self.address}",
+                f"--temp-dir={network.folder / f'm{self.number}'}",
+                f"--dashboard-agent-listen-port={free_port()}",
+                "--min-worker-port=0",
+                "--max-worker-port=0",
+                "--object-store-memory=150000000",
+                "--disable-usage-stats",
+                *options,
+            ]
+        )
         environment = clean_environment(network.home, RAY_AUTH_MODE="disabled", **network.variables)
         environment[MARK] = f"{network.folder}/{self.number}"
         for _ in range(4):
             with open(log, "wb") as out:
                 process = subprocess.Popen(
-                    command, env=environment, stdout=out, stderr=out, cwd=network.home,
+                    command,
+                    env=environment,
+                    stdout=out,
+                    stderr=out,
+                    cwd=network.home,
                     start_new_session=True,
-                )  # fmt: skip
+                )
             while "will now block" not in log.read_text() and process.poll() is None:
                 time.sleep(0.2)
             if process.poll() is None:
@@ -200,9 +215,12 @@ class Network:
         machine.build()
         if machine is self.head:
             machine.start(
-                "--head", f"--port={self.ports[0]}", f"--dashboard-host={machine.address}",
-                f"--dashboard-port={self.ports[1]}", f"--ray-client-server-port={free_port()}",
-            )  # fmt: skip
+                "--head",
+                f"--port={self.ports[0]}",
+                f"--dashboard-host={machine.address}",
+                f"--dashboard-port={self.ports[1]}",
+                f"--ray-client-server-port={free_port()}",
+            )
         else:
             machine.start(f"--address={self.head.address}:{self.ports[0]}")
         return machine

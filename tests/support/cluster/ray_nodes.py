@@ -88,16 +88,30 @@ def start_head(
     busy machine Ray gives up on itself after half a minute; the process has ended then."""
     ports = free_port(), free_port()
     command = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
-        f"--port={ports[0]}", f"--dashboard-port={ports[1]}", f"--num-cpus={cpus}",
-        f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}",
-        f"--temp-dir={folder}", "--object-store-memory=150000000", "--disable-usage-stats",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        f"--port={ports[0]}",
+        f"--dashboard-port={ports[1]}",
+        f"--num-cpus={cpus}",
+        f"--dashboard-agent-listen-port={free_port()}",
+        f"--ray-client-server-port={free_port()}",
+        f"--temp-dir={folder}",
+        "--object-store-memory=150000000",
+        "--disable-usage-stats",
+    ]
     with open(home / "ray.log", "wb") as log:
         process = subprocess.Popen(
-            command, cwd=home, env=clean_environment(home, **environment), stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            command,
+            cwd=home,
+            env=clean_environment(home, **environment),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     while "will now block" not in (home / "ray.log").read_text() and process.poll() is None:
         time.sleep(0.2)
     if process.poll() is not None:
@@ -114,16 +128,30 @@ def ray_worker(
     """One more node of a head's cluster. Its GPUs are pretended: Ray counts what it is told."""
     folder, before = Path(tempfile.mkdtemp(prefix="elmray-", dir="/tmp")), head.alive()
     command = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={head.gcs}",
-        f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--temp-dir={folder}",
-        f"--dashboard-agent-listen-port={free_port()}", "--object-store-memory=150000000",
-        "--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--block",
+        f"--address={head.gcs}",
+        f"--num-cpus={cpus}",
+        f"--num-gpus={gpus}",
+        f"--temp-dir={folder}",
+        f"--dashboard-agent-listen-port={free_port()}",
+        "--object-store-memory=150000000",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        "--disable-usage-stats",
+    ]
     with open(head.home / "worker.log", "wb") as log:
         process = subprocess.Popen(
-            command, cwd=head.home, env=clean_environment(head.home, **environment), stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            command,
+            cwd=head.home,
+            env=clean_environment(head.home, **environment),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         head.wait_for_nodes(before + 1)
         yield

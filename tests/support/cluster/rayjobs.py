@@ -23,7 +23,5 @@ GPU = Target(
 def submission(folder: Path, target: Target, **changes: Any) -> Submission:
     write_text(folder / "text.txt", 3)
     changes = {"run_dir": "/runs/tiny", **changes}
-    file = write_config(
-        folder, folder / "text.txt", tracking_uri="http://mlflow:5000", **changes
-    )  # fmt: skip
+    file = write_config(folder, folder / "text.txt", tracking_uri="http://mlflow:5000", **changes)
     return prepare(load_config(str(file), ["cluster.address=auto"]), target, "publish")

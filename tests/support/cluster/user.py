@@ -42,9 +42,13 @@ class Cluster:
         folder.mkdir()
         settings = {"train_max_steps": STEPS, "checkpoint_every_steps": 20, **changes}
         config = write_config(
-            folder, self.text, run_name=name, tracking_uri=self.tracking, eval_every_steps=60,
+            folder,
+            self.text,
+            run_name=name,
+            tracking_uri=self.tracking,
+            eval_every_steps=60,
             **settings,
-        )  # fmt: skip
+        )
         self.run("submit", config, "--to", self.head.address, "--until", "publish")
         return folder / "run"
 
@@ -54,14 +58,18 @@ class Cluster:
 
     def wait(self, name: str, *words: str, seconds: float = 900) -> dict[str, Any]:
         return until(
-            lambda: (found := self.status(name))["state"] in words and found, seconds,
+            lambda: (found := self.status(name))["state"] in words and found,
+            seconds,
             lambda: self.run("status", name) + self.run("logs", name),
-        )  # fmt: skip
+        )
 
     def wait_for_step(self, folder: Path, step: int) -> None:
         journal = folder / "train" / "journal.jsonl"
-        until(lambda: any(r.step >= step for r, _ in read_journal(journal, 0)), 900,
-              lambda: (folder / "elmwright.log").read_text()[-3000:])  # fmt: skip
+        until(
+            lambda: any(r.step >= step for r, _ in read_journal(journal, 0)),
+            900,
+            lambda: (folder / "elmwright.log").read_text()[-3000:],
+        )
 
 
 def until(condition: Callable[[], Any], seconds: float, about: Callable[[], str]) -> Any:

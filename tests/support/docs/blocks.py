@@ -22,9 +22,17 @@ from tests.support.places import DOCS, ROOT
 
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in DOCS.glob("*.md"))]
 KINDS = {
-    "sh demo", "sh serve", "sh clone", "sh make", "sh long", "sh cluster",
-    "python demo", "toml config", "toml targets", "text",
-}  # fmt: skip
+    "sh demo",
+    "sh serve",
+    "sh clone",
+    "sh make",
+    "sh long",
+    "sh cluster",
+    "python demo",
+    "toml config",
+    "toml targets",
+    "text",
+}
 FENCE = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 

@@ -36,10 +36,15 @@ class Shell:
         saved = self.folder / ".environment"
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", f"{script}\nenv -0 > {saved}"],
-            cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
             timeout=timeout,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, f"{what}, exit {done.returncode}:\n{done.stdout[-SHOWN:]}"
         pairs = saved.read_text().split("\0")[:-1]
         saved.unlink()
@@ -50,10 +55,15 @@ class Shell:
         """Run a script."""
         done = subprocess.run(
             ["python", "-c", code],
-            cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
             timeout=timeout,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, f"{what}, exit {done.returncode}:\n{done.stdout[-SHOWN:]}"
         return done.stdout
 
@@ -78,9 +88,13 @@ class Service:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 ["bash", "-euo", "pipefail", "-c", script],
-                cwd=shell.folder, env=shell.environment, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                cwd=shell.folder,
+                env=shell.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def wait_until_it_answers(self, seconds: float = 120) -> None:
         """Until an address that it has printed answers a request."""

@@ -72,9 +72,11 @@ def dockerfile(infra: Path) -> list[str]:
 
 def compose(infra: Path) -> list[str]:
     return _run(
-        tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec",
+        tool("check-jsonschema"),
+        "--builtin-schema",
+        "vendor.compose-spec",
         infra / "compose" / "compose.yaml",
-    )  # fmt: skip
+    )
 
 
 def built_in_kinds(infra: Path) -> list[str]:
@@ -86,11 +88,14 @@ def built_in_kinds(infra: Path) -> list[str]:
             pieces = [document]
             if document["apiVersion"].startswith("ray.io/"):
                 pieces = [
-                    {"apiVersion": "v1", "kind": "Pod",
-                     "metadata": {"name": "pod", **template.get("metadata", {})},
-                     "spec": template["spec"]}
+                    {
+                        "apiVersion": "v1",
+                        "kind": "Pod",
+                        "metadata": {"name": "pod", **template.get("metadata", {})},
+                        "spec": template["spec"],
+                    }
                     for template in pod_templates(document)
-                ]  # fmt: skip
+                ]
             for piece_number, piece in enumerate(pieces):
                 name = f"{path.stem}-{number}-{piece_number}.yaml"
                 (folder / name).write_text(yaml.safe_dump(piece))

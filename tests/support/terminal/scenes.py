@@ -109,9 +109,13 @@ class Training:
 
     def __init__(self, folder: Path, *, checkpoint: int = 0) -> None:
         config = write_config(
-            folder, folder, train_max_steps=1000, eval_every_steps=250, tracking_every_steps=10,
+            folder,
+            folder,
+            train_max_steps=1000,
+            eval_every_steps=250,
+            tracking_every_steps=10,
             run_dir=str(folder / "run"),
-        )  # fmt: skip
+        )
         self.config = load_config(str(config))
         self.folder = RunFolder.of(self.config)
         Path(self.folder.train).mkdir(parents=True)

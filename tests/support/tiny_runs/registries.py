@@ -59,9 +59,11 @@ def publisher(uri: str) -> Iterator["subprocess.Popen[str]"]:
     """The process of publisher.py, ready to publish."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.tiny_runs.publisher", uri],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         cwd=ROOT,
-    )  # fmt: skip
+    )
     try:
         assert read(process).startswith("ready")
         yield process

@@ -23,8 +23,11 @@ class Run:
     def start(self, *more: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
             command("run", self.config, *more),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     def wait_for_corpus(self, process: "subprocess.Popen[str]") -> None:
         """Until the work on the corpus has begun."""

@@ -209,9 +209,11 @@ def test_the_image_that_is_built_is_the_image_that_is_asked_for(
         ({"jobDeploymentStatus": "ValidationFailed", "message": "no such field"}, "failed"),
         # What Ray said last stays when KubeRay has given up.
         ({"jobStatus": "RUNNING", "jobDeploymentStatus": "Failed"}, "failed"),
-        ({"jobStatus": "RUNNING", "jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"},
-         "interrupted"),
+        (
+            {"jobStatus": "RUNNING", "jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"},
+            "interrupted",
+        ),
     ],
-)  # fmt: skip
+)
 def test_kuberays_words_become_ours(status: dict[str, Any], word: str) -> None:
     assert state_of_rayjob(status).word == word

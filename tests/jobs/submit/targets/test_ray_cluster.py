@@ -45,9 +45,11 @@ class User:
         }
         (home / "user").mkdir()
         self.config = write_config(
-            home, write_text(home / "text.txt", 40), tracking_uri="http://127.0.0.1:9",
+            home,
+            write_text(home / "text.txt", 40),
+            tracking_uri="http://127.0.0.1:9",
             train_processes=1,
-        )  # fmt: skip
+        )
 
     def run(self, *arguments: object, code: int = 0, **more: str) -> str:
         done = elmwright(*arguments, **(self.environment | more))
@@ -69,8 +71,9 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
 @pytest.fixture(scope="module")
 def first(user: User) -> str:
     """A finished run, and all that its submitter saw."""
-    return user.run("submit", user.config, "--to", user.head.address, "--until", "corpus",
-                    "--follow")  # fmt: skip
+    return user.run(
+        "submit", user.config, "--to", user.head.address, "--until", "corpus", "--follow"
+    )
 
 
 def test_a_run_is_sent_followed_and_found_again(user: User, first: str) -> None:
@@ -97,8 +100,16 @@ def test_a_changed_line_is_the_line_that_runs(user: User, first: str, tmp_path: 
     text = workflow.read_text()
     assert "Everything is up to date in" in text
     workflow.write_text(text.replace("Everything is up to date in", "The new line ran in"))
-    again = user.run("submit", user.config, "--to", user.head.address, "--until", "corpus",
-                     "--follow", PYTHONPATH=str(tmp_path))  # fmt: skip
+    again = user.run(
+        "submit",
+        user.config,
+        "--to",
+        user.head.address,
+        "--until",
+        "corpus",
+        "--follow",
+        PYTHONPATH=str(tmp_path),
+    )
     assert "The new line ran in" in again
     assert len(list((user.home / "run" / "submissions").iterdir())) == 2
 
@@ -134,8 +145,17 @@ def test_a_token_is_wanted_and_a_wrong_one_refused(user: User) -> None:
 
 
 def test_more_than_the_cluster_has_is_refused_at_once(user: User) -> None:
-    said = user.run("submit", user.config, "--to", user.head.address, "--name", "large", "--set",
-                    "train.threads=8", code=2)  # fmt: skip
+    said = user.run(
+        "submit",
+        user.config,
+        "--to",
+        user.head.address,
+        "--name",
+        "large",
+        "--set",
+        "train.threads=8",
+        code=2,
+    )
     assert "needs 8 CPUs" in said
     assert "1 machine with 1 CPUs and 0 GPUs" in said
 

@@ -48,11 +48,14 @@ def test_a_package_that_is_there_is_not_sent_again(
 def test_a_run_that_is_going_on_is_refused_before_anything_is_sent(
     dashboard: Dashboard, submission: Submission
 ) -> None:
-    dashboard.answers["GET /api/jobs/"] = (200, [
-        {"submission_id": "old", "status": "STOPPED", "metadata": {"elmwright.run": "tiny"}},
-        {"submission_id": "now", "status": "RUNNING", "metadata": {"elmwright.run": "tiny"}},
-        {"submission_id": None, "status": "RUNNING", "metadata": None},
-    ])  # fmt: skip
+    dashboard.answers["GET /api/jobs/"] = (
+        200,
+        [
+            {"submission_id": "old", "status": "STOPPED", "metadata": {"elmwright.run": "tiny"}},
+            {"submission_id": "now", "status": "RUNNING", "metadata": {"elmwright.run": "tiny"}},
+            {"submission_id": None, "status": "RUNNING", "metadata": None},
+        ],
+    )
     with pytest.raises(UserError, match=r"'tiny' is going on already .*\(job now\)"):
         submit(submission)
     assert not [key for key, _, _ in dashboard.asked if key.startswith(("PUT", "POST"))]

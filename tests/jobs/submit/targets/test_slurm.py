@@ -38,9 +38,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def submission(folder: Path, target: Target, **changes: Any) -> Submission:
-    file = write_config(
-        folder, folder / "text.txt", tracking_uri="http://mlflow:5000", **changes
-    )  # fmt: skip
+    file = write_config(folder, folder / "text.txt", tracking_uri="http://mlflow:5000", **changes)
     return prepare(load_config(str(file), ["cluster.address=auto"]), target, "publish")
 
 
@@ -49,18 +47,30 @@ def test_the_script_asks_for_what_the_run_needs(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store:9000/$(touch x)")
     target = Target(
-        "slurm", nodes=2, gpus=1, partition="gpu", time="02:00:00", warning=300,
-        python="~/my env/bin/python", lines=("module load cuda", "#SBATCH --mem=8G"),
+        "slurm",
+        nodes=2,
+        gpus=1,
+        partition="gpu",
+        time="02:00:00",
+        warning=300,
+        python="~/my env/bin/python",
+        lines=("module load cuda", "#SBATCH --mem=8G"),
         env_file="/etc/secrets.env",
-    )  # fmt: skip
+    )
     script = render(submission(tmp_path, target, train_processes=4, train_threads=3))
     lines = script.splitlines()
     for line in (
-        "#SBATCH --nodes=2", "#SBATCH --cpus-per-task=8", "#SBATCH --gpus-per-node=1",
-        "#SBATCH --partition=gpu", "#SBATCH --time=02:00:00", "#SBATCH --signal=B:USR1@300",
-        "module load cuda", "python=~/'my env/bin/python'", ". /etc/secrets.env",
+        "#SBATCH --nodes=2",
+        "#SBATCH --cpus-per-task=8",
+        "#SBATCH --gpus-per-node=1",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --time=02:00:00",
+        "#SBATCH --signal=B:USR1@300",
+        "module load cuda",
+        "python=~/'my env/bin/python'",
+        ". /etc/secrets.env",
         "export AWS_ENDPOINT_URL='http://store:9000/$(touch x)'",
-    ):  # fmt: skip
+    ):
         assert line in lines
     # sbatch reads no option below the first command, and a step has one CPU unless it asks.
     assert lines.index("#SBATCH --mem=8G") < lines.index('asked=""')
@@ -111,9 +121,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     bin_.mkdir()
     (tmp_path / "sinfo").write_text(SINFO)
     for name, answer in (
-        ("sbatch", "echo 17"), ("squeue", "true"), ("scancel", "true"),
-        ("scontrol", f'cat "{tmp_path}/shown"'), ("sinfo", f'cat "{tmp_path}/sinfo"'),
-    ):  # fmt: skip
+        ("sbatch", "echo 17"),
+        ("squeue", "true"),
+        ("scancel", "true"),
+        ("scontrol", f'cat "{tmp_path}/shown"'),
+        ("sinfo", f'cat "{tmp_path}/sinfo"'),
+    ):
         (bin_ / name).write_text(
             f'#!/bin/sh\necho "{name} $*" >>"{tmp_path}/calls"\nenv >>"{tmp_path}/environment"\n'
             f"{answer}\n"

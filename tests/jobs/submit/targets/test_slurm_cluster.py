@@ -31,10 +31,14 @@ DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
 pytestmark = [
     pytest.mark.heavy,
     pytest.mark.skipif(
-        any(shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None
-            for name in DAEMONS), reason="Slurm is not installed"),
+        any(
+            shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None
+            for name in DAEMONS
+        ),
+        reason="Slurm is not installed",
+    ),
     pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's daemons want to be root"),
-]  # fmt: skip
+]
 
 STEPS = 120
 PLANTED = "planted-secret-90ab"
@@ -102,9 +106,14 @@ class Slurm:
         folder = self.home / name
         folder.mkdir()
         config = write_config(
-            folder, self.text, run_name=name, tracking_uri=self.tracking,
-            train_max_steps=STEPS, checkpoint_every_steps=20, eval_every_steps=60,
-        )  # fmt: skip
+            folder,
+            self.text,
+            run_name=name,
+            tracking_uri=self.tracking,
+            train_max_steps=STEPS,
+            checkpoint_every_steps=20,
+            eval_every_steps=60,
+        )
         self.run("submit", config, "--to", "night", "--until", "export")
         return folder / "run"
 
@@ -118,14 +127,16 @@ class Slurm:
 
     def wait(self, name: str, *words: str, seconds: float = 900) -> dict[str, Any]:
         return until(
-            lambda: (found := self.status(name))["state"] in words and found, seconds,
+            lambda: (found := self.status(name))["state"] in words and found,
+            seconds,
             self.about(name),
-        )  # fmt: skip
+        )
 
     def wait_for_step(self, name: str, folder: Path, step: int) -> None:
         journal = folder / "train" / "journal.jsonl"
-        until(lambda: any(r.step >= step for r, _ in read_journal(journal, 0)), 900,
-              self.about(name))  # fmt: skip
+        until(
+            lambda: any(r.step >= step for r, _ in read_journal(journal, 0)), 900, self.about(name)
+        )
 
     def note_tokens(self) -> bool:
         """The token of the job's own Ray, as its processes have it."""
@@ -165,10 +176,15 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     environment = clean_environment(home, SLURM_CONF=str(conf))
     environment["PATH"] += ":/usr/sbin:/sbin"
     munge = [
-        "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket",
-        f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log",
+        "munged",
+        "--foreground",
+        "--force",
+        f"--key-file={key}",
+        f"--socket={folder}/munge.socket",
+        f"--pid-file={folder}/munged.pid",
+        f"--log-file={folder}/munged.log",
         f"--seed-file={folder}/munged.seed",
-    ]  # fmt: skip
+    ]
     daemons = []
     try:
         daemons.append(start(munge, environment, folder))
@@ -264,8 +280,11 @@ def test_warned_checkpointed_requeued_ends_identical(slurm: Slurm, undisturbed: 
     step = slurm.status("warned")["progress"]["checkpoint_step"]
     assert 20 < step < STEPS
     # Slurm lets a requeued job wait for two minutes.
-    until(lambda: "JobState=PENDING" in slurm.slurm("scontrol", "show", "job", number), 60,
-          slurm.about("warned"))  # fmt: skip
+    until(
+        lambda: "JobState=PENDING" in slurm.slurm("scontrol", "show", "job", number),
+        60,
+        slurm.about("warned"),
+    )
     slurm.slurm("scontrol", "update", f"JobId={number}", "StartTime=now")
     assert slurm.wait("warned", "finished", "failed", "interrupted")["state"] == "finished"
     assert slurm.number("warned") == number
@@ -287,8 +306,9 @@ def test_a_killed_driver_goes_back_into_the_queue_and_a_cancel_there_is_the_last
     slurm.run("cancel", "killed")
     assert slurm.status("killed")["state"] == "interrupted"
     assert slurm.slurm("squeue", "-h", "--jobs", number, "--states=all", "-o", "%T").split() in (
-        [], ["CANCELLED"],
-    )  # fmt: skip
+        [],
+        ["CANCELLED"],
+    )
 
 
 def test_what_the_cluster_can_never_give_is_refused_at_once(slurm: Slurm) -> None:

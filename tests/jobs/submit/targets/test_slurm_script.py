@@ -85,9 +85,10 @@ class Batch:
         (home / "driver.py").write_text(DRIVER)
         (home / "ray.py").write_text(RAY)
         for name, text in (
-            ("srun", SRUN), ("scontrol", SCONTROL),
+            ("srun", SRUN),
+            ("scontrol", SCONTROL),
             ("python", CLUSTER_PYTHON.format(python=sys.executable)),
-        ):  # fmt: skip
+        ):
             (bin_ / name).write_text(text)
             (bin_ / name).chmod(0o755)
         submission = prepare(config, Target("slurm", python=str(bin_ / "python")), "train")
@@ -110,9 +111,13 @@ class Batch:
 
     def start(self) -> None:
         self.job = self.process = subprocess.Popen(
-            ["bash", self.script], env=self.environment, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            ["bash", self.script],
+            env=self.environment,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def wait_for(self, name: str) -> None:
         until(lambda: (self.home / name).exists() or self.job.poll() is not None)
@@ -197,9 +202,15 @@ def test_what_goes_back_into_the_queue_is_what_is_worth_another_attempt(
 
 def test_a_job_at_a_standstill_ends_with_its_exit_code(batch: Batch) -> None:
     (batch.folder / "attempts.json").write_text(
-        json.dumps({"starts": 9, "running": True, "reached": [0, -1, 0],
-                    "standstills": retries.STANDSTILLS})
-    )  # fmt: skip
+        json.dumps(
+            {
+                "starts": 9,
+                "running": True,
+                "reached": [0, -1, 0],
+                "standstills": retries.STANDSTILLS,
+            }
+        )
+    )
     (batch.home / "lose-a-machine").touch()
     batch.start()
     code, said = batch.end()

@@ -36,10 +36,13 @@ processes starting. The other half are struck some steps further than the run ha
 SHAPES = {
     "2 processes": {"train_processes": 2, "train_lanes": 6, "eval_lanes": 6},
     "3 processes of 2 threads": {
-        "train_processes": 3, "train_threads": 2, "train_lanes": 6, "eval_lanes": 6,
+        "train_processes": 3,
+        "train_threads": 2,
+        "train_lanes": 6,
+        "eval_lanes": 6,
         "cluster_cpus": 6,
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.timeout(7200)
@@ -108,9 +111,11 @@ def strike(started: "subprocess.Popen[str]", victim: str) -> None:
 def ray_process(driver: int) -> int:
     """One of Ray's own: its node manager or its control store."""
     found = subprocess.run(
-        ["pgrep", "-P", str(driver), "-f", "raylet|gcs_server"], capture_output=True, text=True,
+        ["pgrep", "-P", str(driver), "-f", "raylet|gcs_server"],
+        capture_output=True,
+        text=True,
         check=False,
-    ).stdout.split()  # fmt: skip
+    ).stdout.split()
     assert found
     return int(random.choice(found))
 
@@ -152,9 +157,14 @@ def test_a_loop_that_loses_a_process_at_random_moments_ends_in_the_same_weights(
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     steps = 12 * KILLS
     settings = {
-        "train_processes": world, "train_threads": threads, "train_lanes": 6, "eval_lanes": 6,
-        "train_max_steps": steps, "checkpoint_every_steps": 5, "eval_every_steps": 50,
-    }  # fmt: skip
+        "train_processes": world,
+        "train_threads": threads,
+        "train_lanes": 6,
+        "eval_lanes": 6,
+        "train_max_steps": steps,
+        "checkpoint_every_steps": 5,
+        "eval_every_steps": 50,
+    }
     runs: list[RunFolder] = []
     for name in ("peace", "war"):
         (tmp_path / name).mkdir()

@@ -75,9 +75,12 @@ def test_a_full_disk_does_not_stop_training_and_earlier_checkpoints_stay(
 def hang(rank: int, world: int, config_path: str, port: int) -> None:
     """Like `process`, but rank 1 stands still for good when it comes to its fifth step."""
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=world,
         timeout=timedelta(seconds=5),
-    )  # fmt: skip
+    )
     config = load_config(config_path)
     folder = RunFolder.of(config)
     real = training_step.draw_negatives
@@ -124,9 +127,15 @@ def score_alone(rank: int, world: int, config_path: str, port: int, model: str) 
     loaded = load_folder(model, with_softmax=True)
     assert loaded.softmax is not None
     score = evaluate(
-        loaded.bilm, loaded.softmax, folder.corpus, Manifest.load(folder.corpus), "heldout",
-        Ranks(rank, world), lanes=4, window=10,
-    )  # fmt: skip
+        loaded.bilm,
+        loaded.softmax,
+        folder.corpus,
+        Manifest.load(folder.corpus),
+        "heldout",
+        Ranks(rank, world),
+        lanes=4,
+        window=10,
+    )
     if rank == 0:
         write_json(f"{folder.root}/score-{world}.json", to_data(score.saved()))
     if world > 1:
@@ -164,9 +173,12 @@ def test_two_processes_then_one_then_four_follow_the_undisturbed_curve(
     _, run = prepare(tmp_path / "parts", corpus)
     for world, until in ((2, 70), (1, 130), (4, LONG)):
         path = write_config(
-            tmp_path / "parts", tmp_path / "text.txt", train_processes=world,
-            train_max_steps=until, tracking_every_steps=1,
-        )  # fmt: skip
+            tmp_path / "parts",
+            tmp_path / "text.txt",
+            train_processes=world,
+            train_max_steps=until,
+            tracking_every_steps=1,
+        )
         write_json(run.attempt, {"attempt": 1})
         spawned(world, path)
     expected, found = losses(whole), losses(run)

@@ -46,9 +46,12 @@ class Run:
     def begin(self, *settings: str) -> "subprocess.Popen[str]":
         more = [word for setting in settings for word in ("--set", setting)]
         return subprocess.Popen(
-            command(*self.words, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, env={**os.environ, **NO_TOKEN},
-        )  # fmt: skip
+            command(*self.words, *more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **NO_TOKEN},
+        )
 
     def device(self) -> str:
         record = self.folder / "train" / "device.json"
@@ -58,9 +61,12 @@ class Run:
 @pytest.fixture
 def run(head: RayHead, tmp_path: Path) -> Run:
     config = write_config(
-        tmp_path, write_text(tmp_path / "text.txt", 40), tracking_uri="http://127.0.0.1:9",
-        train_processes=1, train_max_steps=3,
-    )  # fmt: skip
+        tmp_path,
+        write_text(tmp_path / "text.txt", 40),
+        tracking_uri="http://127.0.0.1:9",
+        train_processes=1,
+        train_max_steps=3,
+    )
     run = Run(head, config)
     done = elmwright("corpus", config, "--set", f"cluster.address={head.gcs}", **NO_TOKEN)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -35,14 +35,18 @@ def test_the_shares_of_a_steps_time_add_up_to_one(passing: Time) -> None:
     spend(passing, clock, exchange=2, compute=1)
     first = clock.metrics(1, 100, 1e6, 1e9)
     assert first == {
-        "time/load_share": 0.1, "time/compute_share": 0.7, "time/exchange_share": 0.2,
-    }  # fmt: skip
+        "time/load_share": 0.1,
+        "time/compute_share": 0.7,
+        "time/exchange_share": 0.2,
+    }
     spend(passing, clock, track=1, load=1, compute=2)
     second = clock.metrics(2, 100, 1e6, 1e9)
     shares = {name: value for name, value in second.items() if name.startswith("time/")}
     assert shares == {
-        "time/track_share": 0.25, "time/load_share": 0.25, "time/compute_share": 0.5,
-    }  # fmt: skip
+        "time/track_share": 0.25,
+        "time/load_share": 0.25,
+        "time/compute_share": 0.5,
+    }
 
 
 def test_speed_is_measured_between_two_logged_steps_and_leaves_evaluation_out(

@@ -226,8 +226,10 @@ def test_from_a_bilm_folder_the_softmax_is_fresh_and_the_rest_can_be_held_still(
     held = trained(
         tmp_path / "held", corpus, train_init_from=str(bilm), train_hold_steps=6, train_max_steps=7
     )
-    at = {info.step: load_file(join(info.path, "model.safetensors"))
-          for info in list_checkpoints(held.checkpoints)}  # fmt: skip
+    at = {
+        info.step: load_file(join(info.path, "model.safetensors"))
+        for info in list_checkpoints(held.checkpoints)
+    }
     original = model_tensors(loaded.bilm)
     assert all(torch.equal(at[6][name], tensor) for name, tensor in original.items())
     assert not all(torch.equal(at[7][name], tensor) for name, tensor in original.items())
