@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
 from elmwright.pipeline.errors import Code, UserError
 
 
