@@ -10,7 +10,7 @@ from elmwright.pipeline.errors import Code, UserError
 
 @contextmanager
 def mistake(code: Code, *names: str) -> Iterator[pytest.ExceptionInfo[UserError]]:
-    """Expect a UserError with this code whose sentence has these names of files, settings or values."""
+    """Expect a UserError with this code, whose sentence contains these names and values."""
     with pytest.raises(UserError) as raised:
         yield raised
     assert raised.value.code == code, f"the code is {raised.value.code!r}: {raised.value}"
