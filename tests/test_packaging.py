@@ -16,7 +16,12 @@ import pytest
 from packaging.requirements import Requirement
 
 import elmwright
-from elmwright.jobs.environment.wheel import listed_files, wheel_members
+from elmwright.jobs.environment.wheel import (
+    content_version,
+    listed_files,
+    package_files,
+    wheel_members,
+)
 from tests.support.checkout import copy_tree, tracked_files
 from tests.support.places import ROOT
 
@@ -83,7 +88,7 @@ def test_the_wheel_holds_exactly_the_tree(built: Path) -> None:
 def test_the_sent_wheel_is_the_built_wheel(built: Path) -> None:
     """The same files with the same bytes, command and needs; only the version has a digest."""
     package, about = contents(built)
-    _, sent = wheel_members()
+    sent = wheel_members()
     assert {name: data for name, data in sent.items() if ".dist-info/" not in name} == package
     sent_about = {name.partition("/")[2]: data for name, data in sent.items() if ".dist-" in name}
     assert set(sent_about) <= set(about)
@@ -200,8 +205,8 @@ def test_the_wheel_works_in_a_folder_with_a_hostile_model_py(built: Path, tmp_pa
     assert "demo" in script.stdout
     # Installed, without a pyproject, it sends the same files and asks for the same environment.
     code = (
-        "import json; from elmwright.jobs.environment.wheel import wheel_members;"
-        "version, members = wheel_members();"
+        "import json; from elmwright.jobs.environment.wheel import *;"
+        "version, members = content_version(package_files()), wheel_members();"
         "print(json.dumps([version, {k.partition('/')[2]: v.decode() for k, v in members.items()"
         " if '.dist-info/' in k}]))"
     )
@@ -215,8 +220,8 @@ def test_the_wheel_works_in_a_folder_with_a_hostile_model_py(built: Path, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     version, about = json.loads(done.stdout)
-    own_version, members = wheel_members()
-    assert version == own_version
+    members = wheel_members()
+    assert version == content_version(package_files())
     for name in ("WHEEL", "entry_points.txt"):
         assert about[name].encode() == members[f"elmwright-{version}.dist-info/{name}"]
     assert facts(about["METADATA"].encode()) == facts(

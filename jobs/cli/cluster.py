@@ -218,7 +218,7 @@ def _resume(options: argparse.Namespace) -> int:
     from elmwright.jobs.runbook.target import find_target
     from elmwright.jobs.submit.send import about_resuming, again, already, state_of, submit
     from elmwright.jobs.submit.targets.kinds import open_place
-    from elmwright.jobs.submit.targets.ray_jobs import Unreachable
+    from elmwright.jobs.submit.targets.place import Unreachable
 
     job = _submitted(options.run)
     try:

@@ -73,14 +73,12 @@ def check_capacity(
     gpu: bool,
     where: str = "the cluster",
     advice: str = "lower train.processes or train.threads",
+    unit: str = "machine",
 ) -> None:
-    """Raise NoCapacity, with what there is, if the training processes do not fit."""
+    """Raise NoCapacity, with the capacity of `where`, if the training processes do not fit."""
     cpus = sum(machine.get("CPU", 0) for machine in have)
     gpus = sum(machine.get("GPU", 0) for machine in have)
-    there = (
-        f"{where} has {len(have)} machine{'s' if len(have) != 1 else ''} with {cpus:.0f} CPUs and "
-        f"{gpus:.0f} GPUs in all"
-    )
+    there = f"{where} has {plural(len(have), unit)} with {cpus:.0f} CPUs and {gpus:.0f} GPUs in all"
     if gpu and gpus < train.processes:
         raise NoCapacity(
             "capacity", f"train.processes needs {train.processes} GPUs, but {there}; {advice}"
@@ -96,7 +94,7 @@ def check_capacity(
         raise NoCapacity(
             "capacity",
             f"{train.processes} processes with {train.threads} CPUs{' and a GPU' * gpu} each do "
-            f"not fit: a process needs them on one machine, and {there}, with room for {fitting}; "
+            f"not fit: a process needs them on one {unit}, and {there}, with room for {fitting}; "
             f"{advice}",
         )
 

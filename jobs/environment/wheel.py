@@ -109,9 +109,9 @@ def _project() -> _Project:
     )
 
 
-def wheel_members(files: Mapping[str, bytes] | None = None) -> tuple[str, dict[str, bytes]]:
-    """The version, and the members of the wheel: the package and its metadata."""
-    files = package_files() if files is None else files
+def wheel_members() -> dict[str, bytes]:
+    """The members of the wheel: the files of the package and its metadata."""
+    files = package_files()
     version = content_version(files)
     info = f"elmwright-{version}.dist-info"
     project = _project()
@@ -124,11 +124,11 @@ def wheel_members(files: Mapping[str, bytes] | None = None) -> tuple[str, dict[s
         "Tag: py3-none-any\n",
         "entry_points.txt": f"[console_scripts]\n{scripts}",
     }
-    members = dict(files) | {f"{info}/{name}": text.encode() for name, text in about.items()}
+    members = files | {f"{info}/{name}": text.encode() for name, text in about.items()}
     lines = [f"{name},{_record(content)},{len(content)}" for name, content in members.items()]
     record = f"{info}/RECORD"
     members[record] = "\n".join([*lines, f"{record},,", ""]).encode()
-    return version, members
+    return members
 
 
 def _record(content: bytes) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.config.toml_file import config_hash, to_dict
+from elmwright.jobs.config.toml_file import config_from, config_hash, to_dict
 from elmwright.jobs.environment.checkout import checkout, git_state
 from elmwright.jobs.runbook.deployment import STOP_SECONDS
 from elmwright.jobs.runbook.target import Target
@@ -63,7 +63,7 @@ class Submission:
     target: Target
     """Where it runs."""
     config: dict[str, Any]
-    """The resolved config as it was saved; `config_from` checks it."""
+    """The resolved config as saved JSON, perhaps by another version; `read_config` checks it."""
     config_sha256: str
     """Its digest."""
     version: str
@@ -78,6 +78,10 @@ class Submission:
     """When, UTC."""
     settings: dict[str, str] = field(default_factory=dict)
     """What goes into the job's environment; see PASSED_ON."""
+
+    def read_config(self) -> RunConfig:
+        """The config; raises UserError if this version cannot read it."""
+        return config_from(self.config, f"the config of {self.id}")
 
     def to_json(self) -> str:
         return json.dumps(to_data(self), indent=1, ensure_ascii=False)

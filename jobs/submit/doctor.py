@@ -1,10 +1,10 @@
-"""`elmwright doctor TARGET`: is everything there that a run will need?
+"""`elmwright doctor TARGET`: does a target have everything that a run will need?
 
-Versions, the token, the size of the cluster and, on every one of its machines, the dependencies,
-the storage of `run.dir` and the names in the environment; where the driver will be, the MLflow
-server and the store's secrets too. None of these can be seen from outside, so a small job asks: it
-ships the package as any submission does, and trains nothing. Of a Slurm cluster only this machine,
-its login node, is looked at, with the Python and the `env_file` of the target: a job that asks
+Versions, the token, the size of the cluster and, on each of its machines, the dependencies, the
+storage of `run.dir` and the names in the environment; where the driver will be, also the MLflow
+server and the store's secrets. None of these can be seen from outside, so a small job looks at
+them: it ships the package as any submission does, and trains nothing. Of a Slurm cluster only this
+machine, its login node, is checked, with the Python and the `env_file` of the target, because a job
 would have to wait in the queue.
 """
 
@@ -16,32 +16,24 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from elmwright.jobs.cluster.capacity import check_capacity, machines
-from elmwright.jobs.cluster.connection import local_cpus
+from elmwright.jobs.cluster.connection import ask_machines, local_cpus
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.config.toml_file import config_from, load_config
-from elmwright.jobs.environment.wheel import content_version, package_files, wheel_members
-from elmwright.jobs.runbook.submission import Job, Submission, new_submission
+from elmwright.jobs.config.toml_file import load_config
+from elmwright.jobs.runbook.submission import Job, Submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.job import missing_dependencies
-from elmwright.jobs.submit.machine_check import (
-    Answer,
-    Finding,
-    findings_of,
-    look_at_config,
-    look_for,
-    look_here,
-    probing,
-)
+from elmwright.jobs.submit.machine_check import Answer, Finding, check_machines, findings_of, look
 from elmwright.jobs.submit.send import prepare
 from elmwright.jobs.submit.targets.kinds import place_class
 from elmwright.jobs.submit.targets.kubernetes import Kubernetes
 from elmwright.jobs.submit.targets.kubernetes_objects import filled
-from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable, check_nodes, parcel
+from elmwright.jobs.submit.targets.place import Unreachable, last_line, unpack
+from elmwright.jobs.submit.targets.ray_jobs import RayCluster, check_nodes, pack
 from elmwright.jobs.submit.targets.ray_token import find_token
 from elmwright.jobs.submit.targets.slurm import Slurm, run_slurm
 from elmwright.pipeline.errors import Failed, UserError
@@ -49,6 +41,8 @@ from elmwright.pipeline.records import from_data, to_data
 
 PROBE_SECONDS = 180.0
 MARK = "elmwright-doctor: "
+MODULE = "elmwright.jobs.submit.doctor"
+ENOUGH = "enough for train.processes × train.threads"
 
 
 def examine(
@@ -60,115 +54,96 @@ def examine(
     config = load_config(config_name, [*settings, *overrides]) if config_name else None
     findings: list[Finding] = []
     try:
-        EXAMINERS[target.kind](target, config, findings)
+        for finding in EXAMINERS[target.kind](target, config):
+            findings.append(finding)
     except (UserError, Failed) as problem:
         findings.append((False, str(problem)))
     return findings
 
 
-def _local(target: Target, config: RunConfig | None, found: list[Finding]) -> None:
-    found.append((True, f"this machine has {len(os.sched_getaffinity(0))} CPUs"))
+def _submission(target: Target, config: RunConfig | None) -> Submission:
+    """What would be sent; without a config of the user's, for no folder."""
+    submission = prepare(config or load_config("demo"), target, "publish")
+    return submission if config else replace(submission, dir="")
+
+
+def _examine_local(target: Target, config: RunConfig | None) -> Iterator[Finding]:
+    yield True, f"this machine has {len(os.sched_getaffinity(0))} CPUs"
     if config is not None:
-        train = config.train
-        have = {"CPU": float(local_cpus(config)), "GPU": 0.0}
-        if train.device == "cuda":
+        is_on_gpu = config.train.device == "cuda"
+        gpus = 0
+        if is_on_gpu:
             import torch
 
-            have["GPU"] = float(torch.cuda.device_count())
-        gpu = train.device == "cuda"
-        check_capacity(train, [have], gpu=gpu, where="the Ray of this machine")
-        found.append((True, "enough for train.processes × train.threads"))
+            gpus = torch.cuda.device_count()
+        have = {"CPU": float(local_cpus(config)), "GPU": float(gpus)}
+        check_capacity(config.train, [have], gpu=is_on_gpu, where="the Ray of this machine")
+        yield True, ENOUGH
     submission = _submission(target, config)
-    found += findings_of([look_for(submission, config)], submission.dir, target.secrets)
+    yield from findings_of(_check_here(submission), submission)
 
 
-def _submission(target: Target, config: RunConfig | None) -> Submission:
-    """What would be sent; without a config, nothing is asked about its folder."""
-    if config is not None:
-        return prepare(config, target, "publish")
-    version = content_version(package_files())
-    given = new_submission(load_config("demo"), target, until="publish", version=version)
-    return replace(given, dir="")
+def _check_here(submission: Submission) -> list[Answer]:
+    return check_machines(submission, lambda probe: [look(probe, submission.target.secrets)])
 
 
-def _ray(target: Target, config: RunConfig | None, found: list[Finding]) -> None:
+def _examine_ray(target: Target, config: RunConfig | None) -> Iterator[Finding]:
     cluster = RayCluster(target)
-    found.append((True, f"{cluster.address} runs Ray {cluster.check_version()}"))
+    yield True, f"{cluster.address} runs Ray {cluster.check_version()}"
     token = find_token(target)[1]
-    found.append(
-        (True, f"it takes the token in {token}" if cluster.has_token else "no token asked")
-    )
+    yield True, f"it takes the token in {token}" if cluster.has_token else "no token required"
     nodes = cluster.nodes()
     cpus, gpus = (sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU"))
-    found.append((True, f"machines: {len(nodes)}, CPUs: {cpus:.0f}, GPUs: {gpus:.0f}"))
+    yield True, f"machines: {len(nodes)}, CPUs: {cpus:.0f}, GPUs: {gpus:.0f}"
     if config is not None:
         check_nodes(config.train, nodes, cluster.address)
-        found.append((True, "enough for train.processes × train.threads"))
+        yield True, ENOUGH
     submission = _submission(target, config)
-    found += findings_of(_look_by_job(cluster, submission), submission.dir, target.secrets)
+    yield from findings_of(_check_by_job(cluster, submission), submission)
 
 
-def _look_by_job(cluster: RayCluster, submission: Submission) -> list[Answer]:
-    """Let a small job look at every machine of a cluster."""
+def _check_by_job(cluster: RayCluster, submission: Submission) -> list[Answer]:
+    """The answers of a small job that looks at every machine of a cluster."""
     name = f"doctor-{uuid.uuid4().hex[:12]}"
     submission = replace(submission, id=name, run=name)
-    job = Job(submission, cluster.submit(submission, "elmwright.jobs.submit.doctor"))
+    job = Job(submission, cluster.submit(submission, MODULE))
     end = time.monotonic() + PROBE_SECONDS
     while not (state := cluster.state(job)).ended:
         if time.monotonic() > end:
             cluster.stop(job)
             raise Failed(f"a small job did not end within {PROBE_SECONDS:.0f} s: {state.why}")
         time.sleep(0.5)
-    lines = cluster.log(job, 0)[0].splitlines()
-    answers = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
+    log = cluster.log(job, 0)[0]
+    answers = _answers_in(log)
     if not answers:
-        last = " ".join([line for line in lines if line.strip()][-1:])
-        raise Failed(f"a small job could not run there ({state.why}; it said: {last[:300]})")
-    return _answers(answers[-1])
+        raise Failed(f"a small job could not run there ({state.why}; it said: {last_line(log)})")
+    return answers
 
 
-def _answers(text: str) -> list[Answer]:
-    return [from_data(Answer, data) for data in json.loads(text)]
+def _answers_in(text: str) -> list[Answer]:
+    """The answers that `main` has printed; none if it failed."""
+    lines = [line for line in text.splitlines() if line.startswith(MARK)]
+    rows = json.loads(lines[-1].removeprefix(MARK)) if lines else []
+    return [from_data(Answer, row) for row in rows]
 
 
-def look_around(submission: Submission) -> list[Answer]:
-    """What the small job does: look at every machine of the cluster it runs on."""
+def _check_cluster(submission: Submission) -> list[Answer]:
+    """In the small job: the answers of every machine of the cluster it runs on."""
     import ray
+
+    def ask(probe: str) -> list[Answer]:
+        answers = ask_machines(machines(), look, probe, submission.target.secrets)
+        return [answer for _, answer in answers]
 
     ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     try:
-        return _look_at_all(submission)
+        return check_machines(submission, ask)
     finally:
         ray.shutdown()
 
 
-def _look_at_all(submission: Submission) -> list[Answer]:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    def look_with(probe: str) -> list[Answer]:
-        look = ray.remote(num_cpus=0)(look_here)
-        answers = [
-            look.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(machine.id, soft=False)
-            ).remote(probe, submission.target.secrets)
-            for machine in machines()
-        ]
-        return list(ray.get(answers, timeout=PROBE_SECONDS))
-
-    try:
-        with probing(submission.dir) as probe:
-            answers = look_with(probe)
-    except (UserError, OSError) as error:  # the folder cannot be written to; the rest is asked
-        answers = [replace(answer, sees=str(error)) for answer in look_with("")]
-    if submission.dir:  # the config is the user's
-        config = config_from(submission.config, "the config")
-        answers[0] = replace(answers[0], config=look_at_config(submission, config))
-    return answers
-
-
-def _slurm(target: Target, config: RunConfig | None, found: list[Finding]) -> None:
-    found.append((True, run_slurm("sinfo", "--version").strip()))
+def _examine_slurm(target: Target, config: RunConfig | None) -> Iterator[Finding]:
+    yield True, run_slurm("sinfo", "--version").strip()
     partition = ["--partition", target.partition] if target.partition else []
     rows = run_slurm("sinfo", "--noheader", "--format=%P: %D machines with %c CPUs, %T", *partition)
     lines = [line for line in rows.splitlines() if line.strip()]
@@ -176,22 +151,23 @@ def _slurm(target: Target, config: RunConfig | None, found: list[Finding]) -> No
         raise UserError(
             "target", f"Slurm has no partition {target.partition!r}; sinfo lists what there is"
         )
-    found += [(True, f"partition {line}") for line in lines]
+    for line in lines:
+        yield True, f"partition {line}"
     submission = _submission(target, config)
     if target.env_file:
-        there = Path(target.env_file).expanduser().is_file()
-        found.append((there, f"env_file {target.env_file} is {'there' if there else 'missing'}"))
+        exists = Path(target.env_file).expanduser().is_file()
+        yield exists, f"env_file {target.env_file} is {'there' if exists else 'missing'}"
     if config is not None:
         try:
             Slurm(target).check(submission)
-            found.append((True, "enough for train.processes × train.threads"))
+            yield True, ENOUGH
         except UserError as problem:
-            found.append((False, str(problem)))
-    found += findings_of([_look_as_a_job(submission, config)], submission.dir, target.secrets)
+            yield False, str(problem)
+    yield from findings_of(_check_like_a_job(submission), submission)
 
 
-def _look_as_a_job(submission: Submission, config: RunConfig | None) -> Answer:
-    """Look at this machine as the batch script would: its Python, its env_file, our code."""
+def _check_like_a_job(submission: Submission) -> list[Answer]:
+    """The answer of this machine with the target's Python and env_file, as in the batch script."""
     target = submission.target
     python = os.path.expanduser(target.python or sys.executable)
     if shutil.which(python) is None:
@@ -199,88 +175,72 @@ def _look_as_a_job(submission: Submission, config: RunConfig | None) -> Answer:
             "environment",
             f"there is no {python}; name the cluster's Python as python of the target",
         )
-    with tempfile.TemporaryDirectory(prefix="elmwright-doctor-") as folder:
-        for name, content in wheel_members()[1].items():
-            path = Path(folder) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        note = Path(folder) / "submission.json"
-        note.write_text(submission.to_json(), encoding="utf-8")
-        secrets = os.path.expanduser(target.env_file)
+    with tempfile.TemporaryDirectory(prefix="elmwright-doctor-") as name:
+        folder = Path(name)
+        unpack(submission, folder)
+        secrets = os.path.expanduser(target.env_file) or "/nowhere"
         script = 'set -a; [ ! -f "$1" ] || . "$1"; set +a; shift; exec "$@"'
-        asked = "config" if config is not None else "machine"
-        command = [python, "-m", "elmwright.jobs.submit.doctor", str(note), asked]
-        done = _run_for_a_while(
-            ["bash", "-c", script, "bash", secrets or "/nowhere", *command],
-            {**os.environ, "PYTHONPATH": folder},
-        )
-    answers = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+        command = [python, "-m", MODULE, str(folder / "submission.json"), "here"]
+        try:
+            done = subprocess.run(
+                ["bash", "-c", script, "bash", secrets, *command],
+                env={**os.environ, "PYTHONPATH": str(folder / "code")},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=PROBE_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                "cluster-unreachable",
+                f"looking at this machine took more than {PROBE_SECONDS:.0f} s; see whether its "
+                "disks and the servers of the config answer",
+            ) from None
+    answers = _answers_in(done.stdout)
     if not answers:
-        last = " ".join((done.stderr.strip() or "it said nothing").splitlines()[-1:])
         raise UserError(
             "environment",
-            f"{python} cannot run elmwright ({last[:300]}); install its dependencies, or name "
-            "another as python of the target",
+            f"{python} cannot run elmwright ({last_line(done.stderr)}); install its dependencies, "
+            "or name another as python of the target",
         )
-    return _answers(answers[-1].removeprefix(MARK))[0]
+    return answers
 
 
-def _run_for_a_while(
-    command: list[str], environment: dict[str, str]
-) -> "subprocess.CompletedProcess[str]":
-    try:
-        return subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PROBE_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(
-            "cluster-unreachable",
-            f"looking at this machine took more than {PROBE_SECONDS:.0f} s; see whether its disks "
-            "and the servers of the config answer",
-        ) from None
-
-
-def _kubernetes(target: Target, config: RunConfig | None, found: list[Finding]) -> None:
+def _examine_kubernetes(target: Target, config: RunConfig | None) -> Iterator[Finding]:
     place = Kubernetes(target)
     place.kubectl("get", "crd", "rayjobs.ray.io", "-o", "name")
-    found.append((True, "KubeRay is installed"))
-    # Where the answer is no, kubectl fails with it.
-    may = _answer(place, "auth", "can-i", "create", "rayjobs.ray.io") == "yes"
+    yield True, "KubeRay is installed"
+    # If the answer is no, kubectl fails with it.
+    may = _ask_kubectl(place, "auth", "can-i", "create", "rayjobs.ray.io") == "yes"
     rights = f"create RayJobs in namespace {target.namespace}"
-    found.append((may, f"may {rights}" if may else f"may not {rights}; ask who runs the cluster"))
-    named = (
+    yield may, f"may {rights}" if may else f"may not {rights}; ask who runs the cluster"
+    for kind, name in (
         ("persistentvolumeclaim", target.volume),
         ("secret", target.secret),
         ("secret", target.pull_secret),
-    )
-    for kind, name in named:
+    ):
         if not name:
             continue
-        there = _answer(place, "get", kind, name, "--ignore-not-found", "-o", "name")
-        if there is None:  # a right of its own, which submitting does not take
-            found.append((True, f"{kind} {name} may not be looked for from here"))
+        answer = _ask_kubectl(place, "get", kind, name, "--ignore-not-found", "-o", "name")
+        if answer is None:  # it needs a right that submitting does not
+            yield True, f"{kind} {name} may not be looked for from here"
+        elif answer:
+            yield True, f"{kind} {name} is there"
         else:
-            missing = "" if there else f"; create it in namespace {target.namespace}"
-            found.append((bool(there), f"{kind} {name} is {'' if there else 'not '}there{missing}"))
+            yield False, f"{kind} {name} is not there; create it in namespace {target.namespace}"
     submission = _submission(target, config)
-    found.append((True, filled(parcel(submission)[1])))
+    yield True, filled(pack(submission)[1])
     if config is not None:
         place.check(submission)
-        found.append((True, "the target asks for enough for the config"))
-    if not target.address:
-        said = "no address of the target: the machines, their storage and the token are not seen"
-        found.append((True, said))
+        yield True, "the target asks for enough for the config"
+    if target.address:
+        yield from _examine_ray(target, config)
     else:
-        _ray(target, config, found)
+        yield True, "the target has no address: machines, storage and token are not checked"
 
 
-def _answer(place: Kubernetes, *arguments: str) -> str | None:
-    """What kubectl answers; nothing where it refuses."""
+def _ask_kubectl(place: Kubernetes, *arguments: str) -> str | None:
+    """What kubectl answers; None if it refuses."""
     try:
         return place.kubectl(*arguments).strip()
     except Unreachable:
@@ -289,24 +249,26 @@ def _answer(place: Kubernetes, *arguments: str) -> str | None:
         return None
 
 
-EXAMINERS = {"local": _local, "ray": _ray, "slurm": _slurm, "k8s": _kubernetes}
-"""What examines each kind of target."""
+EXAMINERS = {
+    "local": _examine_local,
+    "ray": _examine_ray,
+    "slurm": _examine_slurm,
+    "k8s": _examine_kubernetes,
+}
 
 
-def main(path: str, here: str = "") -> int:
-    """The small job: `python -m elmwright.jobs.submit.doctor SUBMISSION.json`.
+def main(path: str, where: str = "cluster") -> int:
+    """The small job: `python -m elmwright.jobs.submit.doctor SUBMISSION.json [here]`.
 
-    With a second word it looks at this machine only; "config" says that the config is the user's.
+    It looks at every machine of the Ray cluster around it, or at this machine only.
     """
     submission = Submission.load(path)
-    missing = missing_dependencies()
-    if here:
-        config = config_from(submission.config, "the config") if here == "config" else None
-        answers = [look_for(submission, config)]
-    elif any(line.startswith("ray ") for line in missing):
-        answers = [look_here("", submission.target.secrets)]
+    if where == "here":
+        answers = _check_here(submission)
+    elif any(line.startswith("ray ") for line in missing_dependencies()):
+        answers = [look("", submission.target.secrets)]
     else:
-        answers = look_around(submission)
+        answers = _check_cluster(submission)
     print(MARK + json.dumps(to_data(answers)), flush=True)
     return 0
 

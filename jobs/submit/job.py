@@ -19,7 +19,6 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.environment.wheel import requirements
 from elmwright.jobs.runbook.runbook import lay_down, lay_down_outcome
 from elmwright.jobs.runbook.submission import Job, Submission, relative_paths
@@ -87,7 +86,7 @@ def run_once(path: str) -> int:
 def run_submission(path: str) -> None:
     """Make one attempt at a submission; errors are raised as exceptions."""
     submission = Submission.load(path)
-    config = config_from(submission.config, "the submitted config")
+    config = submission.read_config()
     enter_folder(submission, config)
     check_dependencies()
     check_names(submission, config)

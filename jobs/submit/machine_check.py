@@ -1,14 +1,13 @@
-"""What one machine has of what a run needs: `elmwright doctor` asks each machine of a target."""
+"""What one machine has of what a run needs, for `elmwright doctor`."""
 
 import os
 import platform
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.runbook.submission import Submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.job import check_names, missing_dependencies
@@ -18,7 +17,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import exists, is_url, join, remove, write_bytes
 
 Finding = tuple[bool, str]
-"""Whether a thing is good, and what it is."""
+"""Whether something is as it should be, and a description of it."""
 
 
 @dataclass(frozen=True)
@@ -33,33 +32,14 @@ class Answer:
     unset: tuple[str, ...]
     """Names of secrets that are not set."""
     sees: bool | str
-    """Whether it sees run.dir, or why that cannot be told."""
+    """Whether it sees run.dir, or why that is unknown."""
     config: tuple[Finding, ...] = ()
-    """Findings about what only the config names."""
-
-
-def look_at_config(submission: Submission, config: RunConfig) -> tuple[Finding, ...]:
-    """What only the config names, as this machine sees it: secrets of its stores, its MLflow."""
-    found: list[Finding] = []
-    try:
-        check_names(replace(submission, target=Target("local")), config)
-    except UserError as error:
-        found.append((False, str(error)))
-    if config.tracking.uri:
-        try:
-            silent = check_server(with_login(config.tracking.uri))
-        except UserError as error:
-            silent = str(error)
-        server = config.tracking.uri.startswith("http")
-        good = f"MLflow at {config.tracking.uri} answers" if server else "MLflow's driver is there"
-        text = silent or good
-        found.append((silent is None, f"{platform.node()}: {text}"))
-    return tuple(found)
+    """Findings about the MLflow server and the stores of the config."""
 
 
 @contextmanager
 def probing(folder: str) -> Iterator[str]:
-    """A file in a run's folder, for other machines to look for; it is removed in the end."""
+    """A temporary file in a run's folder, for other machines to look for; "" without a folder."""
     if not folder:
         yield ""
         return
@@ -75,19 +55,38 @@ def probing(folder: str) -> Iterator[str]:
                 os.rmdir(folder)
 
 
-def look_for(submission: Submission, config: RunConfig | None) -> Answer:
-    """What this machine has of what a submission needs."""
+def check_machines(submission: Submission, ask: Callable[[str], list[Answer]]) -> list[Answer]:
+    """The answers of machines; `ask` returns them, with whether each machine sees a probe file."""
     try:
         with probing(submission.dir) as probe:
-            answer = look_here(probe, submission.target.secrets)
-    except (UserError, OSError) as error:
-        answer = replace(look_here("", submission.target.secrets), sees=str(error))
-    if config is not None:
-        answer = replace(answer, config=look_at_config(submission, config))
-    return answer
+            answers = ask(probe)
+    except (UserError, OSError) as error:  # the folder cannot be written to
+        answers = [replace(answer, sees=str(error)) for answer in ask("")]
+    if submission.dir:
+        answers[0] = replace(answers[0], config=_check_config(submission))
+    return answers
 
 
-def look_here(probe: str, secrets: tuple[str, ...]) -> Answer:
+def _check_config(submission: Submission) -> tuple[Finding, ...]:
+    """Findings about the secrets of the config's stores and its MLflow, seen from this machine."""
+    config = submission.read_config()
+    findings: list[Finding] = []
+    try:
+        check_names(replace(submission, target=Target("local")), config)
+    except UserError as error:
+        findings.append((False, str(error)))
+    uri = config.tracking.uri
+    if uri:
+        try:
+            problem = check_server(with_login(uri))
+        except UserError as error:
+            problem = str(error)
+        good = f"MLflow at {uri} answers" if uri.startswith("http") else "MLflow's driver is there"
+        findings.append((problem is None, f"{platform.node()}: {problem or good}"))
+    return tuple(findings)
+
+
+def look(probe: str, secrets: tuple[str, ...]) -> Answer:
     """What this machine has, and whether it sees a probe file."""
     sees: bool | str = True
     if probe:
@@ -104,24 +103,20 @@ def look_here(probe: str, secrets: tuple[str, ...]) -> Answer:
     )
 
 
-def findings_of(answers: list[Answer], folder: str, secrets: tuple[str, ...]) -> list[Finding]:
-    """What the machines answered, as findings."""
-    found: list[Finding] = []
+def findings_of(answers: list[Answer], submission: Submission) -> Iterator[Finding]:
+    """The answers of machines as findings."""
     for answer in answers:
         host = answer.host
-        found.append((True, f"{host}: Python {answer.python}"))
-        lacks = "; ".join(answer.missing)
-        found.append((not lacks, f"{host}: {lacks or 'all dependencies'}"))
-        if folder:
+        yield True, f"{host}: Python {answer.python}"
+        yield not answer.missing, f"{host}: {'; '.join(answer.missing) or 'all dependencies'}"
+        if submission.dir:
             is_seen = answer.sees is True
             why = f" ({answer.sees})" if isinstance(answer.sees, str) else ""
             advice = "" if is_seen else "; use storage that every machine has, or an s3:// URL"
             text = "is visible" if is_seen else "is not visible"
-            found.append((is_seen, f"{host}: run.dir {folder} {text}{why}{advice}"))
-        if secrets:
-            unset = ", ".join(answer.unset)
-            found.append(
-                (not unset, f"{host}: {unset or 'every secret'} is {'not ' * bool(unset)}set")
-            )
-        found += answer.config
-    return found
+            yield is_seen, f"{host}: run.dir {submission.dir} {text}{why}{advice}"
+        if answer.unset:
+            yield False, f"{host}: {', '.join(answer.unset)} is not set"
+        elif submission.target.secrets:
+            yield True, f"{host}: every secret is set"
+        yield from answer.config

@@ -13,14 +13,12 @@ from functools import partial
 from typing import TypeVar
 
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.environment.wheel import content_version, package_files
 from elmwright.jobs.runbook import runbook
 from elmwright.jobs.runbook.submission import Job, State, Submission, new_submission, state_of_exit
 from elmwright.jobs.runbook.target import Target, as_now
 from elmwright.jobs.submit.targets.kinds import open_place, place_class
-from elmwright.jobs.submit.targets.place import Place
-from elmwright.jobs.submit.targets.ray_jobs import NotLetIn, Unreachable
+from elmwright.jobs.submit.targets.place import AccessRefused, Place, Unreachable
 from elmwright.jobs.training.driver.devices import with_promised_gpus
 from elmwright.jobs.upkeep.status import has_checkpoint
 from elmwright.pipeline.errors import Failed, UserError
@@ -121,7 +119,7 @@ def cancel(job: Job, *, wait: bool = True) -> State:
     place.stop(job)
     if not wait:
         return state
-    end = time.monotonic() + place.grace
+    end = time.monotonic() + place.grace_seconds
     while not state.ended and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
         state = _patiently(partial(_state_of, job, place))
@@ -136,7 +134,7 @@ def cancel(job: Job, *, wait: bool = True) -> State:
 def again(job: Job, wait_minutes: int | None = None) -> Submission:
     """The next attempt at the same run, with the code as it is now."""
     old = job.submission
-    config = config_from(old.config, f"the config of {old.id}")
+    config = old.read_config()
     address = place_class(old.target).cluster_address
     wait = config.cluster.wait_minutes if wait_minutes is None else wait_minutes
     cluster = dataclasses.replace(config.cluster, address=address, wait_minutes=wait)
@@ -212,7 +210,7 @@ def _patiently(ask: Callable[[], Answer]) -> Answer:
     for misses in range(1, 10):
         try:
             return ask()
-        except NotLetIn:
+        except AccessRefused:
             raise
         except (Unreachable, Failed):
             time.sleep(POLL_SECONDS * misses)

@@ -1,8 +1,8 @@
 """The target `local`: a background process of this machine that outlives the terminal.
 
-The same commands then watch, stop and resume it as they would on a cluster. A process is known by
-its number and the moment it started, so that a later process with the same number is never treated
-as the job, let alone sent a signal.
+The same commands then watch, stop and resume it as they would on a cluster. A process is identified
+by its number and the moment it started, so a later process with the same number is never treated
+as the job or sent a signal.
 """
 
 import os
@@ -13,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elmwright.jobs.environment.wheel import wheel_members
 from elmwright.jobs.runbook.runbook import handle_of, outcome_of, work_folder
 from elmwright.jobs.runbook.submission import (
     GRACE_SECONDS,
@@ -23,26 +22,19 @@ from elmwright.jobs.runbook.submission import (
     Submission,
     state_of_exit,
 )
-from elmwright.jobs.runbook.target import Target
-from elmwright.jobs.submit.targets.place import Place
+from elmwright.jobs.submit.targets.place import Place, unpack
 from elmwright.pipeline.errors import UserError
 
 
 class Background(Place):
-    """Jobs as processes of this machine."""
+    """Jobs as processes of this machine. Only the run book knows which of them are running."""
 
     cluster_address = ""
-
-    def __init__(self, target: Target) -> None:
-        """A target of this kind has no options."""
+    grace_seconds = GRACE_SECONDS
 
     @staticmethod
     def own_handle() -> ProcessHandle:
         return process_handle(os.getppid())  # which starts the next attempt (attempts.py)
-
-    def running(self, run: str) -> str:
-        """Always empty: only the run book knows, and it was read before."""
-        return ""
 
     def describe(self, submission: Submission) -> str:
         return (
@@ -53,7 +45,8 @@ class Background(Place):
         )
 
     def submit(self, submission: Submission) -> ProcessHandle:
-        folder = unpack(submission)
+        folder = work_folder(submission)
+        unpack(submission, folder)
         environment = {**os.environ, **submission.settings, "PYTHONPATH": str(folder / "code")}
         with open(folder / "output.log", "ab") as log:
             process = subprocess.Popen(
@@ -71,21 +64,15 @@ class Background(Place):
         code = outcome_of(job.submission)
         if code is not None:
             return state_of_exit(code)
-        process = process_of(job)
+        process = _process_of(job)
         if process.host != socket.gethostname():
             return State("running", f"as far as its files tell: it is on {process.host}")
         if is_alive(process):
             return State("running", f"process {process.pid}")
-        code = outcome_of(job.submission)  # it may have ended while we looked
-        if code is not None:
-            return state_of_exit(code)
         return State("interrupted", "its process is gone")
 
-    def log(self, job: Job, start: int) -> tuple[str, int]:
-        return read_from(work_folder(job.submission) / "output.log", start)
-
     def stop(self, job: Job) -> None:
-        process = process_of(job)
+        process = _process_of(job)
         if process.host != socket.gethostname():
             raise UserError(
                 "run-state", f"{job.submission.run} is a process of {process.host}; cancel it there"
@@ -94,26 +81,9 @@ class Background(Place):
             os.kill(process.pid, signal.SIGTERM)
 
     def kill(self, job: Job) -> None:
-        """Kill its process group, to which the driver belongs too."""
-        process = process_of(job)
+        process = _process_of(job)
         if is_alive(process):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    @property
-    def grace(self) -> float:
-        return GRACE_SECONDS
-
-
-def unpack(submission: Submission) -> Path:
-    """Copy the code and the submission into the attempt's own folder: later edits do not matter."""
-    folder = work_folder(submission)
-    _, members = wheel_members()
-    for name, content in members.items():
-        path = folder / "code" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    (folder / "submission.json").write_text(submission.to_json(), encoding="utf-8")
-    return folder
+            os.killpg(process.pid, signal.SIGKILL)  # with its driver
 
 
 def _command(submission: Submission) -> list[str]:
@@ -121,14 +91,14 @@ def _command(submission: Submission) -> list[str]:
     return [sys.executable, "-m", "elmwright.jobs.submit.job", str(path)]
 
 
-def process_of(job: Job) -> ProcessHandle:
-    """The process of a job; one that is not alive where its submission was cut off."""
-    nobody = ProcessHandle(pid=0, started=0, host=socket.gethostname())
-    return handle_of(job, ProcessHandle) or nobody
+def _process_of(job: Job) -> ProcessHandle:
+    """The process of a job; a dead one if its submission was cut off."""
+    dead = ProcessHandle(pid=0, started=0, host=socket.gethostname())
+    return handle_of(job, ProcessHandle) or dead
 
 
 def process_handle(pid: int) -> ProcessHandle:
-    """A process of this machine, as no other with its number can be."""
+    """A process of this machine, identified so that no later one can be mistaken for it."""
     return ProcessHandle(pid, _started(pid), socket.gethostname())
 
 
@@ -144,14 +114,3 @@ def _started(pid: int) -> int:
     except OSError:
         return 0
     return 0 if fields[0] in "ZX" else int(fields[19])
-
-
-def read_from(path: Path, start: int) -> tuple[str, int]:
-    """The text of a log from a byte on, and the position of its end."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            data = file.read()
-    except FileNotFoundError:
-        return "", start
-    return data.decode(errors="replace"), start + len(data)

@@ -3,8 +3,8 @@
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.targets.background import Background
 from elmwright.jobs.submit.targets.kubernetes import Kubernetes
-from elmwright.jobs.submit.targets.place import Place
-from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable
+from elmwright.jobs.submit.targets.place import Place, Unreachable
+from elmwright.jobs.submit.targets.ray_jobs import RayCluster
 from elmwright.jobs.submit.targets.slurm import Slurm
 
 PLACES: dict[str, type[Place]] = {
@@ -13,11 +13,10 @@ PLACES: dict[str, type[Place]] = {
     "slurm": Slurm,
     "k8s": Kubernetes,
 }
-"""The class that speaks to each kind of target."""
 
 
 def place_class(target: Target) -> type[Place]:
-    """The class for the kind of a target; Unreachable for one that this version does not know."""
+    """The class for the kind of a target; raises Unreachable if this version has none."""
     if target.kind not in PLACES:
         raise Unreachable(
             "target",
@@ -28,5 +27,5 @@ def place_class(target: Target) -> type[Place]:
 
 
 def open_place(target: Target) -> Place:
-    """The code that speaks to a target."""
+    """The object that sends jobs to a target."""
     return place_class(target)(target)

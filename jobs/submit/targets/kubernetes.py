@@ -1,22 +1,19 @@
-"""The target `k8s`: a KubeRay RayJob, which brings a Ray cluster of its own.
+"""The target `k8s`: a KubeRay RayJob, which brings its own Ray cluster.
 
-`kubernetes_objects.py` says what is asked of Kubernetes; here is who asks: kubectl (`--dry-run`
-prints what it would be given). Status, logs and cancel go through the Ray address of the target,
-because deleting a RayJob leaves no time to checkpoint; what Ray cannot tell, because its head is
-not up yet or gone already, is asked of Kubernetes.
+`kubernetes_objects.py` has the objects; this module sends them with kubectl (`--dry-run` prints
+them). State, logs and cancel go through the Ray address of the target, because deleting a RayJob
+leaves no time to checkpoint. Kubernetes is asked if Ray does not answer because its head is not up
+yet or already gone.
 """
 
 import json
-import subprocess
 import sys
-from typing import Any
 
+from elmwright.jobs.cluster.capacity import check_capacity
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.runbook.deployment import RUNS_PATH
 from elmwright.jobs.runbook.runbook import outcome_of
 from elmwright.jobs.runbook.submission import (
-    GRACE_SECONDS,
     Job,
     RayJobHandle,
     State,
@@ -24,34 +21,42 @@ from elmwright.jobs.runbook.submission import (
     relative_paths,
     state_of_exit,
 )
-from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.targets.kubernetes_objects import (
     CONFIG_MAP_BYTES,
     LABEL,
     NEARLY_FULL,
+    RayJob,
     filled,
     label_of,
     object_name,
     render,
     state_of_rayjob,
 )
-from elmwright.jobs.submit.targets.place import Place
-from elmwright.jobs.submit.targets.ray_jobs import RayCluster, Unreachable, parcel
-from elmwright.jobs.submit.targets.slurm import job_size
+from elmwright.jobs.submit.targets.place import (
+    Place,
+    ProgramFailed,
+    Unreachable,
+    job_size,
+    run_program,
+)
+from elmwright.jobs.submit.targets.ray_jobs import RayCluster, pack
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.storage.files import is_url
 
-SILENT = ("unable to connect", "connection to the server", "timeout", "no such host")
-"""What kubectl says, in small letters, when Kubernetes itself does not answer."""
+NO_ANSWER = (
+    "unable to connect",
+    "connection to the server",
+    "timeout",
+    "timed out",
+    "no such host",
+)
+"""Errors of kubectl, in small letters, if Kubernetes itself does not answer."""
 
 
 class Kubernetes(Place):
     """Jobs as RayJob objects."""
 
     starts_ray = True
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
 
     def check_follow(self) -> None:
         if not self.target.address:
@@ -64,69 +69,61 @@ class Kubernetes(Place):
 
     def check(self, submission: Submission) -> None:
         """Refuse a package that does not fit, and pods that are too small for the run."""
-        config = config_from(submission.config, "the config")
+        config = submission.read_config()
         check_paths(submission, config)
-        content = parcel(submission)[1]
+        content = pack(submission)[1]
         share = filled(content)
         if len(content) >= NEARLY_FULL * CONFIG_MAP_BYTES:
             print(f"note: {share}", file=sys.stderr)
-        train = config.train
         workers, cpus = job_size(submission)
-        if workers * (cpus // train.threads) < train.processes:
-            raise UserError(
-                "capacity",
-                f"train.processes = {train.processes} with {train.threads} threads each do not fit "
-                f"into {workers} worker pods with {cpus} CPUs each; raise nodes or cpus of the "
-                "target",
-            )
-        gpus = self.target.gpus
-        if train.device == "cuda" and workers * min(gpus, cpus // train.threads) < train.processes:
-            raise UserError(
-                "capacity",
-                f'train.device = "cuda" needs a GPU and {train.threads} CPUs for each of '
-                f"{train.processes} processes, but the target asks Kubernetes for {workers} worker "
-                f"pods with {gpus} GPUs and {cpus} CPUs each; raise nodes, gpus or cpus of the "
-                "target",
-            )
-        self._note_capacity(workers, cpus, gpus)
+        check_capacity(
+            config.train,
+            [{"CPU": float(cpus), "GPU": float(self.target.gpus)}] * workers,
+            gpu=config.train.device == "cuda",
+            where="a job of the target",
+            advice="raise nodes, cpus or gpus of the target",
+            unit="worker pod",
+        )
+        self._note_capacity(workers, cpus)
 
-    def _note_capacity(self, workers: int, cpus: int, gpus: int) -> None:
-        """Say at once if no machine is there for the pods; not refused, for clusters grow."""
+    def _note_capacity(self, workers: int, cpus: int) -> None:
+        """Print a note if the cluster has no machine for the pods now; it may still grow."""
+        gpus = self.target.gpus
         try:
             nodes = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
         except UserError:
-            return  # listing machines is a right of its own, which submitting does not take
-        sizes = [node["status"].get("allocatable") or {} for node in nodes]
-        rooms = [(amount(s.get("cpu")), amount(s.get("nvidia.com/gpu"))) for s in sizes]
-        fit = sum(int(min(c // cpus, g // gpus if gpus else c // cpus)) for c, g in rooms)
+            return  # listing machines needs a right that submitting does not
+        allocatable = [node["status"].get("allocatable") or {} for node in nodes]
+        sizes = [(_amount(s.get("cpu")), _amount(s.get("nvidia.com/gpu"))) for s in allocatable]
+        fit = sum(int(min(c // cpus, g // gpus if gpus else c // cpus)) for c, g in sizes)
         if fit < workers:
-            has = ", ".join(f"{c:g} CPUs and {g:g} GPUs" for c, g in sorted(rooms, reverse=True))
+            has = ", ".join(f"{c:g} CPUs and {g:g} GPUs" for c, g in sorted(sizes, reverse=True))
             print(
-                f"note: the run wants {workers} pods with {cpus} CPUs and {gpus} GPUs each, and "
-                f"the machines that are there offer {has or 'nothing'}: the job waits until the "
-                "cluster has grown; if it never does, cancel the run and change nodes, cpus or "
-                "gpus of the target",
+                f"note: the run needs {workers} pods with {cpus} CPUs and {gpus} GPUs each, and "
+                f"the cluster's machines have {has or 'nothing'}: the job waits until the cluster "
+                "has grown; if it never does, cancel the run and change nodes, cpus or gpus of the "
+                "target",
                 file=sys.stderr,
             )
 
     def running(self, run: str) -> str:
         answer = self.kubectl("get", "rayjobs", "-l", f"{LABEL}={label_of(run)}", "-o", "json")
         for item in json.loads(answer)["items"]:
+            rayjob = RayJob.parse(item)
             # Long names may share a label.
-            is_of_run = (item["spec"].get("metadata") or {}).get("elmwright.run") == run
-            if is_of_run and not state_of_rayjob(item.get("status") or {}).ended:
-                return str(item["metadata"]["name"])
+            if rayjob.run == run and not state_of_rayjob(rayjob).ended:
+                return rayjob.name
         return ""
 
     def describe(self, submission: Submission) -> str:
-        print(f"note: {filled(parcel(submission)[1])}", file=sys.stderr)
+        print(f"note: {filled(pack(submission)[1])}", file=sys.stderr)
         return render(submission).as_json()
 
     def submit(self, submission: Submission) -> RayJobHandle:
-        """Create both objects, and let the ConfigMap go when the RayJob goes.
+        """Create both objects, and make the RayJob the owner of the ConfigMap.
 
-        Created, not applied: apply copies an object into an annotation of its own, which takes no
-        more than 256 KiB, and names are never used twice.
+        Created, not applied: apply copies an object into an annotation, which takes no more than
+        256 KiB. Names are never used twice.
         """
         name = object_name(submission.id)
         objects = render(submission)
@@ -135,8 +132,8 @@ class Kubernetes(Place):
             answer = self.kubectl(
                 "create", "-o", "json", "-f", "-", text=json.dumps(objects.rayjob)
             )
-        except (UserError, Failed) as error:
-            answer = self._arrived(name, error)
+        except UserError as error:
+            answer = self._find_created(name, error)
         owner = {
             "apiVersion": objects.rayjob["apiVersion"],
             "kind": objects.rayjob["kind"],
@@ -146,77 +143,79 @@ class Kubernetes(Place):
         patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
         try:
             self.kubectl("patch", "configmap", name, "--type", "merge", "-p", patch)
-        except (UserError, Failed) as error:
+        except UserError as error:
             print(
                 f"note: the ConfigMap {name} stays when the RayJob is deleted: {error}",
                 file=sys.stderr,
             )
         return RayJobHandle(name)
 
-    def _arrived(self, name: str, error: Exception) -> str:
-        """The RayJob, which may be there although kubectl failed; else nothing is left behind."""
+    def _find_created(self, name: str, error: UserError) -> str:
+        """The RayJob, which may exist although kubectl failed; else the ConfigMap is deleted."""
         try:
-            answer = self.kubectl("get", "rayjob", name, "--ignore-not-found", "-o", "json")
-            if not answer.strip():
+            answer = self._get_rayjob(name)
+            if not answer:
                 self.kubectl("delete", "configmap", name, "--ignore-not-found")
-        except (UserError, Failed):
-            if not isinstance(error, Unreachable | Failed):
-                raise error from None  # it was refused, so it is not there
+        except UserError:
+            if not isinstance(error, Unreachable):
+                raise error from None  # it was refused, so it does not exist
             raise Failed(
                 f"Kubernetes went away while the job was being sent ({error}); 'elmwright jobs' "
                 "tells whether it arrived, once it answers again, and 'elmwright cancel' stops it "
                 "then"
             ) from None
-        if not answer.strip():
+        if not answer:
             raise error
         return answer
 
+    def _get_rayjob(self, name: str) -> str:
+        """The RayJob of this name as JSON; empty if there is none."""
+        return self.kubectl("get", "rayjob", name, "--ignore-not-found", "-o", "json").strip()
+
     def state(self, job: Job) -> State:
         if not self.target.address:
-            return self._in_kubernetes(job)
+            return self._state_in_kubernetes(job)
         try:
             state = RayCluster(self.target).state(job)
         except Unreachable as error:
-            # Its head is not up yet, or taken away after the end.
-            return self._in_kubernetes(job, error)
+            # Its head is not up yet, or was deleted after the end.
+            return self._state_in_kubernetes(job, error)
         if state.word == "interrupted" and state.exit_code is None:
             # Perhaps not submitted to Ray yet, or the address leads to another run's cluster.
             unknown = Unreachable(
                 "cluster-unreachable", f"{self.target.address} says of the job: {state.why}"
             )
-            return self._in_kubernetes(job, unknown)
+            return self._state_in_kubernetes(job, unknown)
         return state
 
-    def _in_kubernetes(self, job: Job, why: Unreachable | None = None) -> State:
-        """The state as KubeRay tells it; `why` is what Ray's address had to say instead."""
+    def _state_in_kubernetes(self, job: Job, ray_error: Unreachable | None = None) -> State:
+        """The state by the RayJob's status; `ray_error` is why Ray could not tell it."""
         code = outcome_of(job.submission)
         try:
-            found = self._rayjob(job)
+            rayjob = self._rayjob(job)
         except UserError as error:
             if code is not None:
                 return state_of_exit(code)
-            if why is None:
+            if ray_error is None:
                 raise
             raise Unreachable(
-                "cluster-unreachable", f"{why}; and Kubernetes cannot be asked: {error}"
+                "cluster-unreachable", f"{ray_error}; and Kubernetes cannot be asked: {error}"
             ) from error
         state = State("interrupted", "Kubernetes does not know it any more")
-        if found:
-            state = state_of_rayjob(found.get("status") or {})
-        # A note of an end may be of an earlier head: KubeRay submits a job again to the next one.
+        if rayjob:
+            state = state_of_rayjob(rayjob)
+        # A noted exit code may come from an earlier head: KubeRay submits a job again to a new one.
         return state_of_exit(code) if code is not None and state.ended else state
 
-    def _rayjob(self, job: Job) -> dict[str, Any]:
-        """The RayJob as it stands; nothing where it is gone."""
-        name = object_name(job.submission.id)
-        answer = self.kubectl("get", "rayjob", name, "--ignore-not-found", "-o", "json")
-        return dict(json.loads(answer)) if answer.strip() else {}
+    def _rayjob(self, job: Job) -> RayJob | None:
+        answer = self._get_rayjob(object_name(job.submission.id))
+        return RayJob.parse(json.loads(answer)) if answer else None
 
     def log(self, job: Job, start: int) -> tuple[str, int]:
         try:
-            return self._through_ray(job).log(job, start)
+            return self._ray_cluster(job).log(job, start)
         except Unreachable as error:
-            if self._in_kubernetes(job, error).word == "running":
+            if self._state_in_kubernetes(job, error).word == "running":
                 raise
             return "", start  # its head is not up yet, or gone with its log
 
@@ -225,16 +224,12 @@ class Kubernetes(Place):
             # Nothing runs yet that could checkpoint, and there may be no Ray to ask.
             self.kubectl("delete", "rayjob", object_name(job.submission.id), "--wait=false")
             return
-        self._through_ray(job).stop(job)
+        self._ray_cluster(job).stop(job)
 
-    @property
-    def grace(self) -> float:
-        return GRACE_SECONDS + 30
-
-    def _through_ray(self, job: Job) -> RayCluster:
+    def _ray_cluster(self, job: Job) -> RayCluster:
         if not self.target.address:
-            status = self._rayjob(job).get("status") or {}
-            cluster = status.get("rayClusterName") or "CLUSTER"
+            rayjob = self._rayjob(job)
+            cluster = (rayjob and rayjob.cluster) or "CLUSTER"
             raise UserError(
                 "cluster-unreachable",
                 "the k8s target has no Ray address; make the head's dashboard reachable ('kubectl "
@@ -245,37 +240,25 @@ class Kubernetes(Place):
         return RayCluster(self.target)
 
     def kubectl(self, *arguments: str, text: str = "") -> str:
-        command = ["kubectl", "-n", self.target.namespace, *arguments]
+        """The output of kubectl in the target's namespace."""
         try:
-            done = subprocess.run(
-                command, input=text, capture_output=True, text=True, check=False, timeout=60
+            return run_program(
+                ["kubectl", "-n", self.target.namespace, *arguments],
+                text,
+                if_missing="install it, or create what 'elmwright submit … --dry-run' prints by "
+                "other means",
             )
-        except FileNotFoundError:
-            raise Unreachable(
+        except ProgramFailed as error:
+            is_silent = any(words in str(error).lower() for words in NO_ANSWER)
+            raise (Unreachable if is_silent else UserError)(
                 "cluster-unreachable",
-                "kubectl is not on this machine's PATH; install it, or create what "
-                "'elmwright submit … --dry-run' prints by other means",
+                f"kubectl {arguments[0]} failed ({error}); check its context, the namespace, and "
+                "that KubeRay is installed",
             ) from None
-        except subprocess.TimeoutExpired:
-            if text:
-                raise Failed("Kubernetes does not answer (kubectl took more than 60 s)") from None
-            raise Unreachable(
-                "cluster-unreachable",
-                "Kubernetes does not answer (kubectl took more than 60 s); check its context",
-            ) from None
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
-            kind = Unreachable if any(s in lines[-1].lower() for s in SILENT) else UserError
-            raise kind(
-                "cluster-unreachable",
-                f"kubectl {arguments[0]} failed ({lines[-1][:300]}); check its context, the "
-                "namespace, and that KubeRay is installed",
-            )
-        return done.stdout
 
 
 def check_paths(submission: Submission, config: RunConfig) -> None:
-    """Pods have the image and what they mount, and nothing of the submitter's disk."""
+    """Refuse paths that pods do not have: those on the submitter's disk."""
     relative = relative_paths(config)
     if relative:
         raise UserError(
@@ -299,7 +282,7 @@ def check_paths(submission: Submission, config: RunConfig) -> None:
         )
 
 
-def amount(text: str | None) -> float:
-    """A number of CPUs or GPUs as Kubernetes writes it: 4, or 3920m."""
+def _amount(text: str | None) -> float:
+    """A number of CPUs or GPUs from the way Kubernetes writes it: 4, or 3920m."""
     text = str(text or 0)
     return float(text[:-1]) / 1000 if text.endswith("m") else float(text)

@@ -1,17 +1,17 @@
-"""What the target `k8s` asks of Kubernetes: a KubeRay RayJob, and a ConfigMap with what is shipped.
+"""The objects of the target `k8s`: a KubeRay RayJob, and a ConfigMap with the package it ships.
 
 The ConfigMap takes 1 MiB, and the package is about half of that (`filled`). Every pod mounts it,
-and Ray unpacks it from there: no image has to be built for a changed line. Both fit the files in
+and Ray unpacks it from there, so no image has to be built for a changed line. Both fit the files in
 `infra/kubernetes`: a namespace that enforces restricted pods, `/runs` on every node, a token for
-Ray, credentials of the store as a mounted file.
+Ray, and the store's credentials as a mounted file.
 
 Attempts at the run are made inside the RayJob (attempts.py): an interrupted driver is started again
-on the same cluster, where KubeRay replaces lost pods, and counted by the policy of every other
-target. So KubeRay itself retries nothing (`backoffLimit: 0`): it cannot tell a lost machine from a
-mistake in the config, counts every failure, and would build a new cluster for each. A head that is
-lost is no failure to KubeRay 1.6 (read, not run): in HTTPMode it finds the new head without the job
-and submits it there once more, whatever `backoffLimit` says. A head that is evicted therefore lets
-its driver checkpoint, and does not let the job end (`_head`).
+on the same cluster, where KubeRay replaces lost pods, and counted as on every other target. So
+KubeRay itself retries nothing (`backoffLimit: 0`): it cannot tell a lost machine from a mistake in
+the config, counts every failure, and would build a new cluster for each. KubeRay 1.6 does not count
+a lost head as a failure (read, not run): in HTTPMode it finds the new head without the job and
+submits it again, whatever `backoffLimit` says. So the head's preStop hook (`_head`) lets the driver
+checkpoint without ending the job.
 """
 
 import base64
@@ -22,11 +22,18 @@ from importlib.metadata import version
 from typing import Any
 
 from elmwright.jobs.runbook import deployment
-from elmwright.jobs.runbook.submission import GRACE_SECONDS, State, Submission, state_of_exit
+from elmwright.jobs.runbook.submission import GRACE_SECONDS, State, Submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.attempts import DRIVER_FILE
-from elmwright.jobs.submit.targets.ray_jobs import entrypoint, metadata_of, parcel, runtime_env
-from elmwright.jobs.submit.targets.slurm import job_size
+from elmwright.jobs.submit.targets.place import job_size
+from elmwright.jobs.submit.targets.ray_jobs import (
+    RayJobInfo,
+    entrypoint,
+    metadata_of,
+    pack,
+    runtime_env,
+    state_of_job,
+)
 from elmwright.pipeline.errors import UserError
 
 MOUNT = "/elmwright-job"
@@ -47,8 +54,8 @@ UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def object_name(submission_id: str) -> str:
-    """A name KubeRay takes: small letters, digits and dashes, a letter first, short enough for what
-    KubeRay puts behind it."""
+    """A name for KubeRay: small letters, digits and dashes, a letter first, short enough for the
+    suffixes that KubeRay adds."""
     name = re.sub(r"[^a-z0-9-]+", "-", submission_id.lower())
     head, tail = name[:-21].strip("-"), name[-21:]  # time and random digits make it unique
     if not re.match("[a-z]", head):
@@ -61,15 +68,8 @@ def label_of(run: str) -> str:
     return run[:63].strip("._-")
 
 
-def image_of(target: Target) -> str:
-    """The image the target names, else the one that infra/README.md builds from this version."""
-    if target.image != Target.image:
-        return target.image
-    return f"{deployment.IMAGE}:{deployment.IMAGE_TAGS[1 if target.gpus else 0]}"
-
-
 def filled(content: bytes) -> str:
-    """How much of a ConfigMap the code and the config fill, to read; refused if they do not fit."""
+    """How much of a ConfigMap the package fills, in words; raises UserError if it does not fit."""
     size = f"code and config are {len(content):,} bytes"
     if len(content) > CONFIG_MAP_BYTES:
         raise UserError(
@@ -95,82 +95,82 @@ class Objects:
 
 def render(submission: Submission) -> Objects:
     """The ConfigMap and the RayJob of a submission."""
-    name = object_name(submission.id)
-    package, content = parcel(submission)
+    package, content = pack(submission)
     filled(content)
-    meta = {
-        "name": name,
+    metadata = {
+        "name": object_name(submission.id),
         "namespace": submission.target.namespace,
         "labels": {LABEL: label_of(submission.run)},
     }
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": meta,
+        "metadata": metadata,
         "immutable": True,
         "binaryData": {package: base64.b64encode(content).decode()},
     }
-    return Objects(config_map, _rayjob(submission, name, meta, package))
-
-
-def _rayjob(
-    submission: Submission, name: str, meta: dict[str, Any], package: str
-) -> dict[str, Any]:
-    target = submission.target
-    workers, cpus = job_size(submission)
-    environment = runtime_env(submission, f"file://{MOUNT}/{package}")
-    return {
+    rayjob = {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": meta,
-        "spec": {
-            "entrypoint": entrypoint(target),
-            "jobId": submission.id,
-            "metadata": metadata_of(submission),
-            # JSON is YAML.
-            "runtimeEnvYAML": json.dumps(environment),
-            # KubeRay itself submits: no further pod, which would need all of this as well.
-            "submissionMode": "HTTPMode",
-            "backoffLimit": 0,
-            "activeDeadlineSeconds": DEADLINE_SECONDS,
-            "shutdownAfterJobFinishes": True,
-            "ttlSecondsAfterFinished": 600,
-            "rayClusterSpec": {
-                # The image must have the same; KubeRay wants it for authOptions.
-                "rayVersion": version("ray"),
-                # KubeRay makes a token: whoever reaches the head could run anything as this job.
-                "authOptions": {"mode": "token"},
-                "headGroupSpec": {
-                    # Without work of its own: what is lost with a worker can be computed again.
-                    "rayStartParams": {
-                        "num-cpus": "0",
-                        "dashboard-host": "0.0.0.0",  # noqa: S104
-                        "object-store-memory": str(object_store(HEAD_MEMORY)),
-                    },
-                    "template": _head(target, name),
+        "metadata": metadata,
+        "spec": _rayjob_spec(submission, package),
+    }
+    return Objects(config_map, rayjob)
+
+
+def _rayjob_spec(submission: Submission, package: str) -> dict[str, Any]:
+    target, name = submission.target, object_name(submission.id)
+    workers, cpus = job_size(submission)
+    worker_size = {"cpu": str(cpus), "memory": target.memory}
+    if target.gpus:
+        worker_size["nvidia.com/gpu"] = str(target.gpus)
+    return {
+        "entrypoint": entrypoint(target),
+        "jobId": submission.id,
+        "metadata": metadata_of(submission),
+        # JSON is YAML.
+        "runtimeEnvYAML": json.dumps(runtime_env(submission, f"file://{MOUNT}/{package}")),
+        # KubeRay itself submits. A submitting pod would need all of this as well.
+        "submissionMode": "HTTPMode",
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": DEADLINE_SECONDS,
+        "shutdownAfterJobFinishes": True,
+        "ttlSecondsAfterFinished": 600,
+        "rayClusterSpec": {
+            # The image must have the same. KubeRay needs it for authOptions.
+            "rayVersion": version("ray"),
+            # KubeRay makes a token: without one, anyone who reaches the head could run anything.
+            "authOptions": {"mode": "token"},
+            "headGroupSpec": {
+                # No work on the head: what is lost with a worker can be computed again.
+                "rayStartParams": {
+                    "num-cpus": "0",
+                    "dashboard-host": "0.0.0.0",  # noqa: S104
+                    "object-store-memory": str(object_store(HEAD_MEMORY)),
                 },
-                "workerGroupSpecs": [
-                    {
-                        "groupName": "workers",
-                        "replicas": workers,
-                        "minReplicas": workers,
-                        "maxReplicas": workers,
-                        "rayStartParams": {
-                            "num-cpus": str(cpus),
-                            "object-store-memory": str(object_store(target.memory)),
-                        },
-                        "template": _pod("ray-worker", target, name, _size(target, cpus)),
-                    }
-                ],
+                "template": _head(target, name),
             },
+            "workerGroupSpecs": [
+                {
+                    "groupName": "workers",
+                    "replicas": workers,
+                    "minReplicas": workers,
+                    "maxReplicas": workers,
+                    "rayStartParams": {
+                        "num-cpus": str(cpus),
+                        "object-store-memory": str(object_store(target.memory)),
+                    },
+                    "template": _pod("ray-worker", target, name, worker_size),
+                }
+            ],
         },
     }
 
 
 def _head(target: Target, name: str) -> dict[str, Any]:
-    """A head that must go, because its machine does, lets the driver write its checkpoint first.
+    """The head's pod, which on eviction lets the driver write its checkpoint first.
 
-    The hook tells the job and waits until its driver has ended. `ray job stop` would end the job
+    Its hook signals the job and waits until the driver has ended. `ray job stop` would end the job
     for good, as `elmwright cancel` does.
     """
     pod = _pod("ray-head", target, name, {"cpu": "1", "memory": HEAD_MEMORY})
@@ -185,19 +185,14 @@ def _head(target: Target, name: str) -> dict[str, Any]:
 
 
 def shared_memory(memory: str) -> int:
-    """Bytes of /dev/shm in a pod with this much memory, of which they are a part."""
+    """Bytes of /dev/shm in a pod with this much memory, a quarter of it."""
     unit = memory.lstrip("0123456789")
     return int(memory.removesuffix(unit)) * UNITS[unit] // 4
 
 
 def object_store(memory: str) -> int:
-    """Bytes of Ray's object store there: half of /dev/shm, the rest of which NCCL may use."""
+    """Bytes of Ray's object store in such a pod: half of /dev/shm, leaving the rest to NCCL."""
     return shared_memory(memory) // 2
-
-
-def _size(target: Target, cpus: int) -> dict[str, str]:
-    size = {"cpu": str(cpus), "memory": target.memory}
-    return size | {"nvidia.com/gpu": str(target.gpus)} if target.gpus else size
 
 
 def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dict[str, Any]:
@@ -227,9 +222,10 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
     if target.secret:
         sources.append({"secretRef": {"name": target.secret}})
     credentials = f"{deployment.SECRETS_PATH}/credentials"
+    built = f"{deployment.IMAGE}:{deployment.IMAGE_TAGS[1 if target.gpus else 0]}"
     spec = {
         "name": container,
-        "image": image_of(target),
+        "image": target.image or built,  # else the one that infra/README.md builds
         "env": [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": credentials}],
         "envFrom": sources,
         "resources": {"requests": size, "limits": size},
@@ -263,36 +259,56 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
     return {"metadata": {"annotations": STAY}, "spec": pod}
 
 
-def state_of_rayjob(status: dict[str, Any]) -> State:
-    """What KubeRay says, in our words.
+@dataclass(frozen=True)
+class RayJob:
+    """A RayJob of the cluster; a word that KubeRay has not filled in is empty."""
 
-    jobStatus is what Ray said last, and stays when KubeRay gives the job up; so an end that
-    jobDeploymentStatus tells of counts for more than a jobStatus that is none.
+    name: str
+    run: str
+    """run.name of its submission."""
+    job_status: str
+    """The last status that KubeRay heard from Ray. It stays when KubeRay gives the job up."""
+    deployment_status: str
+    reason: str
+    message: str
+    cluster: str
+    """Name of its Ray cluster."""
+
+    @classmethod
+    def parse(cls, data: dict[str, Any]) -> "RayJob":
+        """From the JSON of kubectl."""
+        status = data.get("status") or {}
+        metadata = (data.get("spec") or {}).get("metadata") or {}
+        return cls(
+            name=str((data.get("metadata") or {}).get("name", "")),
+            run=str(metadata.get("elmwright.run", "")),
+            job_status=status.get("jobStatus") or "",
+            deployment_status=status.get("jobDeploymentStatus") or "",
+            reason=status.get("reason") or "",
+            message=status.get("message") or "",
+            cluster=status.get("rayClusterName") or "",
+        )
+
+
+def state_of_rayjob(rayjob: RayJob) -> State:
+    """The state of a job by the status of its RayJob.
+
+    An end in the deployment status counts for more than a job status that is none.
     """
-    word = status.get("jobStatus") or ""
-    deployment = status.get("jobDeploymentStatus") or ""
-    reason = str(status.get("reason") or "")
-    message = str(status.get("message") or "")
-    if word == "SUCCEEDED":
-        return State("finished", exit_code=0)
-    if word == "STOPPED":
-        return State("interrupted", "stopped on request", 75)
-    if word == "FAILED":
-        return _state_of_failure(message or reason)
-    if deployment == "Failed" and reason == "DeadlineExceeded":
-        return State("interrupted", "its time limit (activeDeadlineSeconds) is over")
-    if deployment in ("Failed", "ValidationFailed"):
-        return State("failed", f"KubeRay gave it up ({reason or 'no reason'}) {message}"[:300])
-    if word == "RUNNING":
-        return State("running")
-    return State("pending", deployment or "waiting for its cluster")
-
-
-def _state_of_failure(message: str) -> State:
-    found = re.search(r"failed with exit code (-?\d+)", message)
-    if found:
-        return state_of_exit(int(found[1]))
-    lines = [line.strip() for line in message.splitlines() if line.strip()] or ["no reason given"]
-    if "runtime_env" in message:
-        return State("failed", f"its environment could not be set up: {lines[-1][:300]}")
-    return State("interrupted", f"its driver or its node is gone: {lines[-1][:300]}")
+    deployment_status, reason, message = rayjob.deployment_status, rayjob.reason, rayjob.message
+    if rayjob.job_status not in ("SUCCEEDED", "STOPPED", "FAILED"):
+        if deployment_status == "Failed" and reason == "DeadlineExceeded":
+            return State("interrupted", "its time limit (activeDeadlineSeconds) is over")
+        if deployment_status in ("Failed", "ValidationFailed"):
+            return State("failed", f"KubeRay gave it up ({reason or 'no reason'}) {message}"[:300])
+        if rayjob.job_status != "RUNNING":
+            return State("pending", deployment_status or "waiting for its cluster")
+    text = message or reason
+    code = re.search(r"failed with exit code (-?\d+)", text)
+    job = RayJobInfo(
+        status=rayjob.job_status,
+        message=text,
+        driver_exit_code=int(code[1]) if code else None,
+        error_type="RUNTIME_ENV_SETUP_FAILURE" if "runtime_env" in text else None,
+    )
+    return state_of_job(job)

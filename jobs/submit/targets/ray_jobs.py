@@ -1,12 +1,12 @@
 """The target `http://HEAD:8265`: jobs of a Ray cluster, through the Jobs API of its dashboard.
 
-Plain HTTP with a time limit on every request, so that a cluster that is not there is told of within
-seconds and `elmwright status` need not import Ray. What is shipped is one zip with the unpacked
-wheel and the submission, named by its content: it becomes the job's `working_dir`, which Ray puts
-first on the path of the driver and of every worker. So changed code is always the code that runs,
-and nothing is installed on the nodes.
+Plain HTTP with a time limit on every request, so that an unreachable cluster is reported within
+seconds and `elmwright status` need not import Ray. A job ships as one zip with the unpacked wheel
+and the submission, named by its content. It becomes the job's `working_dir`, which Ray puts first
+on the path of the driver and of every worker. So changed code is always the code that runs, and
+nothing is installed on the nodes.
 
-A token is sent only to a cluster that asks for one.
+A token is sent only to a cluster that requires one.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -25,7 +26,6 @@ from packaging.requirements import Requirement
 
 from elmwright.jobs.cluster.capacity import check_capacity
 from elmwright.jobs.config.sections import TrainSection
-from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.environment.wheel import requirements, wheel_members, zipped
 from elmwright.jobs.runbook.submission import (
     GRACE_SECONDS,
@@ -36,30 +36,38 @@ from elmwright.jobs.runbook.submission import (
     state_of_exit,
 )
 from elmwright.jobs.runbook.target import Target
-from elmwright.jobs.submit.targets.place import Place
+from elmwright.jobs.submit.targets.place import AccessRefused, Place, Unreachable, last_line
 from elmwright.jobs.submit.targets.ray_token import DEFAULT_TOKEN, find_token
 from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.records import from_data
 from elmwright.pipeline.storage.files import is_url
 
 TIMEOUT = 8.0
 """Seconds for an answer; a slow network answers in a fraction of it."""
 SUBMIT_TIMEOUT = 60.0
-"""Seconds for sending the package and for taking the job, which starts an actor."""
+"""Seconds for sending the package and for accepting the job, which starts an actor."""
+JOB_MODULE = "elmwright.jobs.submit.job"
 
 
-class Unreachable(UserError):  # noqa: N818 - a state of the world
-    """The cluster does not answer."""
+@dataclass(frozen=True)
+class RayJobInfo:
+    """A job as Ray's dashboard describes it."""
 
-
-class NotLetIn(Unreachable):
-    """The cluster answers, but not to us: to ask it again would not help."""
+    status: str
+    submission_id: str | None = None
+    metadata: dict[str, str] | None = None
+    message: str | None = None
+    driver_exit_code: int | None = None
+    error_type: str | None = None
+    start_time: float | None = None
+    """Milliseconds since 1970."""
 
 
 class RayCluster(Place):
     """Jobs of a running Ray cluster."""
 
     def __init__(self, target: Target) -> None:
-        self.target = target
+        super().__init__(target)
         self.address = target.address
         self._token = ""
 
@@ -68,13 +76,13 @@ class RayCluster(Place):
             return ""
         return (
             f"run.dir {submission.dir} must be on storage that every machine of {self.address} "
-            "mounts; the job looks first"
+            "mounts; the job checks this first"
         )
 
     def check(self, submission: Submission) -> None:
-        """Refuse what cannot work on this cluster: its version, its size, its reach."""
+        """Refuse a cluster with another version of Ray, or too small for the run."""
         self.check_version()
-        config = config_from(submission.config, "the config")
+        config = submission.read_config()
         if config.cluster.wait_minutes:
             return
         nodes = self.nodes()
@@ -85,36 +93,36 @@ class RayCluster(Place):
         check_nodes(config.train, nodes, self.address)
 
     def running(self, run: str) -> str:
-        """The submission id of a job of this run that has not ended, if there is one."""
-        jobs = self._get("/api/jobs/")
         try:
-            for job in jobs:
-                is_of_run = (job.get("metadata") or {}).get("elmwright.run") == run
-                if is_of_run and job["status"] in ("PENDING", "RUNNING"):
-                    return str(job["submission_id"])
-        except (KeyError, TypeError, AttributeError):
+            rows = self._ask("/api/jobs/")
+            jobs = [from_data(RayJobInfo, row, ignore_unknown=True) for row in rows]
+        except (ValueError, TypeError):
             raise self._not_ray() from None
+        for job in jobs:
+            is_of_run = (job.metadata or {}).get("elmwright.run") == run
+            if is_of_run and job.status in ("PENDING", "RUNNING"):
+                return str(job.submission_id)
         return ""
 
     def describe(self, submission: Submission) -> str:
-        name, package = parcel(submission)
-        request = self._request_of(submission, name)
+        name, package = pack(submission)
+        request = self._request(submission, name, JOB_MODULE)
         return (
             f"PUT {self.address}/api/packages/gcs/{name} "
             f"({len(package):,} bytes: elmwright {submission.version} and the submission)\n"
             f"POST {self.address}/api/jobs/\n{json.dumps(request, indent=1)}"
         )
 
-    def submit(self, submission: Submission, module: str = "elmwright.jobs.submit.job") -> NoHandle:
-        name, package = parcel(submission)
+    def submit(self, submission: Submission, module: str = JOB_MODULE) -> NoHandle:
+        name, package = pack(submission)
+        path = f"/api/packages/gcs/{name}"
         try:
-            path = f"/api/packages/gcs/{name}"
             # Asking for it also keeps Ray from throwing it away before the job starts.
             if self._call("GET", path)[0] == 404:
-                self._ok("PUT", path, package, SUBMIT_TIMEOUT)
-            data = json.dumps(self._request_of(submission, name, module)).encode()
-            self._ok("POST", "/api/jobs/", data, SUBMIT_TIMEOUT)
-        except NotLetIn:
+                self._check_status(*self._call("PUT", path, package, SUBMIT_TIMEOUT))
+            data = json.dumps(self._request(submission, name, module)).encode()
+            self._check_status(*self._call("POST", "/api/jobs/", data, SUBMIT_TIMEOUT))
+        except AccessRefused:
             raise
         except Unreachable as error:
             raise Failed(
@@ -124,9 +132,7 @@ class RayCluster(Place):
             ) from error
         return NoHandle()
 
-    def _request_of(
-        self, submission: Submission, package: str, module: str = "elmwright.jobs.submit.job"
-    ) -> dict[str, Any]:
+    def _request(self, submission: Submission, package: str, module: str) -> dict[str, object]:
         return {
             "submission_id": submission.id,
             "entrypoint": entrypoint(self.target, module),
@@ -138,16 +144,15 @@ class RayCluster(Place):
         status, body = self._call("GET", f"/api/jobs/{quote(job.submission.id)}")
         if status == 404:
             return State("interrupted", "the cluster does not know it (any more)")
-        self._must(status, body)
+        self._check_status(status, body)
         try:
-            return state_of_job(json.loads(body))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            return state_of_job(from_data(RayJobInfo, json.loads(body), ignore_unknown=True))
+        except ValueError:
             raise self._not_ray() from None
 
     def log(self, job: Job, start: int) -> tuple[str, int]:
-        status, body = self._call(
-            "GET", f"/api/jobs/{quote(job.submission.id)}/logs", timeout=SUBMIT_TIMEOUT
-        )
+        path = f"/api/jobs/{quote(job.submission.id)}/logs"
+        status, body = self._call("GET", path, timeout=SUBMIT_TIMEOUT)
         if status != 200:
             return "", start  # not started yet, or its node is gone with its log
         try:
@@ -157,40 +162,32 @@ class RayCluster(Place):
         return text[start:], max(start, len(text))
 
     def stop(self, job: Job) -> None:
-        self._ok("POST", f"/api/jobs/{quote(job.submission.id)}/stop", b"")
-
-    @property
-    def grace(self) -> float:
-        return GRACE_SECONDS + 30
+        path = f"/api/jobs/{quote(job.submission.id)}/stop"
+        self._check_status(*self._call("POST", path, b""))
 
     @property
     def has_token(self) -> bool:
-        """Whether the cluster has asked for a token and got one."""
+        """Whether the cluster has required a token and accepted ours."""
         return bool(self._token)
-
-    def version(self) -> str:
-        status, body = self._call("GET", "/api/version")
-        self._must(status, body)
-        try:
-            return str(json.loads(body)["ray_version"])
-        except (ValueError, KeyError, TypeError):
-            raise self._not_ray() from None
 
     def check_version(self) -> str:
         """The version of Ray there, which must be one this package works with."""
-        found = self.version()
+        try:
+            version = str(self._ask("/api/version")["ray_version"])
+        except (KeyError, TypeError):
+            raise self._not_ray() from None
         need = next(r for r in map(Requirement, requirements()) if r.name == "ray")
-        if not need.specifier.contains(found, prereleases=True):
+        if not need.specifier.contains(version, prereleases=True):
             raise UserError(
                 "environment",
-                f"the cluster at {self.address} runs Ray {found}, elmwright needs "
+                f"the cluster at {self.address} runs Ray {version}, elmwright needs "
                 f"{need.specifier}; bring the cluster to such a version",
             )
-        return found
+        return version
 
     def nodes(self) -> list[dict[str, float]]:
         """The resources of each machine that is up."""
-        answer = self._get("/api/v0/nodes?limit=10000")
+        answer = self._ask("/api/v0/nodes?limit=10000")
         try:
             rows = answer["data"]["result"]["result"]
             return [dict(row["resources_total"]) for row in rows if row["state"] == "ALIVE"]
@@ -200,31 +197,27 @@ class RayCluster(Place):
                 f"({str(answer.get('msg', ''))[:200]})"
             ) from None
 
-    def _get(self, path: str) -> Any:
+    def _ask(self, path: str) -> Any:
+        """The JSON that the dashboard answers."""
         status, body = self._call("GET", path)
-        self._must(status, body)
+        self._check_status(status, body)
         try:
             return json.loads(body)
         except ValueError:
             raise self._not_ray() from None
 
-    def _ok(self, method: str, path: str, data: bytes, timeout: float = 0) -> None:
-        self._must(*self._call(method, path, data, timeout))
-
-    def _must(self, status: int, body: bytes) -> None:
+    def _check_status(self, status: int, body: bytes) -> None:
         if status == 200:
             return
         if status in (301, 302, 307, 308, 404, 405):
             raise self._not_ray()
-        lines = [line for line in body.decode(errors="replace").splitlines() if line.strip()]
-        # Ray answers with a traceback; its last line says what is wrong.
-        reason = lines[-1][:300] if lines else "nothing"
         if status in (502, 503, 504):
             raise Unreachable(
                 "cluster-unreachable",
-                f"the Ray cluster at {self.address} does not answer: what stands before it says "
+                f"the Ray cluster at {self.address} does not answer: a proxy in front of it says "
                 f"{status}; check that the cluster is up",
             )
+        reason = last_line(body.decode(errors="replace"))
         raise Failed(f"the Ray cluster at {self.address} answers {status}: {reason}")
 
     def _not_ray(self) -> UserError:
@@ -237,26 +230,27 @@ class RayCluster(Place):
     def _call(
         self, method: str, path: str, data: bytes | None = None, timeout: float = 0
     ) -> tuple[int, bytes]:
-        status, body = self._once(method, path, data, timeout)
+        """Status and body of an answer; sends a token if the cluster requires one."""
+        status, body = self._send(method, path, data, timeout or TIMEOUT)
         if status == 401 and not self._token and os.environ.get("RAY_AUTH_MODE") != "disabled":
             self._token, _ = find_token(self.target)
             if self._token:
-                status, body = self._once(method, path, data, timeout)
+                status, body = self._send(method, path, data, timeout or TIMEOUT)
         if status == 401:
-            raise NotLetIn(
+            raise AccessRefused(
                 "cluster-refused",
-                f"the Ray cluster at {self.address} wants a token; set RAY_AUTH_TOKEN, or "
-                f"RAY_AUTH_TOKEN_PATH to the file that holds it, or put it into {DEFAULT_TOKEN}, "
-                "or name its file as token_file of the target",
+                f"the Ray cluster at {self.address} requires a token; set RAY_AUTH_TOKEN, or "
+                f"RAY_AUTH_TOKEN_PATH to the file that contains it, or put it into "
+                f"{DEFAULT_TOKEN}, or name its file as token_file of the target",
             )
         if status == 403 and not self._token:
-            raise NotLetIn(
+            raise AccessRefused(
                 "cluster-refused",
-                f"{self.address} refuses us (403) and asks for no token; check the address, and "
-                "what stands between this machine and the cluster's dashboard",
+                f"{self.address} refuses us (403) without requiring a token; check the address, "
+                "and any proxy between this machine and the cluster's dashboard",
             )
         if status == 403:
-            raise NotLetIn(
+            raise AccessRefused(
                 "cluster-refused",
                 f"the Ray cluster at {self.address} refuses the token in "
                 f"{find_token(self.target)[1]}: it is expired or another cluster's; put the "
@@ -264,7 +258,7 @@ class RayCluster(Place):
             )
         return status, body
 
-    def _once(
+    def _send(
         self, method: str, path: str, data: bytes | None, timeout: float
     ) -> tuple[int, bytes]:
         request = urllib.request.Request(self.address + path, data, method=method)  # noqa: S310
@@ -276,10 +270,10 @@ class RayCluster(Place):
             while True:
                 tries -= 1
                 try:
-                    with _OPENER.open(request, timeout=timeout or TIMEOUT) as answer:
+                    with _OPENER.open(request, timeout=timeout) as answer:
                         return int(answer.status), answer.read()
                 except ConnectionResetError:
-                    # A busy dashboard drops a connection now and then; to ask twice does no harm.
+                    # A busy dashboard drops a connection now and then. Asking twice does no harm.
                     if not tries:
                         raise
                     time.sleep(1)
@@ -310,77 +304,56 @@ def is_this_machine(address: str) -> bool:
     try:
         family, _, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind(where)  # possible for an address of one's own only
+            probe.bind(where)  # possible only for an address of this machine
     except OSError:
         return False
     return True
 
 
-def parcel(submission: Submission) -> tuple[str, bytes]:
-    """What is shipped, and its name in the cluster, which says what is in it."""
-    _, members = wheel_members()
-    content = zipped(members | {"submission.json": submission.to_json().encode()})
+def pack(submission: Submission) -> tuple[str, bytes]:
+    """Name and content of the zip that a job ships as; the name is a digest of the content."""
+    content = zipped(wheel_members() | {"submission.json": submission.to_json().encode()})
     return f"_ray_pkg_{hashlib.sha256(content).hexdigest()[:32]}.zip", content
 
 
-def entrypoint(target: Target, module: str = "elmwright.jobs.submit.job") -> str:
-    """`exec`, so that the stop signal reaches the driver itself and not a shell around it."""
+def entrypoint(target: Target, module: str = JOB_MODULE) -> str:
+    """The command of a job: `exec`, so that the stop signal reaches the driver and no shell."""
     python = shlex.quote(target.python or "python")
     return f"exec {python} -m {module} submission.json"
 
 
-def runtime_env(submission: Submission, working_dir: str) -> dict[str, Any]:
-    return {
-        "working_dir": working_dir,
-        "env_vars": {
-            **submission.settings,
-            # Ray itself gives a stopped job 3 s, too few for a checkpoint.
-            "RAY_JOB_STOP_WAIT_TIME_S": str(GRACE_SECONDS),
-        },
-    }
+def runtime_env(submission: Submission, working_dir: str) -> dict[str, object]:
+    """The environment of a job as Ray spells it."""
+    # Ray itself gives a stopped job 3 s, too few for a checkpoint.
+    variables = {**submission.settings, "RAY_JOB_STOP_WAIT_TIME_S": str(GRACE_SECONDS)}
+    return {"working_dir": working_dir, "env_vars": variables}
 
 
 def metadata_of(submission: Submission) -> dict[str, str]:
     """What the cluster's job listing shows."""
-    return {
-        "elmwright.run": submission.run,
-        "elmwright.dir": submission.dir,
-        "elmwright.until": submission.until,
-        "elmwright.version": submission.version,
-        "elmwright.git": submission.git,
-        "elmwright.config_sha256": submission.config_sha256,
-        "elmwright.sender": submission.sender,
-    }
+    names = ("run", "dir", "until", "version", "git", "config_sha256", "sender")
+    return {f"elmwright.{name}": getattr(submission, name) for name in names}
 
 
-def state_of_job(info: dict[str, Any]) -> State:
-    """Ray's words in ours."""
-    status, message = info["status"], str(info.get("message") or "").strip()
-    if status == "PENDING":
-        return State("pending", "waiting for its environment or for room on the cluster")
-    if status == "RUNNING":
-        return State("running", _since(info))
-    if status == "SUCCEEDED":
+def state_of_job(job: RayJobInfo) -> State:
+    """The state of a job by what Ray says of it."""
+    if job.status == "PENDING":
+        return State("pending", "waiting for its environment or for capacity on the cluster")
+    if job.status == "RUNNING":
+        minutes = int(time.time() - job.start_time / 1000) // 60 if job.start_time else 0
+        return State(
+            "running", f"for {minutes // 60} h {minutes % 60} min" if job.start_time else ""
+        )
+    if job.status == "SUCCEEDED":
         return State("finished", exit_code=0)
-    if status == "STOPPED":
+    if job.status == "STOPPED":
         return State("interrupted", "stopped on request", 75)
-    code = info.get("driver_exit_code")
-    if code is not None:
-        return state_of_exit(int(code))
-    if info.get("error_type") == "RUNTIME_ENV_SETUP_FAILURE":
-        return State("failed", f"its environment could not be set up: {_last_line(message)}")
-    return State("interrupted", f"its driver or its node is gone: {_last_line(message)}")
-
-
-def _since(info: dict[str, Any]) -> str:
-    begun = (info.get("start_time") or 0) / 1000
-    minutes = int(time.time() - begun) // 60 if begun else 0
-    return f"for {minutes // 60} h {minutes % 60} min" if begun else ""
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else "no reason given"
+    if job.driver_exit_code is not None:
+        return state_of_exit(job.driver_exit_code)
+    reason = last_line(job.message or "")
+    if job.error_type == "RUNTIME_ENV_SETUP_FAILURE":
+        return State("failed", f"its environment could not be set up: {reason}")
+    return State("interrupted", f"its driver or its node is gone: {reason}")
 
 
 def check_nodes(train: TrainSection, nodes: list[dict[str, float]], where: str) -> None:

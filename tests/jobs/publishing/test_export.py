@@ -19,7 +19,7 @@ from elmwright.jobs.bundles.bundle import FILES, SUMS, digest, verify_bundle
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.config.toml_file import load_config
-from elmwright.jobs.environment.wheel import wheel_members
+from elmwright.jobs.environment.wheel import content_version, package_files
 from elmwright.jobs.publishing import export as export_module
 from elmwright.jobs.publishing import provenance as provenance_module
 from elmwright.jobs.publishing.choose_checkpoint import Recorded, recorded
@@ -236,7 +236,7 @@ def test_provenance_tells_what_made_it_and_no_secret(trained: Path, bundle: Path
     assert found["config"]["train"]["lanes"] == 4
     assert len(found["config_sha256"]) == 64
     assert found["elmwright"] == elmwright.__version__
-    assert found["code"] == wheel_members()[0]
+    assert found["code"] == content_version(package_files())
     if (ROOT / ".git").exists():
         said = subprocess.run(
             ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
@@ -255,7 +255,10 @@ def test_provenance_names_the_mlflow_run_and_what_a_submission_came_from(
     write_json(run / "tracking.json", {"run_id": "abc123", "offset": 0})
     config = export_module._run_config(str(run), [])
     target = Target("ray", address="http://head:8265")
-    for version, commit in ((wheel_members()[0], "1" * 40), ("0.0.1+000000000000", "2" * 40)):
+    for version, commit in (
+        (content_version(package_files()), "1" * 40),
+        ("0.0.1+000000000000", "2" * 40),
+    ):
         sent = new_submission(config, target, until="publish", version=version)
         lay_down(Job(dataclasses.replace(sent, dir=str(run), git=f"{commit}+changes")))
     monkeypatch.setattr(provenance_module, "own_git", lambda: None)

@@ -13,7 +13,7 @@ from elmwright.jobs.runbook.submission import Job, State, Submission, state_of_e
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit import send as submit_module
 from elmwright.jobs.submit.send import prepare
-from elmwright.jobs.submit.targets.ray_jobs import Unreachable
+from elmwright.jobs.submit.targets.place import Unreachable
 from tests.support.tiny import write_config
 
 
@@ -31,7 +31,7 @@ def submission(folder: Path) -> Submission:
 class Scripted:
     """A target whose jobs say and become what a test wrote down."""
 
-    grace = 1.0
+    grace_seconds = 1.0
 
     def __init__(self, script: dict[str, list[tuple[str, State]]]) -> None:
         self.script = script
@@ -106,7 +106,7 @@ def test_a_job_that_does_not_stop_in_time_is_killed(
     calls: list[str] = []
 
     class Deaf(Scripted):
-        grace = 0.05
+        grace_seconds = 0.05
 
         def stop(self, job: Job) -> None:
             calls.append("stop")
@@ -148,7 +148,7 @@ def test_a_job_that_goes_on_after_its_time_to_stop_is_no_success(
     job = Job(submission(tmp_path))
 
     class Immortal(Scripted):
-        grace = 0.05
+        grace_seconds = 0.05
 
         def stop(self, job: Job) -> None:
             pass

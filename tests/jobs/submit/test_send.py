@@ -34,7 +34,7 @@ from elmwright.jobs.submit.doctor import EXAMINERS
 from elmwright.jobs.submit.send import prepare, state_of, submit
 from elmwright.jobs.submit.targets.background import Background, is_alive, process_handle
 from elmwright.jobs.submit.targets.kinds import PLACES
-from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 from tests.support.tiny import elmwright, write_config, write_text
 from tests.support.waiting import wait_until
 
@@ -119,7 +119,7 @@ def test_a_run_that_is_going_on_is_not_sent_again(
     first = submission(tmp_path)
     runbook.remember(Job(first, process_handle(sleeper.pid)))
     assert state_of(runbook.find_run("tiny")[-1]).word == "running"
-    with pytest.raises(UserError, match=rf"'tiny' is going on already on local \(job {first.id}\)"):
+    with mistake("busy", "'tiny'", "local", first.id):
         submit(submission(tmp_path))
 
 
@@ -170,7 +170,7 @@ def test_the_run_book_keeps_every_attempt_in_order(tmp_path: Path) -> None:
 
 def test_a_kind_of_target_that_is_not_known_is_refused(tmp_path: Path) -> None:
     job = Job(replace(submission(tmp_path), target=Target("cloud", name="lab")))
-    with pytest.raises(UserError, match="target lab: kind 'cloud' is not known"):
+    with mistake("target", "lab", "'cloud'"):
         state_of(job)
 
 
@@ -179,15 +179,15 @@ def test_every_kind_of_target_has_a_class_and_can_be_examined() -> None:
 
 
 def test_a_run_nobody_knows(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no run 'nothing' in the run book \(it is empty\)"):
+    with mistake("run-missing", "'nothing'", "empty"):
         runbook.find_run("nothing")
-    with pytest.raises(UserError, match=r"nothing was submitted for"):
+    with mistake("run-missing", str(tmp_path)):
         runbook.find_run(str(tmp_path))
 
 
 def test_a_job_looks_for_its_dependencies_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "requirements", lambda: ["numpy>=99", "no-such-thing>=1", "rich"])
-    with pytest.raises(UserError, match=r"numpy is .*, needed is >=99; no-such-thing is missing"):
+    with mistake("environment", "numpy", ">=99", "no-such-thing is missing"):
         entry.check_dependencies()
 
 
@@ -200,7 +200,7 @@ def test_relative_paths_need_the_folder_they_are_relative_to(
     config = load_config(str(tmp_path / "tiny.toml"))
     entry.enter_folder(sent, config)
     gone = replace(sent, cwd="/no/such/folder")
-    with pytest.raises(UserError, match=r"'here' is relative to /no/such/folder, which is not"):
+    with mistake("shared-path", "'here'", "/no/such/folder"):
         entry.enter_folder(gone, config)
 
 
@@ -258,7 +258,7 @@ def test_a_damaged_note_in_a_runs_folder_is_named(tmp_path: Path) -> None:
     note.parent.mkdir(parents=True)
     for content in ("half a no", "{}", "[]", "[" * 100_000, '{"submission": ' + "[" * 100_000):
         note.write_text(content)
-        with pytest.raises(UserError, match=r"one/job.json is damaged; delete it"):
+        with mistake("file-damaged", "one/job.json"):
             runbook.find_run(str(tmp_path / "run"))
 
 

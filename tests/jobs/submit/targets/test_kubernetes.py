@@ -22,9 +22,11 @@ from elmwright.jobs.submit.doctor import examine
 from elmwright.jobs.submit.send import state_of, submit
 from elmwright.jobs.submit.targets.kubernetes import Kubernetes
 from elmwright.jobs.submit.targets.kubernetes_objects import Objects, object_name, render
-from elmwright.jobs.submit.targets.ray_jobs import Unreachable, parcel
+from elmwright.jobs.submit.targets.place import Unreachable
+from elmwright.jobs.submit.targets.ray_jobs import pack
 from elmwright.pipeline.errors import Failed, UserError
 from tests.support.cluster.rayjobs import GPU, submission
+from tests.support.mistakes import mistake
 
 pytestmark = pytest.mark.slow(6)
 
@@ -96,7 +98,7 @@ def test_the_state_is_kuberays_where_there_is_no_address(kubectl: Path) -> None:
     status = {"jobStatus": "RUNNING", "rayClusterName": "tiny-x7"}
     (kubectl / "answer").write_text(json.dumps({"status": status}))
     assert state_of(job).word == "running"
-    with pytest.raises(UserError, match=r"no Ray address; .* -n ml service/tiny-x7-head-svc 8265"):
+    with mistake("cluster-unreachable", "-n ml service/tiny-x7-head-svc 8265"):
         Kubernetes(GPU).stop(job)
     (kubectl / "answer").write_text("")
     assert state_of(job).word == "interrupted"
@@ -123,7 +125,7 @@ def test_a_rayjob_that_is_refused_leaves_no_config_map_behind(kubectl: Path) -> 
 
     place.kubectl = refuse  # type: ignore[method-assign]
     sent = submission(kubectl, GPU)
-    with pytest.raises(UserError, match="denied by a policy"):
+    with mistake("cluster-unreachable", "denied by a policy"):
         place.submit(sent)
     name = object_name(sent.id)
     assert calls(kubectl)[-1] == f"-n ml delete configmap {name} --ignore-not-found"
@@ -133,7 +135,7 @@ def test_a_rayjob_that_is_refused_leaves_no_config_map_behind(kubectl: Path) -> 
     assert '"uid": "u-2"' in calls(kubectl)[-1]
     # Neither may we look: what was refused is refused, and not perhaps there.
     (kubectl / "fail-get").write_text("Forbidden: cannot get resource rayjobs")
-    with pytest.raises(UserError, match="denied by a policy"):
+    with mistake("cluster-unreachable", "denied by a policy"):
         place.submit(sent)
 
 
@@ -148,7 +150,7 @@ def going_on(run: str) -> str:
 
 def test_a_run_that_is_going_on_there_is_refused(kubectl: Path) -> None:
     (kubectl / "answer").write_text(going_on("tiny"))
-    with pytest.raises(UserError, match=r"'tiny' is going on already .* \(job tiny-1\)"):
+    with mistake("busy", "'tiny'", "tiny-1"):
         submit(submission(kubectl, GPU))
     assert not (kubectl / "created").exists()
 
@@ -162,20 +164,20 @@ def test_a_run_is_looked_for_by_the_label_it_was_given(kubectl: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "settings", "words"),
+    ("target", "settings", "size"),
     [
-        ({"nodes": 4}, {"device": "cuda", "processes": 4}, r"needs a GPU .* 4 worker pods with 0"),
-        ({"nodes": 1, "cpus": 3}, {"processes": 2, "threads": 2}, "raise nodes or cpus"),
-        ({"nodes": 4, "cpus": 1}, {"processes": 1, "threads": 4}, "4 worker pods with 1 CPUs each"),
-        ({"gpus": 4, "nodes": 1, "cpus": 1}, {"device": "cuda", "processes": 2}, "do not fit"),
+        ({"nodes": 4}, {"device": "cuda", "processes": 4}, "4 worker pods with 4 CPUs and 0 GPUs"),
+        ({"nodes": 1, "cpus": 3}, {"processes": 2, "threads": 2}, "1 worker pod with 3 CPUs"),
+        ({"nodes": 4, "cpus": 1}, {"processes": 1, "threads": 4}, "4 worker pods with 4 CPUs"),
+        ({"gpus": 4, "nodes": 1, "cpus": 1}, {"device": "cuda", "processes": 2}, "1 worker pod"),
     ],
 )
 def test_a_target_too_small_for_the_run_is_refused(
-    target: dict[str, int], settings: dict[str, Any], words: str, kubectl: Path
+    target: dict[str, int], settings: dict[str, Any], size: str, kubectl: Path
 ) -> None:
     sent = submission(kubectl, Target("k8s", volume="runs", **target))  # type: ignore[arg-type]
     sent.config["train"].update(settings)
-    with pytest.raises(UserError, match=words):
+    with mistake("capacity", size):
         submit(sent)
     assert not (kubectl / "created").exists()
 
@@ -187,7 +189,7 @@ def test_machines_that_are_not_there_are_told_of_at_once(
     sent = submission(kubectl, Target("k8s", gpus=1, volume="runs"))
     Kubernetes(sent.target).check(sent)
     said = capsys.readouterr().err
-    assert "wants 2 pods with 4 CPUs and 1 GPUs each" in said
+    assert "needs 2 pods with 4 CPUs and 1 GPUs each" in said
     assert "3.92 CPUs and 0 GPUs" in said
     nodes(kubectl, 1, {"cpu": "7920m", "nvidia.com/gpu": "2"})
     Kubernetes(sent.target).check(sent)
@@ -203,7 +205,7 @@ def test_without_kubectl_there_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"kubectl is not on this machine's PATH; .*--dry-run"):
+    with mistake("cluster-unreachable", "kubectl", "PATH", "--dry-run"):
         submit(submission(tmp_path, GPU))
 
 
@@ -302,17 +304,17 @@ def test_an_address_that_is_set_later_reaches_the_job(
 
 
 @pytest.mark.parametrize(
-    ("target", "changes", "words"),
+    ("target", "changes", "names"),
     [
-        (GPU, {"run_dir": "runs/tiny"}, "'runs/tiny' is relative to a folder of this machine"),
-        (GPU, {"run_dir": "/home/me/tiny"}, "is on no volume of the pods; put it below /runs"),
-        (Target("k8s"), {}, "would be lost with its pods: name a claim as volume"),
+        (GPU, {"run_dir": "runs/tiny"}, ("'runs/tiny'", "below /runs")),
+        (GPU, {"run_dir": "/home/me/tiny"}, ("/home/me/tiny", "below /runs", "claim claim")),
+        (Target("k8s"), {}, ("run.dir /runs/tiny", "volume of the target")),
     ],
 )
 def test_a_folder_that_no_pod_has_is_refused(
-    target: Target, changes: dict[str, str], words: str, kubectl: Path
+    target: Target, changes: dict[str, str], names: tuple[str, ...], kubectl: Path
 ) -> None:
-    with pytest.raises(UserError, match=words):
+    with mistake("shared-path", *names):
         submit(submission(kubectl, target, **changes))
     assert not (kubectl / "created").exists()
 
@@ -327,13 +329,10 @@ def test_what_does_not_fit_into_a_config_map_is_refused_before_anything_is_sent(
 ) -> None:
     sent = submission(kubectl, GPU)
     package = {"noise.bin": random.Random(1).randbytes(1_048_576)}  # which cannot be compressed
-    monkeypatch.setattr(
-        "elmwright.jobs.submit.targets.ray_jobs.wheel_members", lambda: ("1", package)
-    )
-    sentence = r"are 1,0\d\d,\d\d\d bytes, and a ConfigMap takes 1,048,576; make the config smaller"
-    with pytest.raises(UserError, match=sentence):
+    monkeypatch.setattr("elmwright.jobs.submit.targets.ray_jobs.wheel_members", lambda: package)
+    with mistake("target", "1,048,576"):
         submit(sent)
-    with pytest.raises(UserError, match=sentence):
+    with mistake("target", "1,048,576"):
         Kubernetes(GPU).describe(sent)
     assert not (kubectl / "created").exists()
     assert attempts_of(sent.run) == []
@@ -346,7 +345,7 @@ def test_how_much_of_a_config_map_is_filled_is_told_on_request(
     kubectl: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent = submission(kubectl, GPU)
-    told = f"code and config are {len(parcel(sent)[1]):,} bytes of the 1,048,576 that a ConfigMap"
+    told = f"code and config are {len(pack(sent)[1]):,} bytes of the 1,048,576 that a ConfigMap"
     json.loads(Kubernetes(GPU).describe(sent))
     assert told in capsys.readouterr().err
     (kubectl / "answer").write_text("yes\n")

@@ -21,12 +21,13 @@ from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.attempts import DRIVER_FILE
 from elmwright.jobs.submit.targets.kubernetes_objects import (
     CONFIG_MAP_BYTES,
+    RayJob,
     label_of,
     object_name,
     render,
     state_of_rayjob,
 )
-from elmwright.jobs.submit.targets.ray_jobs import parcel
+from elmwright.jobs.submit.targets.ray_jobs import pack
 from tests.support.cluster.rayjobs import GPU, submission
 from tests.support.waiting import wait_until
 
@@ -171,7 +172,7 @@ def test_two_submissions_of_a_run_share_no_object(tmp_path: Path) -> None:
 
 
 def test_the_package_leaves_room_in_a_config_map(tmp_path: Path) -> None:
-    assert len(parcel(submission(tmp_path, GPU))[1]) < CONFIG_MAP_BYTES * 0.7
+    assert len(pack(submission(tmp_path, GPU))[1]) < CONFIG_MAP_BYTES * 0.7
 
 
 @pytest.mark.parametrize("run", ["tiny", "A.b_C", "x" * 100, "9", "7b", "a-._", "-"])
@@ -215,5 +216,5 @@ def test_the_image_that_is_built_is_the_image_that_is_asked_for(
         ),
     ],
 )
-def test_kuberays_words_become_ours(status: dict[str, Any], word: str) -> None:
-    assert state_of_rayjob(status).word == word
+def test_state_of_a_job_by_the_status_of_its_rayjob(status: dict[str, Any], word: str) -> None:
+    assert state_of_rayjob(RayJob.parse({"status": status})).word == word

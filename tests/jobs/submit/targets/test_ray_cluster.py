@@ -19,7 +19,7 @@ from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.runbook.submission import Job
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.send import prepare
-from elmwright.jobs.submit.targets.ray_jobs import RayCluster, parcel, runtime_env
+from elmwright.jobs.submit.targets.ray_jobs import RayCluster, pack, runtime_env
 from tests.support.cluster.ray_nodes import RayHead, ray_head
 from tests.support.places import ROOT
 from tests.support.tiny import elmwright, write_config, write_text
@@ -137,7 +137,7 @@ def test_the_doctor_looks_at_every_machine(user: User) -> None:
 
 def test_a_token_is_wanted_and_a_wrong_one_refused(user: User) -> None:
     said = user.run("doctor", user.head.address, code=2, RAY_AUTH_TOKEN="")
-    assert "wants a token; set RAY_AUTH_TOKEN" in said
+    assert "requires a token; set RAY_AUTH_TOKEN" in said
     wrong = TOKEN.replace("0", "1")
     said = user.run("jobs", RAY_AUTH_TOKEN=wrong)
     assert "refuses the token in RAY_AUTH_TOKEN" in said
@@ -168,7 +168,7 @@ def test_ray_unpacks_a_package_from_a_file_as_a_mounted_config_map_offers_it(
     config = load_config(str(user.config), ["cluster.address=auto", "corpus.dir=/no/such"])
     target = Target("ray", address=user.head.address)
     submission = prepare(config, target, "corpus")
-    name, content = parcel(submission)
+    name, content = pack(submission)
     (tmp_path / name).write_bytes(content)
     request = {
         "submission_id": submission.id,

@@ -16,9 +16,10 @@ from elmwright.jobs.runbook.submission import Job, SlurmHandle, Submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.send import cancel, prepare, state_of, submit
 from elmwright.jobs.submit.targets.network_address import address_of
-from elmwright.jobs.submit.targets.ray_jobs import Unreachable
+from elmwright.jobs.submit.targets.place import Unreachable
 from elmwright.jobs.submit.targets.slurm import Slurm, gpus_in, render, state_of_slurm
-from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.errors import Failed
+from tests.support.mistakes import mistake
 from tests.support.tiny import write_config, write_text
 
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -109,7 +110,9 @@ def test_shellcheck_has_nothing_to_say(tmp_path: Path, target: Target) -> None:
         ({"JobState": "NODE_FAIL"}, "interrupted", 75),
     ],
 )
-def test_slurms_words_become_ours(shown: dict[str, str], word: str, code: int | None) -> None:
+def test_state_of_a_job_by_slurms_answer(
+    shown: dict[str, str], word: str, code: int | None
+) -> None:
     state = state_of_slurm(shown)
     assert (state.word, state.exit_code) == (word, code)
 
@@ -154,26 +157,24 @@ def test_a_job_is_sent_without_the_submitters_environment_and_stopped_gently(fak
 
 def test_too_few_machines_for_the_run_are_refused(fake: Path) -> None:
     target = Target("slurm", nodes=2, cpus=1)
-    with pytest.raises(UserError, match=r"needs 4 CPUs, but .* 2 machines with 1 each"):
+    with mistake("capacity", "4 CPUs", "2 machines with 2 CPUs"):
         Slurm(target).check(submission(fake, target, train_processes=4))
 
 
 def test_what_slurm_does_not_have_is_refused_with_what_there_is(fake: Path) -> None:
     target = Target("slurm", nodes=2)
     Slurm(target).check(submission(fake, target, train_processes=4))
-    with pytest.raises(
-        UserError, match=r"2 machines with 4 CPUs each, but the cluster has 1 with 2, 1 with 8"
-    ):
+    with mistake("capacity", "2 machines with 4 CPUs each", "1 with 2, 1 with 8"):
         Slurm(target).check(submission(fake, target, train_processes=4, train_threads=2))
 
 
 def test_without_slurm_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     sent = submission(tmp_path, Target("slurm"))
-    with pytest.raises(UserError, match=r"squeue is not on this machine's PATH; submit from"):
+    with mistake("cluster-unreachable", "squeue", "PATH"):
         submit(sent)
     remember(Job(sent, SlurmHandle("1")))
-    with pytest.raises(UserError, match="is not on this machine's PATH"):
+    with mistake("cluster-unreachable", "scontrol", "PATH"):
         state_of(Job(sent, SlurmHandle("1")))
 
 
@@ -184,9 +185,7 @@ def play(fake: Path, name: str, lines: str) -> None:
 
 def test_gpus_that_slurm_does_not_have_are_refused(fake: Path) -> None:
     target = Target("slurm", nodes=2, gpus=64)
-    with pytest.raises(
-        UserError, match=r"2 machines with 4 CPUs and 64 GPUs each, but the cluster has 1 with 2 an"
-    ):
+    with mistake("capacity", "2 machines with 4 CPUs and 64 GPUs each", "1 with 2 and 0 GPUs"):
         Slurm(target).check(submission(fake, target))
     found = [gpus_in(row.split("|")[2]) for row in SINFO.splitlines()]
     assert found == [0, 0, 0, 4, 3]
@@ -196,7 +195,7 @@ def test_gpus_that_slurm_does_not_have_are_refused(fake: Path) -> None:
 
 def test_without_a_partition_only_the_default_one_counts(fake: Path) -> None:
     target = Target("slurm", nodes=1, cpus=64)
-    with pytest.raises(UserError, match=r"1 with 2, 1 with 8 in its default partition"):
+    with mistake("capacity", "1 with 2, 1 with 8", "default partition"):
         Slurm(target).check(submission(fake, target))
     named = Target("slurm", nodes=1, cpus=64, partition="all")
     Slurm(named).check(submission(fake, named))
@@ -204,7 +203,7 @@ def test_without_a_partition_only_the_default_one_counts(fake: Path) -> None:
 
 def test_a_process_must_fit_on_one_of_slurms_machines(fake: Path) -> None:
     target = Target("slurm", nodes=3, cpus=3)
-    with pytest.raises(UserError, match=r"4 processes with 2 CPUs each do not fit: .*room for 3"):
+    with mistake("capacity", "4 processes with 2 CPUs each", "room for 3"):
         Slurm(target).check(submission(fake, target, train_processes=4, train_threads=2))
 
 
@@ -244,7 +243,7 @@ def test_a_job_that_arrived_while_sbatch_lost_its_answer_can_be_stopped(fake: Pa
 
 def test_a_job_that_sbatch_refused_is_not_in_the_run_book(fake: Path) -> None:
     play(fake, "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
-    with pytest.raises(UserError, match=r"Slurm does not take the job"):
+    with mistake("capacity", "invalid partition specified: x"):
         submit(submission(fake, Target("slurm")))
     assert attempts_of("tiny") == []
 
@@ -265,5 +264,5 @@ def test_a_targets_interface_is_the_one_of_ray_gloo_and_nccl(
 
 def test_the_address_of_an_interface_is_found_or_said_to_be_missing() -> None:
     assert address_of("lo") == "127.0.0.1"
-    with pytest.raises(UserError, match=r"'ib7' has no IPv4 address on .* there are .*lo"):
+    with mistake("target", "'ib7'", "lo"):
         address_of("ib7")

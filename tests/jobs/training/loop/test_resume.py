@@ -149,7 +149,7 @@ def test_a_token_that_has_changed_since_is_read_from_where_it_is_now(
     play_job(dashboard, sent.submission)
     dashboard.token = GOOD
     assert main(["status", "tiny"]) == 2
-    assert "wants a token" in capsys.readouterr().err
+    assert "requires a token" in capsys.readouterr().err
     (tmp_path / "token").write_text(GOOD)
     targets.write_text(targets.read_text() + f'token_file = "{tmp_path / "token"}"\n')
     assert main(["status", "tiny"]) == 0
