@@ -10,6 +10,7 @@ one axis they would look like overfitting. It is one SVG that loads nothing and 
 background, so that it can be read in a light page, in a dark one and alone.
 """
 
+import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from statistics import median
 from elmwright.jobs.rundir.journal_records import Evaluation, Metrics, Record, ValuesRecord
 from elmwright.jobs.rundir.metrics import LOSS, PERPLEXITY, SCORED_TOKENS, TOKENS_PER_S
 from elmwright.pipeline.report.charts import Axis, rounded, thin
-from elmwright.pipeline.report.page import compact, decimal, number, shown
+from elmwright.pipeline.report.numbers import compact, decimal, number
+from elmwright.pipeline.report.page import visible_text
 
 WIDTH, MARGIN, LEFT, RIGHT = 640, 18, 66, 614
 UPPER, LOWER, ROW, TICKS, GAP = 190, 110, 20, 26, 18
@@ -140,7 +142,7 @@ def _perplexities(
     pad = max((max(values) / min(values)) ** 0.08, 1.1)
     axis = Axis(min(values) / pad, max(values) * pad, "", log=True)
     few, all_of = min(facts.heldout_tokens), facts.heldout_tokens[-1]
-    name = shown(split, 24)
+    name = html.escape(visible_text(split, 24))
     keys = []
     if len(points) > 1:
         keys.append(("curve", f"the model{_on(few, total)} of the set {name}, full softmax"))

@@ -33,7 +33,7 @@ from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.progress import plural
-from elmwright.pipeline.report.page import note, number, page, shown, table
+from elmwright.pipeline.report.page import render_page
 from elmwright.pipeline.storage.disk import write_atomic
 from elmwright.pipeline.storage.files import exists, join
 
@@ -254,25 +254,6 @@ def _printable(text: str) -> str:
 
 
 def write_page(found: Found, path: Path) -> None:
-    """The same as a page: one file, nothing loaded, everything of the text escaped."""
-
-    def sentence(occurrence: Occurrence) -> str:
-        before, word, after = (shown(part, 400) for part in occurrence.parts())
-        return f"{before} <mark>{word}</mark> {after}"
-
-    word = shown(found.query.words[found.query.position])
-    named = {"top": "the top layer", "mean": "the mean of all layers"}
-    layer = named.get(found.layer, f"layer {shown(found.layer)}")
-    header = (
-        f'<p class="kicker">Contextual neighbours</p><h1>{word}</h1>'
-        f'<p class="query">{sentence(found.query)}</p>'
-    )
-    rows = [(sentence(o), f"{o.similarity:.4f}", number(o.line + 1)) for o in found.neighbours]
-    body = note(
-        f"The word as the sentence above uses it, compared with {number(found.compared)} other "
-        f"places in <code>{shown(found.source)}</code>: the {len(rows)} nearest by the cosine of "
-        f"their vectors in {layer}, where 1 is equal. A model that tells the senses of a word "
-        "apart puts the sense of the sentence above first."
-    ) + table("Sentence|Cosine|Line of the text", rows, texts=1)
-    text = page(f"{word} · neighbours", header, [("Nearest", body)], "Made by elmwright neighbours")
+    """Write the neighbours as a page: one file that loads nothing."""
+    text = render_page(Path(__file__).with_name("neighbours.html"), found=found)
     write_atomic(path, text.encode("utf-8"))

@@ -1,61 +1,33 @@
-"""The drawings of the report, as inline SVG.
+"""The geometry of charts: values to places on an axis, and round values to label it with.
 
-Plain strings without any script: they open offline, print sharply, take their colours from the
-page's style (light or dark) and are read out by their labels. They are drawn small (480 units
-wide), so that their text stays readable on a phone.
+`page.html` draws the charts of the report as inline SVG: they open offline, print sharply, take
+their colours from the page's style (light or dark), and screen readers read their labels.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elmwright.pipeline.report.page import compact, number
+from elmwright.pipeline.report.numbers import compact
 
-WIDTH, HEIGHT = 480, 270
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 32, 44
+LEFT, RIGHT, TOP, BOTTOM = 58, 466, 32, 226
+"""The frame of a chart, as `page.html` draws it."""
 MAX_POINTS = 250
-"""Points of a curve, at most: more would not be seen."""
+"""Points of a curve. More could not be seen."""
 
-
-def bar(share: float, label: str, kind: str = "keep") -> str:
-    """A horizontal bar on a track of full width; `label` must be escaped."""
-    return stack([(label, share, kind)], label)
-
-
-def barred(share: float, text: str, kind: str = "keep") -> str:
-    """A bar with its escaped text at the right, for a table's cell."""
-    return f'<div class="barred">{bar(share, text, kind)}<span>{text}</span></div>'
-
-
-def stack(parts: Sequence[tuple[str, float, str]], label: str) -> str:
-    """Bars (escaped label, share, kind) one after the other, on a track of full width."""
-    left = 0.0
-    drawn = []
-    for name, share, kind in parts:
-        width = 100 * min(max(share if math.isfinite(share) else 0.0, 0.0), 1.0)
-        if width > 0:
-            # At least a hair, so that "little" does not look like "nothing".
-            drawn.append(
-                f'<rect class="{kind}" x="{left:.2f}" width="{max(width, 0.3):.2f}" height="1">'
-                f"<title>{name}</title></rect>"
-            )
-        left += width
-    return (
-        f'<svg class="bar" viewBox="0 0 100 1" preserveAspectRatio="none" role="img" '
-        f'aria-label="{label}">{"".join(drawn)}</svg>'
-    )
+Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One side of a chart: values to places."""
+    """One side of a chart."""
 
     low: float
     """The value at its beginning."""
     high: float
     """The value at its end."""
     title: str
-    """What it shows, in our own words."""
+    """What it shows."""
     log: bool = False
     """Whether each step multiplies."""
     share: bool = False
@@ -71,12 +43,11 @@ class Axis:
     def ticks(self) -> list[float]:
         """Round values to label, about five."""
         if self.log:
-            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            first, last = math.ceil(math.log10(self.low)), _power(self.high)
             if last - first < 2:  # a short range needs more than powers of ten
                 return _round_values(self.low, self.high)
             return [10.0**power for power in range(first, last + 1, max(1, (last - first) // 5))]
-        step = 10 ** math.floor(math.log10(max(self.high - self.low, 1e-9) / 4))
-        step *= next(m for m in (1, 2, 5, 10) if (self.high - self.low) / (step * m) <= 5)
+        step = _step(max(self.high - self.low, 1e-9))
         count = int((self.high - self.low) / step + 1e-9)
         return [self.low + step * n for n in range(count + 1)]
 
@@ -85,110 +56,93 @@ class Axis:
         return f"{100 * value:.3g} %" if self.share else compact(value)
 
 
-def _round_values(low: float, high: float) -> list[float]:
-    """2 to 6 round values of a log axis of about a decade: 1, 2, 5 times ten, or more of them."""
-    powers = [10.0**power for power in range(math.floor(math.log10(low)), 1 + _power(high))]
-    found: list[float] = []
-    for factors in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(n / 10 for n in range(10, 100))):
-        found = [power * n for power in powers for n in factors if low <= power * n <= high]
-        if len(found) >= 3:
-            break
-    return found[:: math.ceil(len(found) / 6)] if found else [low]
+def rounded(low: float, high: float, title: str) -> Axis:
+    """A linear axis that begins and ends at round values just outside `low` and `high`."""
+    step = _step(max(high - low, abs(high) * 1e-3, 1e-9))
+    return Axis(math.floor(low / step) * step, math.ceil(high / step) * step, title)
+
+
+def _step(spread: float) -> float:
+    """The smallest of 1, 2, 5, 10 … that divides a spread into at most five parts."""
+    power = 10.0 ** _power(spread / 4)
+    return power * next(m for m in (1, 2, 5, 10) if spread / (power * m) <= 5)
 
 
 def _power(value: float) -> int:
     return math.floor(math.log10(value))
 
 
-def rounded(low: float, high: float, title: str) -> Axis:
-    """A linear axis that begins and ends at round values just outside `low` and `high`."""
-    spread = max(high - low, abs(high) * 1e-3, 1e-9)
-    step = 10.0 ** _power(spread / 4)
-    step *= next(m for m in (1, 2, 5, 10) if spread / (step * m) <= 5)
-    return Axis(math.floor(low / step) * step, math.ceil(high / step) * step, title)
+def _round_values(low: float, high: float) -> list[float]:
+    """2 to 6 round values of a log axis of about a decade: 1, 2, 5 times ten, or more of them."""
+    powers = [10.0**power for power in range(_power(low), 1 + _power(high))]
+    values: list[float] = []
+    for factors in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(n / 10 for n in range(10, 100))):
+        values = [power * n for power in powers for n in factors if low <= power * n <= high]
+        if len(values) >= 3:
+            break
+    return values[:: math.ceil(len(values) / 6)] if values else [low]
 
 
-def columns(values: Sequence[tuple[str, int]], *, named: range, label: str, x: str, y: str) -> str:
-    """A histogram of (escaped name, count): one column each, those of `named` with a
-    name below."""
-    axis = Axis(0, max(1, *(count for _, count in values)), y)
-    step = (WIDTH - LEFT - RIGHT) / len(values)
-    drawn = [_grid_y(axis)]
-    for n, (name, count) in enumerate(values):
-        left, top = LEFT + n * step, _y(axis, count)
-        drawn.append(
-            f'<rect class="keep" x="{left + step * 0.08:.1f}" y="{top:.1f}" '
-            f'width="{step * 0.84:.1f}" height="{HEIGHT - BOTTOM - top:.1f}">'
-            f"<title>{name}: {number(count)}</title></rect>"
-        )
-        if n in named:
-            drawn.append(_text(left + step / 2, HEIGHT - BOTTOM + 17, name))
-    return _chart(label, x, y, drawn)
-
-
-def curve(
-    points: Sequence[tuple[float, float]],
-    x: Axis,
-    y: Axis,
-    *,
-    label: str,
-    ideal: Sequence[tuple[float, float]] = (),
-    ideal_name: str = "",
-    mark: tuple[float, str] | None = None,
-) -> str:
-    """A line through rising points; `ideal` is a dashed one beside it with its name at the end,
-    `mark` a named x."""
-    drawn = [_grid_y(y)]
-    for tick in x.ticks():
-        at = LEFT + x.place(tick) * (WIDTH - LEFT - RIGHT)
-        drawn.append(f'<path class="grid" d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
-        drawn.append(_text(at, HEIGHT - BOTTOM + 17, x.text(tick)))
-    if ideal:
-        drawn.append(f'<path class="ideal" d="{_path(ideal, x, y)}"/>')
-        at = LEFT + x.place(ideal[-1][0]) * (WIDTH - LEFT - RIGHT)
-        drawn.append(_text(at, _y(y, ideal[-1][1]) - 24, ideal_name, "end"))
-    drawn.append(f'<path class="curve" d="{_path(thin(points), x, y)}"/>')
-    if mark is not None and x.low <= mark[0] <= x.high:
-        at = LEFT + x.place(mark[0]) * (WIDTH - LEFT - RIGHT)
-        anchor, aside = ("end", -6) if at > WIDTH / 2 else ("start", 6)
-        drawn.append(f'<path class="mark" d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
-        drawn.append(_text(at + aside, HEIGHT - BOTTOM - 10, mark[1], anchor, "named"))
-    return _chart(label, x.title, y.title, drawn)
-
-
-def thin(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+def thin(points: Points) -> Points:
     """At most MAX_POINTS of them, the last included."""
     every = math.ceil(len(points) / (MAX_POINTS - 1))
     return points if every <= 1 else [*points[:-1:every], points[-1]]
 
 
-def _path(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> str:
-    places = [f"{LEFT + x.place(a) * (WIDTH - LEFT - RIGHT):.1f} {_y(y, b):.1f}" for a, b in points]
-    return "M" + "L".join(places)
+def across(value: float, axis: Axis) -> float:
+    """The x of a value in a chart with this x axis."""
+    return LEFT + axis.place(value) * (RIGHT - LEFT)
 
 
-def _y(axis: Axis, value: float) -> float:
-    return HEIGHT - BOTTOM - axis.place(value) * (HEIGHT - TOP - BOTTOM)
+def up(value: float, axis: Axis) -> float:
+    """The y of a value in a chart with this y axis."""
+    return BOTTOM - axis.place(value) * (BOTTOM - TOP)
 
 
-def _grid_y(axis: Axis) -> str:
-    return "".join(
-        f'<path class="grid" d="M{LEFT} {_y(axis, tick):.1f}H{WIDTH - RIGHT}"/>'
-        + _text(LEFT - 7, _y(axis, tick) + 4, axis.text(tick), "end")
-        for tick in axis.ticks()
-    )
+@dataclass(frozen=True)
+class Column:
+    """One column of a histogram."""
+
+    name: str
+    """Written below it."""
+    values: str
+    """Which values it counts."""
+    count: int
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle", kind: str = "tick") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
+@dataclass(frozen=True)
+class Histogram:
+    """Counts as columns."""
+
+    columns: Sequence[Column]
+    unit: str
+    """What is counted."""
+    named: range
+    """Columns that have their name below."""
+
+    @property
+    def y(self) -> Axis:
+        """The axis of the counts."""
+        return Axis(0, max(1, *(column.count for column in self.columns)), self.unit)
 
 
-def _chart(label: str, x: str, y: str, drawn: Sequence[str]) -> str:
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
-        f"<title>{label}</title>{''.join(drawn)}"
-        f'<path class="axis" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>'
-        + _text(WIDTH - RIGHT, HEIGHT - 5, x, "end", "name")
-        + _text(2, 14, y, "start", "name")
-        + "</svg>"
-    )
+@dataclass(frozen=True)
+class Curve:
+    """A line through points with rising x."""
+
+    points: Points
+    """At most MAX_POINTS."""
+    x: Axis
+    y: Axis
+    ideal: Points = ()
+    """A dashed line to compare it with."""
+    ideal_name: str = ""
+    """Written at the end of that line."""
+    mark: float = math.nan
+    """A value of x to mark, if it is on the axis."""
+    mark_name: str = ""
+
+    def path(self, points: Points) -> str:
+        """The path of an SVG through points of this chart."""
+        places = [f"{across(x, self.x):.1f} {up(y, self.y):.1f}" for x, y in points]
+        return "M" + "L".join(places)
