@@ -1,5 +1,5 @@
-"""The command `elmwright`: one small function for each subcommand, which calls the room that works.
+"""The command `elmwright`: one small function for each subcommand, which calls the code that works.
 
-An entry point: no room below imports it. It may import every room below. Whatever loads Ray, torch
-or MLflow is imported inside the functions, so that `--help` answers at once.
+An entry point that no other package imports; it may import them all. Whatever loads Ray, torch or
+MLflow is imported inside the functions, after the arguments have been checked.
 """

@@ -13,24 +13,19 @@ Complete = Callable[..., list[str]]
 
 
 def offer(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell and end, if it was the shell that called; argcomplete knows."""
+    """Answer the shell and exit, if the shell called; argcomplete knows."""
     try:
         import argcomplete
-    except ImportError:  # the shell was told to ask, and then the package was removed
+    except ImportError:  # the shell still has the completion, but the package was removed
         return
     argcomplete.autocomplete(parser)
 
 
-def completes(action: argparse.Action, complete: Complete) -> None:
-    """Let an argument be completed by a function."""
-    action.completer = complete  # type: ignore[attr-defined]
-
-
 def recipes(prefix: str, **_parsed: Any) -> list[str]:
     """Names of shipped recipes."""
-    from elmwright.jobs.config.toml_file import RECIPES
+    from elmwright.jobs.config.toml_file import recipe_names
 
-    return _starting(prefix, sorted(path.stem for path in RECIPES.glob("*.toml")))
+    return _starting(prefix, recipe_names())
 
 
 def configs(prefix: str, **_parsed: Any) -> list[str]:
@@ -46,12 +41,12 @@ def runs(prefix: str, **_parsed: Any) -> list[str]:
 
 
 def files(prefix: str) -> list[str]:
-    """Files and folders that begin so; a folder ends in a slash."""
+    """Files and folders that begin with `prefix`; a folder ends in a slash."""
     folder, _, start = prefix.rpartition("/")
     home = Path(folder or ("/" if prefix.startswith("/") else "."))
     if not home.is_dir():
         return []
-    lead = prefix[: len(prefix) - len(start)]
+    lead = prefix.removesuffix(start)
     return sorted(
         f"{lead}{path.name}{'/' if path.is_dir() else ''}"
         for path in home.iterdir()

@@ -1,42 +1,29 @@
 """Checks of arguments that need no model and no library.
 
-torch takes seconds to import, and more on a busy machine: a user who mistyped the name of a file
-should not wait for it. So each command that takes files or models looks here first. These checks
-import neither torch, Ray, MLflow nor numpy; what they let pass is checked again, and fully, by the
-code that reads it.
+torch takes seconds to import, and more on a busy machine. A user who mistyped the name of a file
+should not wait for it, so each command that takes files or models checks them here first. These
+checks import neither torch, Ray, MLflow nor numpy. Everything they accept is checked again, and
+fully, by the code that reads it.
 """
 
-import argparse
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from elmwright.jobs.publishing.choose_checkpoint import choose, list_scored
+from elmwright.jobs.registry.find_registry import models_in, registry_of
+from elmwright.jobs.registry.resolve import find_run_of, holds_model, is_run_url, means_run
 from elmwright.jobs.runbook.find_corpus import corpus_of
+from elmwright.jobs.runbook.find_run import find_run, is_name, is_run
+from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.using.sentences import is_stream, pieces
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import exists, is_url, join
-
-if TYPE_CHECKING:
-    from elmwright.jobs.rundir.layout import RunFolder
-
-Command = Callable[[argparse.Namespace], int | None]
-
-
-def after(look: Command, command: Command) -> Command:
-    """A command that looks first."""
-
-    def run(options: argparse.Namespace) -> int | None:
-        look(options)
-        return command(options)
-
-    return run
 
 
 def check_text(source: str) -> None:
     """Refuse a text that is not there, cannot be read, or is empty."""
-    from elmwright.jobs.using.sentences import is_stream, pieces
-
     if is_stream(source):
         return
     if Path(source).is_dir():
@@ -54,9 +41,6 @@ def check_file(path: str, what: str) -> None:
 
 def check_model(model: str, require_signature: str | None = None) -> None:
     """Refuse a MODEL that cannot be one."""
-    from elmwright.jobs.registry.resolve import find_run_of, means_run
-    from elmwright.jobs.runbook.find_run import is_run
-
     if require_signature:
         check_file(require_signature, "public key")
     if model.startswith("models:/"):
@@ -72,8 +56,6 @@ def check_model(model: str, require_signature: str | None = None) -> None:
 
 
 def _check_registered(model: str) -> None:
-    from elmwright.jobs.registry.find_registry import models_in, registry_of
-
     reference = model.removeprefix("models:/")
     match = re.fullmatch(r"([^/@]+)(?:@[\w-]+|/[0-9]+)", reference)
     if not match:
@@ -122,8 +104,6 @@ def _check_run(root: str) -> None:
 def _check_folder(folder: Path) -> None:
     if (folder / "MLmodel").is_file() and (folder / "data").is_dir():
         folder = folder / "data"
-    from elmwright.jobs.registry.resolve import holds_model
-
     if not holds_model(folder):
         raise UserError(
             "model-missing",
@@ -132,10 +112,8 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def check_export(folder: "RunFolder", step: str, output: str, force: bool) -> None:
+def check_export(folder: RunFolder, step: str, output: str, force: bool) -> None:
     """Refuse a checkpoint that is not there, and a bundle that is."""
-    from elmwright.jobs.publishing.choose_checkpoint import choose, list_scored
-
     if step != "best":  # that may have to be found out
         choose(list_scored(folder), step, folder)
     if not output and step in ("result", "latest"):
@@ -144,39 +122,26 @@ def check_export(folder: "RunFolder", step: str, output: str, force: bool) -> No
 
 def text_or_corpus(text: str) -> str:
     """A text that can be read, or the folder of a corpus."""
-    from elmwright.jobs.using.sentences import is_stream
-
     if is_stream(text) or (Path(text).is_file() and Path(text).suffix != ".toml"):
         check_text(text)
         return text
     return corpus_of(text)
 
 
-def look_eval(options: argparse.Namespace) -> None:
-    """`eval`: the model is there, and so is the corpus; that of a RUN need not be named."""
-    check_model(options.model, options.require_signature)
-    options.corpus = corpus_of(options.corpus or run_of(options.model))
-    if options.split:
-        from elmwright.pipeline.format.manifest import Manifest
-
-        splits = [name for name in Manifest.load(options.corpus).splits if name != "train"]
-        if options.split not in splits:
-            raise UserError(
-                "split-missing",
-                f"{options.corpus} has no held-out set {options.split!r} (it has: "
-                f"{', '.join(splits) or 'none'})",
-            )
+def check_split(corpus: str, split: str) -> None:
+    """Refuse a held-out set that a corpus does not have."""
+    splits = [name for name in Manifest.load(corpus).splits if name != "train"]
+    if split not in splits:
+        raise UserError(
+            "split-missing",
+            f"{corpus} has no held-out set {split!r} (it has: {', '.join(splits) or 'none'})",
+        )
 
 
 def run_of(model: str) -> str:
     """The folder of the run that a MODEL is; `UserError` if it is none, for then its corpus is not
     known."""
-    from elmwright.jobs.registry.resolve import means_run
-    from elmwright.jobs.runbook.find_run import find_run, is_name, is_run
-
     if is_url(model):
-        from elmwright.jobs.registry.resolve import is_run_url
-
         if is_run_url(model):
             return model
     elif (
@@ -189,19 +154,17 @@ def run_of(model: str) -> str:
     raise UserError("argument", f"{model} is not a run, so --corpus must name the corpus")
 
 
-def look_verify(options: argparse.Namespace) -> None:
-    """`verify`: what PATH names is there; the name or config of a run becomes its folder."""
-    path = options.path
-    if options.key:
-        check_file(options.key, "public key")
+def check_verifiable(path: str, key: str | None) -> str:
+    """The path to verify, which may be given as a run's name or config; `UserError` if there is
+    nothing."""
+    if key:
+        check_file(key, "public key")
     if path.startswith("models:/"):
         _check_registered(path)
-        return
+        return path
     if is_url(path) or (Path(path).exists() and Path(path).suffix != ".toml") or _on_shelf(path):
-        return
-    from elmwright.jobs.runbook.find_run import find_run
-
-    options.path = find_run(path).root
+        return path
+    return find_run(path).root
 
 
 def check_folder_output(output: str, force: bool) -> None:

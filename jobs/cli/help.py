@@ -1,32 +1,81 @@
-"""What `elmwright --help` says: the commands in groups, an example of each, and near misses.
+"""The help page of `elmwright`, an example for each command, and errors in one sentence.
 
 argparse lists subcommands in one column in the order of their registration, names every choice for
-a typo, and begins its errors with a usage line. Here the list has groups, a typo gets the nearest
-name, and an error is one sentence, as everywhere else.
+a typo, and begins its errors with a usage line. This page has groups, a typo is answered with the
+nearest name, and an error is one sentence, as everywhere else.
 """
 
 import argparse
-import sys
-import textwrap
-from collections.abc import Iterable
+import re
+import shutil
 from typing import Any, NoReturn
 
 from elmwright.jobs.secrets.hiding import for_others
-from elmwright.jobs.terminal.wording import did_you_mean
+from elmwright.jobs.terminal.wording import WIDTH, did_you_mean
 
-WIDTH = 80
+PAGE = """\
+usage: elmwright COMMAND …
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "Start here": ("run", "init", "check", "config"),
-    "Corpus and training": ("corpus", "train", "checkpoints"),
-    "Look": ("runs", "status", "logs", "ui", "prune"),
-    "Use a model": ("embed", "score", "neighbours", "eval", "fill-cache"),
-    "Publish": ("export", "verify", "publish", "versions", "promote", "rollback"),
-    "Clusters": ("submit", "jobs", "cancel", "resume", "doctor"),
-}
-"""Every command that is listed, in the order in which it is."""
+From raw text to a published, drop-in ELMo.
 
-EXAMPLES: dict[str, str] = {
+Start here:
+  run          run every stage of a config, or resume where it stopped
+  init         write a commented config file for your own text
+  check        inspect text, model and machine, and estimate what a run needs
+  config       list the shipped recipes, or explain every setting
+
+Corpus and training:
+  corpus       build the corpus: cleaned and tokenised text, vocabulary, shards
+  train        pretrain the biLM (builds the corpus first if needed)
+  checkpoints  list a run's checkpoints
+
+Inspect runs:
+  runs         list the runs here: state, step, perplexity, size
+  status       show how far a run is, local or submitted
+  logs         show the log of a run, local or submitted
+  ui           show a run's charts and corpus report in a browser
+  prune        remove files that a run can rebuild: work files, caches
+
+Use a model:
+  embed        write the vectors of every word of a text to a file
+  score        compute the log-probability of every sentence, or word, of a text
+  neighbours   find where a text uses a word as a given sentence does
+  eval         measure held-out perplexity with the full softmax
+  fill-cache   encode a vocabulary once, to speed up many short embeds
+
+Publish:
+  export       write the bundle: frozen weights, vocabulary, model card
+  verify       check a run, corpus, shard, checkpoint or bundle byte by byte
+  publish      register a bundle as a version of a model
+  versions     list the versions of a model and their perplexities
+  promote      move an alias to a version, unless that version is worse
+  rollback     move an alias back to its previous version
+
+Clusters:
+  submit       send a run to a cluster, or to the background of this machine
+  jobs         list the submitted runs and their states
+  cancel       ask a submitted run to checkpoint and stop
+  resume       submit a run again, to resume from its newest checkpoint
+  doctor       check a target: version, token, resources, storage, environment
+
+Arguments of commands:
+  CONFIG       a config file, or a recipe: demo, small, original, wikitext2
+  RUN          a run's folder, its name in runs/ here, or its config file
+  MODEL        a RUN, bundle, checkpoint, models:/NAME@ALIAS or bilm folder
+
+'elmwright COMMAND --help' explains one command, with an example.
+New here? 'elmwright run demo', then 'elmwright init' for your own text.
+
+Completion in bash (zsh: run 'autoload -U bashcompinit && bashcompinit' first):
+  pip install 'elmwright[completion]'
+  eval "$(register-python-argcomplete elmwright)"
+
+Exit codes: 0 done, 1 failed, 2 a mistake in the command or its input,
+75 interrupted (the same command resumes).
+"""
+TEXTS = dict(re.findall(r"(?m)^  ([a-z-]+) {2,}(.+)$", PAGE))
+"""What each command does."""
+EXAMPLES = {
     "run": "elmwright run demo",
     "init": "elmwright init my.toml --source 'books/*.txt'",
     "check": "elmwright check my.toml",
@@ -58,12 +107,6 @@ EXAMPLES: dict[str, str] = {
 }
 """One line for each command's own help; each must parse."""
 
-WORDS = (
-    ("CONFIG", "a config file, or a recipe: demo, small, original, wikitext2"),
-    ("RUN", "a run's folder, its name in runs/ here, or its config file"),
-    ("MODEL", "a RUN, bundle, checkpoint, models:/NAME@ALIAS or bilm folder"),
-)
-
 
 class CommandParser(argparse.ArgumentParser):
     """A parser whose errors are one sentence, and whose help ends in an example."""
@@ -86,77 +129,22 @@ class CommandParser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
+        near = did_you_mean(str(value), choices)
         if isinstance(action, argparse._SubParsersAction):
-            near = did_you_mean(str(value), listed(choices))
             raise argparse.ArgumentError(None, f"there is no command {value!r}{near}")
-        raise argparse.ArgumentError(
-            action, f"{value!r} is none of {', '.join(choices)}{did_you_mean(str(value), choices)}"
-        )
+        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(choices)}{near}")
+
+
+class TopParser(CommandParser):
+    """The parser of `elmwright` itself."""
+
+    def format_help(self) -> str:
+        return PAGE
 
 
 class _Formatter(argparse.HelpFormatter):
     """At most 80 columns, however wide the terminal is."""
 
     def __init__(self, prog: str, **options: Any) -> None:
-        import shutil
-
         width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) - 2
         super().__init__(prog, **{"width": width, "max_help_position": 26, **options})
-
-
-class TopParser(CommandParser):
-    """The parser of `elmwright` itself; `texts` is filled as commands are registered."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.texts: dict[str, str] = {}
-        """What each listed command does."""
-
-    def format_help(self) -> str:
-        lines = ["usage: elmwright COMMAND …", "", str(self.description), ""]
-        for group, names in grouped(self.texts):
-            lines.append(f"{group}:")
-            lines += [line for name in names for line in _row(name, self.texts[name])]
-            lines.append("")
-        lines.append("What the commands take:")
-        lines += [line for name, text in WORDS for line in _row(name, text)]
-        return "\n".join([*lines, "", str(self.epilog), ""])
-
-
-def grouped(texts: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """The groups with those of their commands that there are; a command in none comes last."""
-    there = list(texts)
-    found = [(group, [n for n in names if n in there]) for group, names in GROUPS.items()]
-    known = {name for names in GROUPS.values() for name in names}
-    return [(group, names) for group, names in found if names] + (
-        [("Other", rest)] if (rest := [name for name in there if name not in known]) else []
-    )
-
-
-def listed(names: Iterable[str]) -> list[str]:
-    """Of some names of commands, those that the help lists."""
-    known = {name for group in GROUPS.values() for name in group}
-    return [name for name in names if name in known]
-
-
-def _row(name: str, text: str) -> list[str]:
-    first, *rest = textwrap.wrap(text, WIDTH - 17)
-    return [f"  {name:<12} {first}", *(f"{'':15}{line}" for line in rest)]
-
-
-def print_help(parser: argparse.ArgumentParser) -> int:
-    """What the bare command does."""
-    parser.print_help(sys.stdout)
-    return 0
-
-
-EPILOG = """\
-'elmwright COMMAND --help' explains one command, with an example.
-New here? 'elmwright run demo', then 'elmwright init' for your own text.
-
-Completion in bash (zsh: run 'autoload -U bashcompinit && bashcompinit' first):
-  pip install 'elmwright[completion]'
-  eval "$(register-python-argcomplete elmwright)"
-
-Exit codes: 0 done, 1 failed, 2 a mistake in what was asked,
-75 interrupted (the same command resumes)."""

@@ -1,108 +1,30 @@
-"""The commands that use a model: embed, fill-cache, score, neighbours.
+"""The commands that use a model: embed, score, neighbours, eval, fill-cache.
 
-As in `command.py`, nothing heavy is imported before a command runs.
+Each checks its arguments first and then imports what loads torch.
 """
 
-import argparse
 import json
 import sys
-from collections.abc import Callable
+from argparse import Namespace
 from pathlib import Path
 
-from elmwright.jobs.cli.early import check_file, check_model, check_text, run_of, text_or_corpus
-from elmwright.jobs.terminal.wording import tell
+from elmwright.jobs.cli.early import (
+    check_file,
+    check_model,
+    check_split,
+    check_text,
+    run_of,
+    text_or_corpus,
+)
+from elmwright.jobs.cli.output import print_json
+from elmwright.jobs.runbook.find_corpus import corpus_of
+from elmwright.jobs.terminal.wording import tell, terminal_width
 from elmwright.jobs.using.argument_checks import check_output, check_query
 from elmwright.pipeline.errors import UserError
-
-Extend = Callable[[argparse.ArgumentParser], None]
-
-
-def add_commands(
-    add: Callable[..., argparse.ArgumentParser], with_model: Extend, with_quiet: Extend
-) -> None:
-    """Give the command line its subcommands for using a model."""
-
-    def start(
-        name: str, function: Callable[[argparse.Namespace], None], text: str, *aliases: str
-    ) -> argparse.ArgumentParser:
-        sub = add(name, function, text, *aliases)
-        with_model(sub)
-        sub.add_argument(
-            "--device", default="cpu", choices=("cpu", "cuda", "auto"), help="where to compute"
-        )
-        return sub
-
-    sub = start("embed", _embed, "write the vectors of every word of a text to a file")
-    sub.add_argument(
-        "input", metavar="INPUT", help="one tokenised sentence per line, or - for stdin"
-    )
-    sub.add_argument(
-        "-o", "--output", required=True, metavar="OUT", help="file to write: .hdf5, .parquet, .npz"
-    )
-    sub.add_argument(
-        "--format", choices=("hdf5", "parquet", "npz"), help="where OUT ends in something else"
-    )
-    which = sub.add_mutually_exclusive_group()
-    which.add_argument(
-        "--layers", choices=("all", "top", "mean"), default="all", help="which layers (all)"
-    )
-    which.add_argument(
-        "--mix",
-        metavar="W0,W1,…",
-        help="one vector per word: the layers times these weights, added",
-    )
-    sub.add_argument("--gamma", type=float, default=1.0, help="with --mix: scales the sum (1)")
-    sub.add_argument("--batch-size", type=int, default=32, help="sentences at a time (32)")
-    sub.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="processes, started with Ray (1)"
-    )
-    sub.add_argument(
-        "--carry-state",
-        action="store_true",
-        help="line n continues the LSTM states of line n minus batch size; off: every sentence "
-        "starts afresh",
-    )
-    sub.add_argument("--cache", default="", metavar="TABLE", help="a file of fill-cache")
-    sub.add_argument("--force", action="store_true", help="replace OUT if it exists")
-    with_quiet(sub)
-
-    sub = add("fill-cache", _fill_cache, "encode a vocabulary once, to speed up many short embeds")
-    with_model(sub)
-    sub.add_argument("-o", "--output", required=True, metavar="TABLE", help="file to write")
-    sub.add_argument("--words", metavar="FILE", help="one word per line (the model's vocabulary)")
-    sub.add_argument("--force", action="store_true", help="replace TABLE if it exists")
-
-    sub = start("score", _score, "log-probability of every sentence, or word, of a text")
-    sub.add_argument(
-        "input", metavar="TEXT", help="one tokenised sentence per line, or - for stdin"
-    )
-    sub.add_argument(
-        "-o", "--output", metavar="OUT", help="file to write, .tsv or .jsonl (default: TSV, stdout)"
-    )
-    sub.add_argument("--words", action="store_true", help="of every word, too")
-    sub.add_argument("--force", action="store_true", help="replace OUT if it exists")
-
-    text = "where a text uses a word as this sentence does"
-    sub = start("neighbours", _neighbours, text, "neighbors")
-    sub.add_argument("--word", required=True, help="a word of the sentence")
-    sub.add_argument(
-        "--in", required=True, dest="sentence", metavar="SENTENCE", help="the tokenised sentence"
-    )
-    sub.add_argument(
-        "--corpus",
-        metavar="TEXT",
-        help="one tokenised sentence per line; or a RUN or corpus folder, whose held-out sentences "
-        "are read (if MODEL is a RUN, its own)",
-    )
-    sub.add_argument("-k", type=int, default=10, help="how many neighbours (10)")
-    sub.add_argument("--layer", default="top", help="top, mean, or the number of a layer (top)")
-    sub.add_argument("--any-word", action="store_true", help="compare with every word, not its own")
-    sub.add_argument("--html", metavar="OUT", help="write a page as well")
-    sub.add_argument("--force", action="store_true", help="replace that page if it exists")
-    sub.add_argument("--json", action="store_true", help="print the result as JSON")
+from elmwright.pipeline.progress import silent
 
 
-def _embed(options: argparse.Namespace) -> None:
+def embed(options: Namespace) -> None:
     from elmwright.jobs.using.embed_output import output_format
 
     output = Path(options.output)
@@ -115,7 +37,6 @@ def _embed(options: argparse.Namespace) -> None:
         check_file(options.cache, "table of fill-cache")
     from elmwright.jobs.terminal.console import Console
     from elmwright.jobs.using.embed import embed_file
-    from elmwright.pipeline.progress import silent
 
     sentence = embed_file(
         options.model,
@@ -136,16 +57,6 @@ def _embed(options: argparse.Namespace) -> None:
     tell(sentence)
 
 
-def _fill_cache(options: argparse.Namespace) -> None:
-    check_output(Path(options.output), options.force)
-    check_model(options.model, options.require_signature)
-    if options.words:
-        check_file(options.words, "word list")
-    from elmwright.jobs.using.fill_cache import write_table
-
-    tell(write_table(options.model, Path(options.output), options.words, force=options.force))
-
-
 def _numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
@@ -155,7 +66,7 @@ def _numbers(text: str) -> list[float]:
         ) from error
 
 
-def _score(options: argparse.Namespace) -> None:
+def score(options: Namespace) -> None:
     output = None if options.output is None else Path(options.output)
     if output is not None:
         check_output(output, options.force)
@@ -176,7 +87,7 @@ def _score(options: argparse.Namespace) -> None:
     tell(sentence, sys.stderr)
 
 
-def _neighbours(options: argparse.Namespace) -> None:
+def neighbours(options: Namespace) -> None:
     page = None if options.html is None else Path(options.html)
     if page is not None:
         check_output(page, options.force)
@@ -199,9 +110,40 @@ def _neighbours(options: argparse.Namespace) -> None:
         write_page(found, page)
     if options.json:
         print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
-    else:
-        from elmwright.jobs.terminal.wording import terminal_width
+        return
+    print(as_table(found, sys.stdout.isatty(), terminal_width(sys.stdout)))
+    if page is not None:
+        tell(f"\nwrote {page}")
 
-        print(as_table(found, sys.stdout.isatty(), terminal_width(sys.stdout)))
-        if page is not None:
-            tell(f"\nwrote {page}")
+
+def evaluate(options: Namespace) -> None:
+    check_model(options.model, options.require_signature)
+    corpus = corpus_of(options.corpus or run_of(options.model))
+    if options.split:
+        check_split(corpus, options.split)
+    from elmwright.jobs.terminal.console import Console
+    from elmwright.jobs.using.evaluate_model import evaluate_model
+
+    results = evaluate_model(options.model, corpus, options.split, Console(sys.stderr).progress)
+    if options.json:
+        print_json(results)
+        return
+    for split, result in results.items():
+        tell(
+            f"{split}: perplexity {result.perplexity:.2f} "
+            f"(forward {result.forward_perplexity:.2f}, "
+            f"backward {result.backward_perplexity:.2f}), "
+            f"{result.bits_per_character:.3f} bits per character, {result.tokens:,} tokens, "
+            f"{result.unk_share:.2%} <UNK> targets"
+        )
+
+
+def fill_cache(options: Namespace) -> None:
+    output = Path(options.output)
+    check_output(output, options.force)
+    check_model(options.model, options.require_signature)
+    if options.words:
+        check_file(options.words, "word list")
+    from elmwright.jobs.using.fill_cache import write_table
+
+    tell(write_table(options.model, output, options.words, force=options.force))

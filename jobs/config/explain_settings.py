@@ -17,35 +17,36 @@ from elmwright.jobs.config.sections import RunConfig
 from elmwright.pipeline.records import type_name
 
 
-def explain() -> Iterator[tuple[str, str, str, str]]:
-    """(key, type, default, what it means) of every setting, from the docstrings under them."""
-    for section in dataclasses.fields(RunConfig):
-        yield from _explain(typing.cast(Any, section.type), section.name)
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting, as a user reads about it."""
+
+    key: str
+    """section.name."""
+    type: str
+    default: str
+    """As JSON."""
+    meaning: str
 
 
-def _explain(cls: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:
-    documents = field_docs(cls)
-    hints = typing.get_type_hints(cls)
+def explain(cls: Any = RunConfig, prefix: str = "") -> Iterator[Setting]:
+    """Every setting of a config dataclass, with the docstring under it as its meaning."""
+    meanings = field_docs(cls)
     default = cls()
-    for entry in dataclasses.fields(cls):
-        hint = hints[entry.name]
+    for name, hint in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
-            yield from _explain(hint, f"{prefix}.{entry.name}")
-            continue
-        shown = json.dumps(getattr(default, entry.name), ensure_ascii=False)
-        yield f"{prefix}.{entry.name}", type_name(hint), shown, documents[entry.name]
+            yield from explain(hint, f"{prefix}{name}.")
+        else:
+            value = json.dumps(getattr(default, name), ensure_ascii=False)
+            yield Setting(f"{prefix}{name}", type_name(hint), value, meanings[name])
 
 
 def field_docs(cls: type) -> dict[str, str]:
     """Field name → the string under it in the source of a config dataclass."""
     body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(cls)).body[0]).body
-    found = {}
+    docs = {}
     for node, following in pairwise(body):
-        if (
-            isinstance(node, ast.AnnAssign)
-            and isinstance(node.target, ast.Name)
-            and isinstance(following, ast.Expr)
-            and isinstance(following.value, ast.Constant)
-        ):
-            found[node.target.id] = " ".join(str(following.value.value).split())
-    return found
+        match node, following:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                docs[name] = " ".join(text.split())
+    return docs

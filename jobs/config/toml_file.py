@@ -28,6 +28,11 @@ from elmwright.pipeline.storage.untrusted import read_small
 RECIPES = Path(__file__).parent / "recipes"
 
 
+def recipe_names() -> list[str]:
+    """The names of the shipped recipes."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
 def find_config(name: str) -> Path:
     """The file itself, or the shipped recipe of that name."""
     path = Path(name)
@@ -36,7 +41,7 @@ def find_config(name: str) -> Path:
     recipe = RECIPES / f"{name}.toml"
     if re.fullmatch(r"[\w-]+", name) and recipe.is_file():
         return recipe
-    recipes = sorted(p.stem for p in RECIPES.glob("*.toml"))
+    recipes = recipe_names()
     near = did_you_mean(name, [*recipes, *map(str, sorted(path.parent.glob("*.toml")))])
     raise UserError(
         "file-missing",
@@ -134,7 +139,7 @@ def _hint(problem: UnknownField) -> str:
     nearest = difflib.get_close_matches(key, problem.valid, n=1, cutoff=0.5)
     if nearest:
         return f"; did you mean {prefix and f'{prefix}.'}{nearest[0]}?"
-    elsewhere = [name for name, *_ in explain() if name.split(".")[-1] == key]
+    elsewhere = [s.key for s in explain() if s.key.split(".")[-1] == key]
     return (
         f"; did you mean {elsewhere[0]}?"
         if elsewhere

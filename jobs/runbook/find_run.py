@@ -17,7 +17,7 @@ import socket
 import sys
 from pathlib import Path
 
-from elmwright.jobs.config.toml_file import RECIPES, load_config
+from elmwright.jobs.config.toml_file import RECIPES, load_config, recipe_names
 from elmwright.jobs.runbook import runbook
 from elmwright.jobs.runbook.submission import Job
 from elmwright.jobs.rundir.layout import RunFolder
@@ -151,12 +151,11 @@ def _of_config(text: str) -> RunFolder:
 
 def no_run(text: str) -> UserError:
     """What is said of a name that is no run's, with the nearest that is one."""
-    recipes = [path.stem for path in RECIPES.glob("*.toml")]
     return UserError(
         "run-missing",
         f"there is no run {text!r}: no folder or config file of that name, nothing in {RUNS}/ "
         "here, and nothing submitted under it; 'elmwright runs' lists the runs here"
-        f"{did_you_mean(text, [*run_names(), *recipes])}",
+        f"{did_you_mean(text, [*run_names(), *recipe_names()])}",
     )
 
 

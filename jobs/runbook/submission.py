@@ -145,6 +145,9 @@ class State:
     exit_code: int | None = None
     """The exit code of its command, once it has one."""
 
+    def __str__(self) -> str:
+        return f"{self.word}: {self.why}" if self.why else self.word
+
     @property
     def ended(self) -> bool:
         return self.word not in ("pending", "running", "unknown")

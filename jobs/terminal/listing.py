@@ -10,7 +10,6 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from elmwright.jobs.terminal.wording import size
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import plural
 
@@ -96,23 +95,3 @@ def corpus_lines(manifest: Manifest, width: int | None) -> list[str]:
         f"  vocabulary of {plural(manifest.vocab.size, 'word')}, "
         f"fingerprint {manifest.fingerprint[:12]}",
     ]
-
-
-def checkpoint_table(
-    rows: Iterable[tuple[int, int, str, str, str]], width: int | None, *, verified: bool
-) -> list[str]:
-    """Step, bytes, sha256, perplexity and path of each checkpoint; paths only by their last part:
-    the folder is the same for all."""
-    header = ("step", "size", "sha256", "held-out perplexity", "folder", *["checked"] * verified)
-    cells = [
-        (
-            f"{step:,}",
-            size(count),
-            sha[:12],
-            scores or "-",
-            path.rpartition("/")[2],
-            *["verified"] * verified,
-        )
-        for step, count, sha, scores, path in rows
-    ]
-    return table(header, cells, width, text=(2, 3, 4, 5))

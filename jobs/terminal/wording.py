@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -195,6 +195,11 @@ def duration(seconds: float) -> str:
     if not minutes:
         return f"{rest} s"
     return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+
+
+def scores_text(perplexity: Mapping[str, float]) -> str:
+    """Perplexities by held-out set: "heldout 146.70, news 212.30"; "-" if there is none."""
+    return ", ".join(f"{split} {value:.2f}" for split, value in perplexity.items()) or "-"
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:

@@ -24,7 +24,7 @@ from elmwright.jobs.rundir.journal_records import Evaluation, Metrics
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.metrics import TOKENS_PER_S, perplexities
 from elmwright.jobs.rundir.stage_names import STAGES
-from elmwright.jobs.terminal.wording import nearby
+from elmwright.jobs.terminal.wording import nearby, scores_text
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import (
@@ -240,7 +240,7 @@ def as_lines(submission: Submission, state: State, progress: Progress | None) ->
     here = not submission.id
     rows = [
         ("run", submission.run if here else f"{submission.run}  ({submission.id})"),
-        ("state", state.word if here or not state.why else f"{state.word}: {state.why}"),
+        ("state", state.word if here else str(state)),
         ("folder", nearby(submission.dir)),
     ]
     if here and state.why:
@@ -256,8 +256,7 @@ def as_lines(submission: Submission, state: State, progress: Progress | None) ->
     rows.append(("stage", progress.stage + until))
     rows.append(("step", f"{progress.step:,} of {progress.max_steps:,}"))
     if progress.perplexity:
-        scores = ", ".join(f"{split} {value:.2f}" for split, value in progress.perplexity.items())
-        rows.append(("perplexity", f"{scores} (held-out)"))
+        rows.append(("perplexity", f"{scores_text(progress.perplexity)} (held-out)"))
     if progress.tokens_per_s:
         rows.append(("speed", f"{progress.tokens_per_s:,.0f} tokens/s"))
     rows.append(("restarts", str(progress.restarts)))

@@ -6,7 +6,6 @@ machine only, which reads while training writes and ends with the command. Where
 a server that is already there, nothing is started.
 """
 
-import argparse
 import math
 import os
 import signal
@@ -46,8 +45,6 @@ STOP_SECONDS = 10.0
 FLAG_SECONDS = 0.1
 """How soon a wish to stop is seen."""
 
-Command = Callable[[argparse.Namespace], int | None]
-
 
 class Flag:
     """What a signal handler may set at any time.
@@ -69,27 +66,6 @@ class Flag:
         end = time.monotonic() + seconds
         while not self._is_set and time.monotonic() < end:
             time.sleep(FLAG_SECONDS)
-
-
-def add_ui_command(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
-    """Put `ui` into the parser."""
-    sub = add("ui", _ui, "show a run's charts and corpus report in a browser")
-    sub.add_argument(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        default="",
-        help=f"a run: its folder, name or config (the newest in {RUNS}/)",
-    )
-    sub.add_argument("--port", type=int, default=0, help=f"port to use (a free one from {PORT})")
-    sub.add_argument("--open", action="store_true", help="open the charts in the browser")
-
-
-def _ui(options: argparse.Namespace) -> None:
-    if not 0 <= options.port < 65536:
-        raise UserError("port", f"--port {options.port} is no port; give one from 1 to 65535")
-    folder = find_folder(options.run)
-    show(folder, options.port, _open if options.open else lambda _link: None)
 
 
 def find_folder(text: str) -> RunFolder:
@@ -191,7 +167,8 @@ def _print(title: str, links: dict[str, str]) -> None:
         print(f"  {name:<8} {link}", flush=True)
 
 
-def _open(link: str) -> None:
+def open_link(link: str) -> None:
+    """Open a link in the browser, or say that there is none."""
     if not webbrowser.open(link):
         print("No browser could be opened here: copy the link.", flush=True)
 

@@ -76,7 +76,7 @@ def test_what_needs_a_cluster_or_hours_is_understood(block: Block, own_config: R
 
 def parse(words: list[str], line: str) -> Any:
     try:
-        return command._parser().parse_args(words)
+        return command.make_parser().parse_args(words)
     except SystemExit:
         pytest.fail(f"the parser refuses: {line}")
 
@@ -147,7 +147,7 @@ def test_commands_and_options_in_prose_exist() -> None:
 
 
 def test_settings_in_prose_exist() -> None:
-    keys = {row[0] for row in explain()}
+    keys = {setting.key for setting in explain()}
     known = keys | {key.rpartition(".")[0] for key in keys}
     sections = {key.partition(".")[0] for key in keys}
     files = re.compile(r"\.(py|json|jsonl|html|toml|txt|tar|npy|hdf5|md|log|safetensors|svg)$")

@@ -100,7 +100,7 @@ def test_what_may_change_on_resume_is_what_the_code_allows() -> None:
     named = set(re.findall(r"`(train\.\w+)`", row))
     assert named == {key for key in RESUMABLE if key.startswith("train.")}
     assert "[eval]" in row
-    for key in (row[0] for row in explain()):
+    for key in (setting.key for setting in explain()):
         assert key in RESUMABLE or not key.startswith("eval."), key
 
 

@@ -15,7 +15,7 @@ from tests.support.places import ROOT
 
 def known() -> dict[str, argparse.ArgumentParser]:
     """The real subcommands."""
-    (action,) = [a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    (action,) = [a for a in cli.make_parser()._actions if isinstance(a, argparse._SubParsersAction)]
     return dict(action.choices)
 
 
@@ -35,13 +35,13 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
                 yield name, shlex.split(found[1])
 
 
-def test_every_command_line_is_understood_by_the_real_parser() -> None:
-    settings = {row[0] for row in explain()}
+def test_every_command_line_is_understood_by_the_realmake_parser() -> None:
+    settings = {setting.key for setting in explain()}
     assert set(re.findall(r"--set ([a-z]+\.\w+)=", everything())) <= settings
     seen = set()
     for name, words in command_lines():
         try:
-            cli._parser().parse_args(
+            cli.make_parser().parse_args(
                 [
                     re.sub(r"^\$\w+$", "corpus" if before == "--until" else "x", word)
                     for before, word in zip(["", *words], words, strict=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.terminal.console import Console
-from elmwright.jobs.terminal.listing import checkpoint_table, funnel_table, table
+from elmwright.jobs.terminal.listing import funnel_table, table
 from elmwright.jobs.terminal.pace import Pace, StepPace
 from elmwright.jobs.terminal.wording import (
     counted,
@@ -88,13 +88,6 @@ def test_cells_are_broken_between_words_only() -> None:
     lines = table(("version", "published", "digest", "perplexity", ""), [row], 60, text=(2, 3, 4))
     words = set(" ".join(lines).split())
     assert {"@candidate", "signed", "146.70,", "heldout"} <= words
-    checkpoint = (1200, 12_345_678, "ab" * 32, "heldout 1.50", "/runs/x/train/step-00001200")
-    listed = checkpoint_table([checkpoint], 80, verified=True)
-    assert listed[0].split() == "step size sha256 held-out perplexity folder checked".split()
-    assert listed[1].split() == (
-        f"1,200 12.3 MB {'ab' * 6} heldout 1.50 step-00001200 verified".split()
-    )
-    assert max(map(len, listed)) <= 80
 
 
 def test_sentences_are_broken_between_words_and_paths_stay_whole() -> None:

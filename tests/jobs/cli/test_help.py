@@ -1,70 +1,55 @@
-"""The help lists every command in a group with an example, fits 80 columns, and hides `job`."""
+"""The help lists every command with an example and fits 80 columns."""
 
-import argparse
 import os
 import pty
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from elmwright import __version__
-from elmwright.jobs.cli.command import _parser, main
-from elmwright.jobs.cli.help import EXAMPLES, GROUPS, grouped
+from elmwright.jobs.cli.command import main, make_parser
+from elmwright.jobs.cli.commands import COMMANDS
+from elmwright.jobs.cli.help import EXAMPLES, PAGE, TEXTS
 from tests.support.tiny import elmwright
 
 pytestmark = pytest.mark.slow(3)
 
-ALIASES = {"neighbors"}
 
-
-def commands() -> dict[str, argparse.ArgumentParser]:
-    (action,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
-    return dict(action.choices)
-
-
-def test_every_command_is_in_one_group_and_has_an_example_that_parses() -> None:
-    listed = [name for names in GROUPS.values() for name in names]
-    assert len(listed) == len(set(listed))
-    there = set(commands()) - ALIASES
-    assert there <= set(listed)
-    assert there <= set(EXAMPLES)
-    for name in there:
-        line = EXAMPLES[name].rpartition("| ")[2].partition(" >")[0]
+def test_every_command_has_a_line_in_the_help_and_an_example_that_parses() -> None:
+    assert set(COMMANDS) == set(TEXTS) == set(EXAMPLES)
+    for name, example in EXAMPLES.items():
+        line = example.rpartition("| ")[2].partition(" >")[0]
         program, *arguments = shlex.split(line)
-        assert program == "elmwright"
-        assert arguments[0] == name
-        _parser().parse_args(arguments)
+        assert (program, arguments[0]) == ("elmwright", name)
+        make_parser().parse_args(arguments)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_its_function(name: str) -> None:
+    module, _, function = COMMANDS[name].function.rpartition(".")
+    assert callable(getattr(import_module(f"elmwright.jobs.cli.{module}"), function))
 
 
 def test_the_bare_command_prints_the_help() -> None:
     bare, asked = elmwright(), elmwright("--help")
-    assert bare.returncode == asked.returncode == 0
-    assert bare.stdout == asked.stdout
-    assert bare.stderr == ""
-    for group, names in grouped(set(commands()) - ALIASES):
-        assert f"{group}:" in bare.stdout
-        for name in names:
-            assert f"\n  {name} " in bare.stdout
-    assert "Other:" not in bare.stdout
-
-
-def test_a_command_in_no_group_is_still_listed() -> None:
-    assert grouped(["run", "invented"]) == [("Start here", ["run"]), ("Other", ["invented"])]
+    assert (bare.returncode, bare.stderr) == (asked.returncode, asked.stderr) == (0, "")
+    assert bare.stdout == asked.stdout == PAGE
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_all_help_fits_its_terminal(columns: int) -> None:
-    """80 columns at most, however wide the terminal; the list itself is made for 80."""
+def test_all_help_fits_80_columns(columns: int) -> None:
+    """However wide the terminal is."""
     environment = {**os.environ, "COLUMNS": str(columns)}
     script = (
         "import sys\nfrom elmwright.jobs.cli.command import main\n"
         "for name in sys.argv[1:]:\n"
         "    try:\n        main([name, '--help'])\n    except SystemExit:\n        pass\n"
     )
-    names = sorted(set(commands()))
+    names = [*COMMANDS, "neighbors"]
     done = subprocess.run(
         [sys.executable, "-c", script, *names],
         env=environment,
@@ -77,7 +62,7 @@ def test_all_help_fits_its_terminal(columns: int) -> None:
     assert max(map(len, elmwright("--help", COLUMNS=str(columns)).stdout.splitlines())) <= 80
 
 
-def test_a_mistyped_command_is_told_with_the_nearest_one() -> None:
+def test_a_mistyped_command_is_answered_with_the_nearest_one() -> None:
     typo = elmwright("jobb")
     assert typo.returncode == 2
     assert typo.stderr == "error: there is no command 'jobb'; did you mean 'jobs'?\n"

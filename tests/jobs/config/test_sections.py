@@ -131,9 +131,9 @@ def test_the_hash_follows_the_settings() -> None:
 
 
 def test_every_setting_is_explained_and_every_resumable_one_exists() -> None:
-    rows = list(explain())
-    keys = [row[0] for row in rows]
-    assert all(meaning for *_, meaning in rows)
+    settings = list(explain())
+    keys = [setting.key for setting in settings]
+    assert all(setting.meaning for setting in settings)
     assert set(keys) >= RESUMABLE
     outside_scripts_rely_on = (
         "run.name run.dir run.scratch run.seed corpus.sources corpus.tokenizer vocab.max_size "

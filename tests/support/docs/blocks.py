@@ -84,7 +84,7 @@ def subcommands() -> dict[str, argparse.ArgumentParser]:
     """The commands a user sees, and their parsers; the hidden one has no description."""
     (action,) = [
         action
-        for action in command._parser()._actions
+        for action in command.make_parser()._actions
         if isinstance(action, argparse._SubParsersAction)
     ]
     return {name: parser for name, parser in action.choices.items() if parser.description}

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from elmwright.jobs.config.explain_settings import explain, field_docs
+from elmwright.jobs.config.explain_settings import Setting, explain, field_docs
 from elmwright.jobs.config.sections import RESUMABLE, TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.runbook.target import Target
 from elmwright.pipeline.config import Source
@@ -44,10 +44,10 @@ def page() -> str:
 
 def _sections() -> Iterator[str]:
     classes = {field.name: typing.cast(type, field.type) for field in _fields(RunConfig)}
-    tables: dict[str, list[tuple[str, str, str, str]]] = {}
-    for row in explain():
-        tables.setdefault(row[0].rpartition(".")[0], []).append(row)
-    for prefix, rows in tables.items():
+    tables: dict[str, list[Setting]] = {}
+    for setting in explain():
+        tables.setdefault(setting.key.rpartition(".")[0], []).append(setting)
+    for prefix, settings in tables.items():
         section, _, table = prefix.partition(".")
         cls = classes[section]
         if table:
@@ -59,9 +59,11 @@ def _sections() -> Iterator[str]:
         yield ""
         yield "| setting | default | kind | on resume | meaning |"
         yield "|---|---|---|---|---|"
-        for key, kind, default, meaning in rows:
-            change = "✓" if section not in FIXED or key in MAY_CHANGE else ""
-            yield _row(f"`{key}`", f"`{default}`", kind, change, meaning)
+        for setting in settings:
+            change = "✓" if section not in FIXED or setting.key in MAY_CHANGE else ""
+            yield _row(
+                f"`{setting.key}`", f"`{setting.default}`", setting.type, change, setting.meaning
+            )
 
 
 def _sources() -> Iterator[str]:

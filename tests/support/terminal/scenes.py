@@ -304,12 +304,7 @@ def wrapped(error: Exception) -> Exception:
 
 def run_command(command: Any) -> int:
     """`elmwright`, if it had this command only."""
-
-    class Parser:
-        def parse_args(self, _arguments: object) -> argparse.Namespace:
-            return argparse.Namespace(command=command)
-
-    cli._parser = Parser  # type: ignore[assignment]
+    cli._run_command = lambda _words: command(argparse.Namespace())  # type: ignore[assignment]
     return cli.main([])
 
 
