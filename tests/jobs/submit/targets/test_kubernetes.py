@@ -300,7 +300,7 @@ def test_an_address_that_is_set_later_reaches_the_job(
     assert "no Ray address" in capsys.readouterr().err
     targets.write_text(targets.read_text() + f'address = "{dashboard}"\n')
     assert main(["logs", "tiny"]) == 0
-    assert "it has said nothing yet" in capsys.readouterr().err
+    assert "its log is still empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_a_log_that_is_not_there_is_told(
     play_job(dashboard, submission, "PENDING")
     dashboard.answers[f"GET /api/jobs/{submission.id}/logs"] = (200, {"logs": ""})
     assert main(["logs", "tiny"]) == 0
-    assert "it has said nothing yet" in capsys.readouterr().err
+    assert "its log is still empty" in capsys.readouterr().err
     dashboard.answers[f"GET /api/jobs/{submission.id}"] = (404, "")
     assert main(["logs", "tiny"]) == 1
-    assert "its log is not there (any more)" in capsys.readouterr().err
+    assert "it has no log (any more)" in capsys.readouterr().err
