@@ -156,7 +156,7 @@ def resume(options: Namespace) -> int:
     try:
         state = send.state_of(job)
         if not state.ended:
-            raise send.already(submission.run, submission.id, submission.target)
+            raise send.already_running(submission.run, submission.id, submission.target)
         is_finished = state.word == "finished"
     except Unreachable as error:
         # Gone, or not to be reached from here; the run's own lock guards its folder.
@@ -168,7 +168,7 @@ def resume(options: Namespace) -> int:
         )
     if options.to:
         job = replace(job, submission=replace(submission, target=find_target(options.to)))
-    attempt = send.again(job, wait_minutes=options.wait)
+    attempt = send.next_attempt(job, wait_minutes=options.wait)
     if options.follow:
         open_place(attempt.target).check_follow()
     print(send.about_resuming(job), flush=True)

@@ -14,7 +14,8 @@ from elmwright.jobs.publishing.choose_checkpoint import choose, list_scored
 from elmwright.jobs.registry.find_registry import models_in, registry_of
 from elmwright.jobs.registry.resolve import find_run_of, holds_model, is_run_url, means_run
 from elmwright.jobs.runbook.find_corpus import corpus_of
-from elmwright.jobs.runbook.find_run import find_run, is_name, is_run
+from elmwright.jobs.runbook.find_run import find_run, is_run
+from elmwright.jobs.runbook.runbook import is_name
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.using.sentences import is_stream, pieces
 from elmwright.pipeline.errors import UserError

@@ -29,7 +29,8 @@ from elmwright.jobs.registry.contract import (
 )
 from elmwright.jobs.registry.find_registry import registry_of, run_of_bundle
 from elmwright.jobs.registry.open_registry import open_registry
-from elmwright.jobs.runbook.find_run import find_run, is_name, is_run
+from elmwright.jobs.runbook.find_run import find_run, is_run
+from elmwright.jobs.runbook.runbook import is_name
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.terminal.wording import nearby, scores_text, tell
 from elmwright.pipeline.errors import UserError

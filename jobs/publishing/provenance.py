@@ -9,7 +9,7 @@ from elmwright.jobs.config.toml_file import config_hash, to_dict
 from elmwright.jobs.environment.checkout import commit_of
 from elmwright.jobs.environment.machine_facts import environment, own_git
 from elmwright.jobs.environment.wheel import content_version, package_files
-from elmwright.jobs.runbook.runbook import left_in
+from elmwright.jobs.runbook.runbook import jobs_below
 from elmwright.jobs.secrets.hiding import store_all, without_secret
 from elmwright.jobs.tracking.store import relative_uri
 from elmwright.pipeline.errors import UserError
@@ -85,7 +85,7 @@ def submitted_git(run: str) -> dict[str, str | bool] | None:
     """
     own = content_version(package_files())
     try:
-        jobs = left_in(run)  # of a copy too: its training may have been the original's
+        jobs = jobs_below(run)  # of a copy too: its training may have been the original's
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None  # a note that cannot be read must not keep a trained model from its bundle
     for job in reversed(jobs):

@@ -27,7 +27,7 @@ from elmwright.jobs.registry.find_registry import registry_of
 from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import fetch_reference
 from elmwright.jobs.runbook import runbook
-from elmwright.jobs.runbook.find_run import RUNS, find_here, find_run, is_name, is_run, run_names
+from elmwright.jobs.runbook.find_run import RUNS, find_here, find_run, is_run, run_names
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.terminal.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
@@ -80,7 +80,7 @@ def holds_model(folder: Path) -> bool:
 def means_run(name: str) -> bool:
     """Whether a bare name means the run in runs/, although a folder here has it too: that holds
     no model and is no run."""
-    if not is_name(name) or not Path(name).is_dir() or is_run(name):
+    if not runbook.is_name(name) or not Path(name).is_dir() or is_run(name):
         return False
     return is_run(Path(RUNS, name)) and not holds_model(Path(name))
 
@@ -88,11 +88,11 @@ def means_run(name: str) -> bool:
 def find_run_of(model: str) -> RunFolder:
     """The run that is meant by a MODEL which is no folder and no name in a registry."""
     config = Path(model).is_file() and model.endswith(".toml")
-    if config or (is_name(model) and not Path(model).is_file()):
+    if config or (runbook.is_name(model) and not Path(model).is_file()):
         run = find_here(model) or (find_run(model) if runbook.attempts_of(model) else None)
         if run is not None:
             return run
-    recipe = is_name(model) and (RECIPES / f"{model}.toml").is_file()
+    recipe = runbook.is_name(model) and (RECIPES / f"{model}.toml").is_file()
     raise UserError(
         "model-missing",
         f"there is no model folder {model!r} and no run of that name"

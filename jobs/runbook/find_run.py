@@ -3,21 +3,20 @@
 RUN is, in this order,
   - a run's folder, on a disk or in an object store (s3://…);
   - the name of a run in `runs/` of the current folder;
-  - a config file, whose run.dir is looked at;
+  - a config file, which means the run in its run.dir;
   - the name of a run that was submitted (the run book, runbook.py);
   - the name of a shipped recipe.
 
-What is here comes first: a name means the run in this project, and the run book only where there is
-none. Nothing here imports torch, Ray or MLflow, and nothing takes the run's lock.
+A name means the run in this project, and the run book is asked only if there is none. Nothing here
+imports torch, Ray or MLflow, and nothing takes the run's lock.
 """
 
 import fcntl
-import re
 import socket
 import sys
 from pathlib import Path
 
-from elmwright.jobs.config.toml_file import RECIPES, load_config, recipe_names
+from elmwright.jobs.config.toml_file import load_config, recipe_names
 from elmwright.jobs.runbook import runbook
 from elmwright.jobs.runbook.submission import Job
 from elmwright.jobs.rundir.layout import RunFolder
@@ -32,10 +31,10 @@ RUNS = "runs"
 
 def find_run(text: str) -> RunFolder:
     """The folder of the run that the user means; `UserError` if there is none."""
-    found = find_here(text) or _from_book(text) or _from_recipe(text)
-    if found is None:
+    folder = find_here(text) or _from_book(text) or _from_recipe(text)
+    if folder is None:
         raise no_run(text)
-    return found
+    return folder
 
 
 def find_here(text: str) -> RunFolder | None:
@@ -46,7 +45,7 @@ def find_here(text: str) -> RunFolder | None:
         return RunFolder.at(text)
     if is_run(text) or _was_submitted(text):
         return RunFolder.at(text)
-    if is_name(text) and (is_run(Path(RUNS, text)) or _was_submitted(Path(RUNS, text))):
+    if runbook.is_name(text) and (is_run(Path(RUNS, text)) or _was_submitted(Path(RUNS, text))):
         return RunFolder.at(Path(RUNS, text))
     if Path(text).is_dir():
         raise UserError(
@@ -55,18 +54,13 @@ def find_here(text: str) -> RunFolder | None:
     return _of_config(text) if Path(text).is_file() else None
 
 
-def is_name(text: str) -> bool:
-    """Whether this could be the name of a run: no path, no URL."""
-    return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text))
-
-
 def is_run(folder: str | Path) -> bool:
     """Whether this is a run's folder on a disk: its config.json has the settings of a run."""
     return isinstance((read_json(Path(folder) / "config.json") or {}).get("run"), dict)
 
 
 def _was_submitted(folder: str | Path) -> bool:
-    """Whether a job has written itself into this folder; until it starts, that is all there is."""
+    """Whether a job has written itself into this folder, which it does before the run starts."""
     return Path(folder, "submissions").is_dir() and bool(runbook.submissions_in(str(folder)))
 
 
@@ -78,37 +72,29 @@ def runs_in(folder: str | Path = RUNS) -> list[Path]:
 
 def run_names() -> list[str]:
     """The names of the runs here and of those that were submitted."""
-    return sorted({path.name for path in runs_in()} | {j.submission.run for j in _book()})
+    submitted = {job.submission.run for job in runbook.read_all()[0]}
+    return sorted({path.name for path in runs_in()} | submitted)
 
 
 def find_attempts(text: str) -> tuple[RunFolder | None, list[Job]]:
-    """The run's folder, as far as it can be seen, and the attempts that were submitted at it."""
+    """The run's folder, if it can be seen from here, and the attempts that were submitted at it."""
     folder = find_here(text)
     if folder is not None:
-        sent = runbook.submissions_in(folder.root)
-        known = {job.submission.id for job in sent}
-        # Attempts that wait for their turn have not yet written themselves into the folder.
-        mine = [
-            job
-            for name in dict.fromkeys((text, Path(folder.root).name))
-            for job in runbook.attempts_of(name)
-            if runbook.is_for(job, folder.root) and job.submission.id not in known
-        ]
-        _say_of_another(text, folder)
-        return folder, sent + list({job.submission.id: job for job in mine}.values())
-    sent = runbook.attempts_of(text)
-    if sent:
-        where = sent[-1].submission.dir
-        seen = is_url(where) or is_run(where) or _was_submitted(where)
-        return RunFolder.at(where) if seen else None, sent
+        _note_other_run(text, folder)
+        return folder, runbook.attempts_at(folder.root, text, Path(folder.root).name)
+    attempts = runbook.attempts_of(text)
+    if attempts:
+        where = attempts[-1].submission.dir
+        is_seen = is_url(where) or is_run(where) or _was_submitted(where)
+        return RunFolder.at(where) if is_seen else None, attempts
     folder = _from_recipe(text)
     if folder is None:
         raise no_run(text)
     return folder, runbook.submissions_in(folder.root)
 
 
-def _say_of_another(text: str, folder: RunFolder) -> None:
-    """A name that means two runs is taken for the one here; say so."""
+def _note_other_run(text: str, folder: RunFolder) -> None:
+    """Print a note if a name means both the run here and a submitted one."""
     if Path(text).exists():
         return
     for job in runbook.attempts_of(text)[-1:]:
@@ -121,21 +107,21 @@ def _say_of_another(text: str, folder: RunFolder) -> None:
 
 
 def _from_book(text: str) -> RunFolder | None:
-    sent = runbook.attempts_of(text)
-    if not sent:
+    attempts = runbook.attempts_of(text)
+    if not attempts:
         return None
-    where = sent[-1].submission.dir
-    if not is_url(where) and not is_run(where):
+    submission = attempts[-1].submission
+    if not is_url(submission.dir) and not is_run(submission.dir):
         raise UserError(
             "run-missing",
-            f"run {text!r} was submitted to {sent[-1].submission.target}, and its folder {where} "
+            f"run {text!r} was submitted to {submission.target}, and its folder {submission.dir} "
             f"cannot be seen from here; 'elmwright status {text}' tells how far it is",
         )
-    return RunFolder.at(where)
+    return RunFolder.at(submission.dir)
 
 
 def _from_recipe(text: str) -> RunFolder | None:
-    return _of_config(text) if is_name(text) and (RECIPES / f"{text}.toml").is_file() else None
+    return _of_config(text) if text in recipe_names() else None
 
 
 def _of_config(text: str) -> RunFolder:
@@ -150,7 +136,7 @@ def _of_config(text: str) -> RunFolder:
 
 
 def no_run(text: str) -> UserError:
-    """What is said of a name that is no run's, with the nearest that is one."""
+    """The error for a name of no run, with the nearest name of one."""
     return UserError(
         "run-missing",
         f"there is no run {text!r}: no folder or config file of that name, nothing in {RUNS}/ "
@@ -159,32 +145,24 @@ def no_run(text: str) -> UserError:
     )
 
 
-def _book() -> list[Job]:
-    return runbook.read_all()[0]
-
-
 def last_holder(folder: RunFolder) -> Holder:
     """The command that took the run's lock last, perhaps long ago."""
     return read_holder(join(folder.root, "run.lock"))
 
 
 def user_of(folder: RunFolder) -> str:
-    """The command that uses the run at this moment, in words; empty if none does.
-
-    The lock of a run on a disk is looked up without being taken: /proc/locks lists the files that
-    are locked. In a store a lease is held as long as it names its owner, or until it expires.
-    """
+    """The command that uses the run at this moment, in words; empty if none does."""
     lock = join(folder.root, "run.lock")
-    holder = read_holder(lock)
-    return str(holder) if (is_held(lock) if folder.remote else is_locked(Path(lock))) else ""
+    is_used = is_held(lock) if folder.remote else is_locked(Path(lock))
+    return str(read_holder(lock)) if is_used else ""
 
 
 def is_locked(path: Path) -> bool:
     """Whether a process holds an flock on this file.
 
-    Locks of this machine are listed in /proc/locks. Taking the lock to find out, if only for a
-    moment, could refuse a run that starts at that moment: that is done only where another machine
-    held the lock last, whose locks are not listed here.
+    Locks of this machine are listed in /proc/locks. Taking the lock to find out could refuse a run
+    that starts at that moment, so that is done only if another machine held the lock last, whose
+    locks are not listed here.
     """
     holder = read_holder(path)
     if holder == Holder():

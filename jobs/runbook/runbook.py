@@ -11,18 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from elmwright.jobs.runbook.submission import Handle, Job, NoHandle, Submission
+from elmwright.jobs.runbook.submission import Handle, Job, Submission
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import BadField, from_data, to_data
 from elmwright.pipeline.storage.disk import write_atomic
-from elmwright.pipeline.storage.files import (
-    exists,
-    is_url,
-    join,
-    list_folder,
-    read_json,
-    write_bytes,
-)
+from elmwright.pipeline.storage.files import is_url, join, list_folder, read_json, write_bytes
 from elmwright.pipeline.storage.untrusted import read_small
 
 KEPT = 50
@@ -84,7 +77,7 @@ def _write(name: str, attempts: list[Job]) -> None:
 
 def attempts_of(name: str) -> list[Job]:
     """All remembered attempts of a run, oldest first."""
-    if not _is_name(name) or not _page(name).exists():
+    if not is_name(name) or not _page(name).exists():
         return []
     try:
         page = from_data(_Page, read_json(_page(name)), ignore_unknown=True)
@@ -95,11 +88,6 @@ def attempts_of(name: str) -> list[Job]:
             "run in place of its name",
         ) from None
     return list(page.attempts)
-
-
-def all_runs() -> list[Job]:
-    """The newest attempt of every run, newest first."""
-    return read_all()[0]
 
 
 def read_all() -> tuple[list[Job], list[str]]:
@@ -113,59 +101,40 @@ def read_all() -> tuple[list[Job], list[str]]:
     return sorted(newest, key=lambda job: job.submission.time, reverse=True), damaged
 
 
-def find_run(text: str) -> list[Job]:
-    """The attempts of the run that the user means, by its name or its folder, oldest first."""
-    found = attempts_of(text)
-    if found:
-        return found
-    folder = text.rstrip("/") if is_url(text) else os.path.abspath(os.path.expanduser(text))
-    left = submissions_in(folder)
-    if left:
-        # Attempts sent from here may still be queued, and have written nothing.
-        known = {job.submission.id for job in left}
-        sent = attempts_of(left[-1].submission.run)
-        return left + [j for j in sent if is_for(j, folder) and j.submission.id not in known]
-    if is_url(text) or exists(folder):
-        copied = left_in(folder)
-        why = (
-            f"what is in {folder}/submissions was submitted for {copied[-1].submission.dir}"
-            if copied
-            else f"there is no {folder}/submissions"
-        )
-        raise UserError(
-            "run-missing",
-            f"nothing was submitted for {folder}: {why}; "
-            "'elmwright submit' sends a run, 'elmwright status' tells of one that was started here",
-        )
-    names = ", ".join(job.submission.run for job in all_runs()[:8])
-    raise UserError(
-        "run-missing",
-        f"there is no run {text!r} in the run book ({names or 'it is empty'}) and no folder of "
-        "that name; give the run.dir of a run that was submitted elsewhere",
-    )
+def attempts_at(folder: str, *names: str) -> list[Job]:
+    """The attempts at the run in a folder, oldest first.
+
+    Queued attempts have not yet written themselves into the folder. They are found in the run book
+    under the names of the run.
+    """
+    jobs = {job.submission.id: job for job in submissions_in(folder)}
+    for name in names:
+        for job in attempts_of(name):
+            if is_for(job, folder):
+                jobs.setdefault(job.submission.id, job)
+    return list(jobs.values())
 
 
 def submissions_in(folder: str) -> list[Job]:
     """The attempts that were submitted for this very folder, oldest first.
 
-    A copy of a run holds the attempts of its original, which are not its own: cancelling or
+    A copy of a run contains the attempts of its original, which are not its own: cancelling or
     resuming the copy must not affect the original. Likewise a run that was moved has none.
     """
-    return [job for job in left_in(folder) if is_for(job, folder)]
+    return [job for job in jobs_below(folder) if is_for(job, folder)]
 
 
 def is_for(job: Job, folder: str) -> bool:
     """Whether an attempt was sent for the run in this folder."""
-    return _place(job.submission.dir) == _place(folder)
+    return _absolute(job.submission.dir) == _absolute(folder)
 
 
-def _place(folder: str) -> str:
+def _absolute(folder: str) -> str:
     return folder.rstrip("/") if is_url(folder) else str(Path(folder).expanduser().resolve())
 
 
-def left_in(folder: str) -> list[Job]:
-    """The attempts that wrote themselves below a folder, or below the one that it was copied from,
-    oldest first."""
+def jobs_below(folder: str) -> list[Job]:
+    """The attempts that wrote themselves below a folder or its original, oldest first."""
     jobs = []
     for file in list_folder(join(folder, "submissions")):
         if file.path.endswith("/job.json"):
@@ -178,47 +147,41 @@ def left_in(folder: str) -> list[Job]:
 
 
 def handle_of(job: Job, kind: type[T]) -> T | None:
-    """How the target knows an attempt: by its own answer, else as the attempt itself wrote it."""
+    """How the target identifies an attempt: by its own answer, else as the attempt wrote it."""
     if isinstance(job.handle, kind):
         return job.handle
-    handle = handle_left(job.submission)
-    return handle if isinstance(handle, kind) else None
+    answer = _read(join(job_folder(job.submission), "job.json"), _Answer)
+    return answer.handle if answer and isinstance(answer.handle, kind) else None
 
 
-def handle_left(submission: Submission) -> Handle:
-    """How the target knows an attempt, as the attempt itself wrote it below run.dir."""
-    answer = _read(join(place_of(submission), "job.json"), _Answer)
-    return answer.handle if answer else NoHandle()
-
-
-def lay_down(job: Job) -> None:
-    """Write the submission below run.dir, for other machines to find."""
+def write_job(job: Job) -> None:
+    """Write a job below run.dir, for other machines to find."""
     data = json.dumps(to_data(job), indent=1, ensure_ascii=False).encode()
-    write_bytes(join(place_of(job.submission), "job.json"), data)
+    write_bytes(join(job_folder(job.submission), "job.json"), data)
 
 
-def lay_down_outcome(submission: Submission, code: int) -> None:
+def write_outcome(submission: Submission, code: int) -> None:
     """Write the exit code of a job below run.dir."""
     data = json.dumps(to_data(_Outcome(code))).encode()
-    write_bytes(join(place_of(submission), "outcome.json"), data)
+    write_bytes(join(job_folder(submission), "outcome.json"), data)
 
 
 def outcome_of(submission: Submission) -> int | None:
     """The exit code that a job wrote below run.dir; None if it has not, or we cannot see it."""
-    outcome = _read(join(place_of(submission), "outcome.json"), _Outcome)
+    outcome = _read(join(job_folder(submission), "outcome.json"), _Outcome)
     return outcome.exit if outcome else None
 
 
 def _read(path: str, cls: type[T]) -> T | None:
-    """The content of a JSON file; None where we cannot see it, or it is damaged."""
+    """The content of a JSON file; None if we cannot see it, or it is damaged."""
     try:
         return from_data(cls, read_json(path), ignore_unknown=True)
     except (OSError, UserError, BadField):
         return None
 
 
-def place_of(submission: Submission) -> str:
-    """Where an attempt keeps its own files, below run.dir."""
+def job_folder(submission: Submission) -> str:
+    """The folder of an attempt's own files, below run.dir."""
     return join(submission.dir, "submissions", submission.id)
 
 
@@ -226,10 +189,11 @@ def work_folder(submission: Submission) -> Path:
     """A folder on a disk for an attempt's code and output: below run.dir unless that is a URL."""
     if is_url(submission.dir):
         return state_home() / "submissions" / submission.id
-    return Path(place_of(submission))
+    return Path(job_folder(submission))
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
+    """Whether this could be the name of a run: no path, no URL."""
     return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text))
 
 

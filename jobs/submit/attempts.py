@@ -1,23 +1,23 @@
-"""Runs the attempts at a submitted run, one after another, each in a process of its own.
+"""Runs the attempts at a submitted run one after another, each in its own process.
 
 This is what a job on a Ray cluster, on Kubernetes or in the background of this machine consists of:
 a small process that starts the driver, waits for its end, asks retries.py whether another attempt
-is due, pauses and starts the next. A fresh process each time, because nothing of a driver whose Ray
-has died is worth keeping, and because a driver that is killed must leave somebody who notices.
+is due, pauses and starts the next. Each attempt gets a new process, because a driver whose Ray has
+died is not reusable, and because another process must notice if the driver is killed.
 
 Signals:
 
-- SIGTERM and SIGINT (`elmwright cancel`, `ray job stop`) end the job for good, also in a pause.
-  Ray signals every process of a job; a driver takes a second SIGTERM for the first.
-- SIGUSR1 (the head pod's preStop hook on Kubernetes) says that this machine goes away. The driver
-  checkpoints, and then this process waits to be lost with its machine: whoever finds the machine
-  gone (KubeRay) sends the job again, while a job that ends is over.
+- SIGTERM and SIGINT (`elmwright cancel`, `ray job stop`) end the job for good, also during a pause.
+  Ray signals every process of a job. A driver treats a second SIGTERM like the first.
+- SIGUSR1 (the head pod's preStop hook on Kubernetes) means that this machine goes away. The driver
+  checkpoints, and then this process waits to be lost with its machine. KubeRay submits a job again
+  whose machine is gone, but not one that has ended.
 
-`ELMWRIGHT_DRIVER_FILE` names a file that holds the number of this process for as long as a driver
-is at work, so that such a hook knows whom to signal and how long to wait.
+`ELMWRIGHT_DRIVER_FILE` names a file with the number of this process, which exists while a driver is
+at work, so that the hook can signal it and wait.
 
-The driver stays in the process group of this one: Ray and background.py kill the whole group. On
-Linux it is also told to stop when this process is killed alone.
+The driver stays in the process group of this process: Ray and background.py kill the whole group.
+On Linux the driver is also stopped when this process is killed alone.
 """
 
 import ctypes
@@ -34,8 +34,6 @@ from types import FrameType
 
 from elmwright.jobs.runbook.submission import Submission
 from elmwright.jobs.submit import retries
-from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.object_store import with_patience
 
 DRIVER_FILE = "ELMWRIGHT_DRIVER_FILE"
 DEATH_SIGNAL = 1
@@ -43,7 +41,7 @@ DEATH_SIGNAL = 1
 
 
 class Attempts:
-    """The job: its driver, and what it was asked to do."""
+    """A job: its driver, and the signals that it has received."""
 
     def __init__(
         self,
@@ -52,93 +50,73 @@ class Attempts:
         pauses: Sequence[float] = retries.PAUSES,
     ) -> None:
         """`command` runs the submission once; `pauses` are seconds between attempts."""
-        self._command, self._submission, self._pauses = command, submission, pauses
+        self._command = command
+        self._submission = submission
+        self._pauses = pauses
         self._driver: subprocess.Popen[bytes] | None = None
-        self._asked, self._leaving = False, False
-        self._made, self._history = 0, retries.History()
+        self._is_cancelled = False
+        self._is_leaving = False
+        self._history = retries.History()
 
     def run(self) -> int:
         """Run the submission to its end; the exit code of the last attempt."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._handle)
         while True:
-            code = self._once()
-            self._made += 1
-            if self._leaving and not self._asked and retries.worth_another(code, late=False):
+            code = self._run_once()
+            if self._is_leaving and retries.worth_another(code, late=False):
                 self._wait_to_be_lost()
-            history = None if self._asked else self._another(code)
-            if history is None:
+            if self._is_cancelled:
                 return code
-            if not self._pause(history):
+            self._history, is_due = retries.conclude(self._submission, code, self._history)
+            if not is_due:
+                return code
+            self._pause()
+            if self._is_cancelled:
                 return retries.RESUMABLE
 
-    def _once(self) -> int:
+    def _run_once(self) -> int:
         with _announced():
             self._driver = subprocess.Popen(self._command)
-            if self._asked or self._leaving:  # between two lines of ours
-                self._tell()
+            if self._is_cancelled or self._is_leaving:  # just before it was started
+                self._stop_driver()
             code = self._driver.wait()
-        if self._asked and code == -signal.SIGTERM:
-            return retries.RESUMABLE  # told before it could listen: nothing was begun
+        if self._is_cancelled and code == -signal.SIGTERM:
+            return retries.RESUMABLE  # stopped before it could handle signals or begin anything
         return code if code >= 0 else 128 - code
 
-    def _another(self, code: int) -> retries.History | None:
-        """The attempts so far, if another one is due; what is not started again is told.
-
-        What interrupted the driver may also keep us from noting it: a full disk, a store that does
-        not answer. Then the attempt counts here, as one without progress.
-        """
-        try:
-            before = with_patience(lambda: retries.read(self._submission))
-            due = with_patience(lambda: retries.end(self._submission, code))
-            after = retries.read(self._submission)
-        except (OSError, UserError) as error:
-            where = self._submission.dir
-            print(f"how the attempt ended cannot be noted in {where} ({error})", flush=True)
-            self._history = after = retries.unnoted(self._history)
-            if not retries.worth_another(code, late=self._made > 1):
-                return None
-            if after.used_up:
-                print(retries.given_up(after, self._submission.run), flush=True)
-            return None if after.used_up else after
-        self._history = after
-        if after.used_up and not before.used_up:  # else the driver itself has said it
-            print(retries.given_up(after, self._submission.run), flush=True)
-        return after if due else None
-
-    def _pause(self, history: retries.History) -> bool:
-        """Wait before the next attempt; whether there is to be one."""
-        seconds = self._pauses[min(history.standstills, len(self._pauses) - 1)]
-        further = (
-            f"{history.standstills} of {retries.STANDSTILLS} without getting further"
-            if history.standstills
-            else "the last one got further"
-        )
+    def _pause(self) -> None:
+        """Wait before the next attempt, or until the job is cancelled."""
+        standstills = self._history.standstills
+        seconds = self._pauses[min(standstills, len(self._pauses) - 1)]
+        progress = "the last one got further"
+        if standstills:
+            progress = f"{standstills} of {retries.STANDSTILLS} without getting further"
         print(
-            f"attempt {history.starts} was interrupted; the next one starts in {seconds:.0f} s "
-            f"({further})",
+            f"attempt {self._history.starts} was interrupted; the next one starts in "
+            f"{seconds:.0f} s ({progress})",
             flush=True,
         )
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not (self._asked or self._leaving):
+        while time.monotonic() < end and not (self._is_cancelled or self._is_leaving):
             time.sleep(0.1)
-        if self._leaving and not self._asked:
+        if self._is_leaving:
             self._wait_to_be_lost()
-        return not self._asked
 
     def _wait_to_be_lost(self) -> None:
-        print("this machine goes away; the run resumes on another one", flush=True)
-        while not self._asked:
+        if not self._is_cancelled:
+            print("this machine goes away; the run resumes on another one", flush=True)
+        while not self._is_cancelled:
             time.sleep(0.5)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGUSR1:
-            self._leaving = True
+            self._is_leaving = True
         else:
-            self._asked = True
-        self._tell()
+            self._is_cancelled = True
+        self._stop_driver()
 
-    def _tell(self) -> None:
+    def _stop_driver(self) -> None:
         if self._driver is not None:
             with suppress(ProcessLookupError):
                 self._driver.send_signal(signal.SIGTERM)
@@ -146,7 +124,7 @@ class Attempts:
 
 @contextmanager
 def _announced() -> Iterator[None]:
-    """Name this process in the file that a hook reads, for as long as a driver is at work."""
+    """Write the number of this process into the hook's file while a driver is at work."""
     name = os.environ.get(DRIVER_FILE)
     if not name:
         yield
@@ -159,7 +137,7 @@ def _announced() -> Iterator[None]:
 
 
 def stop_with_parent(parent: int) -> None:
-    """In a driver: be asked to stop when the process that watches it dies, however it dies."""
+    """In a driver: receive SIGTERM when the process that started it dies."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is None or threading.current_thread() is not threading.main_thread():
         return
@@ -169,5 +147,5 @@ def stop_with_parent(parent: int) -> None:
 
 
 def command_for(path: str) -> list[str]:
-    """What runs a submission once, as a child of this process."""
+    """The command that runs a submission once, as a child of this process."""
     return [sys.executable, "-m", "elmwright.jobs.submit.job", path, str(os.getpid())]

@@ -1,26 +1,27 @@
 """The retry policy of submitted runs, the same on every target.
 
-An attempt is one start of a run's driver. When it ends without having been asked to, it is worth
-another attempt if time may cure it: exit 75 (interrupted, resumable) or death by a signal. Exit 0
-is the end, exit 1 means that training has used up its own restarts (launch.py), exit 2 is a user's
-mistake. A mistake can only be made at the beginning, though: code and config of a submission never
-change, so exit 2 of a later attempt, or of one that wrote a checkpoint, is caused by the outside
-world (too few machines, a full disk, an MLflow that is away) and is treated like exit 75.
+An attempt is one start of a run's driver. If it ends without having been stopped by the user,
+another attempt is due if time may cure the cause: exit 75 (interrupted, resumable) or death by a
+signal. Exit 0 is success, exit 1 means that training has used up its own restarts (launch.py),
+exit 2 is a user's mistake. A mistake can only be made at the beginning, though: code and config of
+a submission never change, so exit 2 of a later attempt, or of one that wrote a checkpoint, is
+caused by something else (too few machines, a full disk, an MLflow that is away) and is treated like
+exit 75.
 
-Attempts that get further are not counted: a run on spot machines may be interrupted a hundred
-times. After `STANDSTILLS` retries in a row without progress nothing is started again. How far a run
-has come is its stage, its newest checkpoint, and before that the finished tasks of its corpus.
+Attempts that make progress are not counted: a run on spot machines may be interrupted a hundred
+times. After `STANDSTILLS` retries in a row without progress nothing is started again. Progress is
+the run's stage, its newest checkpoint, and before that the finished tasks of its corpus.
 
-Who starts the next attempt differs: attempts.py on a Ray cluster, on Kubernetes and on this
-machine, the batch script on Slurm, and KubeRay or Slurm itself where the machine of the driver was
-lost. All of them keep their count in the same note, beside the submission below `run.dir`.
+The next attempt is started by attempts.py on a Ray cluster, on Kubernetes and on this machine, by
+the batch script on Slurm, and by KubeRay or Slurm itself if the machine of the driver was lost. All
+of them keep their count in the same file, beside the submission below `run.dir`.
 """
 
 import os
 import sys
 from dataclasses import dataclass, replace
 
-from elmwright.jobs.runbook.runbook import place_of
+from elmwright.jobs.runbook.runbook import job_folder
 from elmwright.jobs.runbook.submission import Submission
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.upkeep.status import corpus_folder, read_progress
@@ -30,7 +31,7 @@ from elmwright.pipeline.storage.files import join, list_folder, read_json, write
 from elmwright.pipeline.storage.object_store import with_patience
 
 STANDSTILLS = 5
-"""How often in a row a run is started again after an attempt that got no further."""
+"""How often in a row a run is started again after an attempt without progress."""
 PAUSES = (10.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Seconds before the next attempt, after none, one, two … such attempts."""
 MISTAKE, RESUMABLE = 2, 75
@@ -45,11 +46,11 @@ class History:
     starts: int = 0
     """How many have begun."""
     running: bool = False
-    """Whether the newest has not recorded its end: it is at work, or was lost with its machine."""
+    """Whether the newest has recorded no end: it is at work, or was lost with its machine."""
     reached: tuple[int, ...] = BEGINNING
-    """The furthest that the run had come at the end of an attempt."""
+    """The furthest progress at the end of an attempt."""
     standstills: int = 0
-    """Attempts in a row that ended without getting further than that."""
+    """Attempts in a row without further progress."""
 
     @property
     def used_up(self) -> bool:
@@ -58,47 +59,63 @@ class History:
 
 def begin(submission: Submission) -> History:
     """Count an attempt that has passed its checks; it must not continue if it is `used_up`."""
-    before = read(submission)
-    if before.running:  # lost with its machine: nobody told of its end
-        before = _ended(before, submission)
-    elif not before.starts:
-        before = replace(before, reached=reached(submission))
-    now = before
-    if not before.used_up:
-        now = replace(before, starts=before.starts + 1, running=True)
-    write_json(_note(submission), to_data(now))
-    return now
+    history = read(submission)
+    if history.running:  # lost with its machine, so it could not record its end
+        history = _with_end(history, reached(submission))
+    elif not history.starts:
+        history = replace(history, reached=reached(submission))
+    if not history.used_up:
+        history = replace(history, starts=history.starts + 1, running=True)
+    write_json(_file(submission), to_data(history))
+    return history
 
 
 def end(submission: Submission, code: int) -> bool:
-    """Record the end of an attempt that was not asked to stop; whether another one is due."""
+    """Record the end of an attempt that was not cancelled; whether another one is due."""
     before = read(submission)
     number = before.starts if before.running else before.starts + 1  # it did not pass its checks
-    now = reached(submission)
-    late = number > 1 or (now > before.reached and now[1] > BEGINNING[1])
+    progress = reached(submission)
+    late = number > 1 or (progress > before.reached and progress[1] > BEGINNING[1])
     if before.used_up or not worth_another(code, late=late):
         return False
-    ended = _ended(before, submission)
-    write_json(_note(submission), to_data(ended))
-    return not ended.used_up
+    after = _with_end(before, progress)
+    write_json(_file(submission), to_data(after))
+    return not after.used_up
+
+
+def conclude(submission: Submission, code: int, earlier: History) -> tuple[History, bool]:
+    """Record the end of an attempt; the attempts so far, and whether another one is due.
+
+    The cause of the interruption may also prevent the record: a full disk, a store that does not
+    answer. Then this attempt is added to the `earlier` ones as one without progress.
+    """
+    try:
+        before = with_patience(lambda: read(submission))
+        is_due = with_patience(lambda: end(submission, code))
+        after = read(submission)
+    except (OSError, UserError) as error:
+        print(f"how the attempt ended cannot be noted in {submission.dir} ({error})", flush=True)
+        if not worth_another(code, late=earlier != History()):
+            return earlier, False
+        before = earlier
+        after = replace(earlier, running=False, standstills=earlier.standstills + 1)
+        is_due = not after.used_up
+    if after.used_up and not before.used_up:  # otherwise the driver itself has said it
+        print(given_up(after, submission.run), flush=True)
+    return after, is_due
 
 
 def worth_another(code: int, *, late: bool) -> bool:
     """Whether time may cure an end with this exit code; `late` is an attempt that was not the
     first, or wrote a checkpoint."""
-    killed = code < 0 or code > 128
-    return killed or code == RESUMABLE or (code == MISTAKE and late)
-
-
-def unnoted(history: History) -> History:
-    """The attempts after one whose end cannot be noted: it counts as one without progress."""
-    return replace(history, running=False, standstills=history.standstills + 1)
+    is_killed = code < 0 or code > 128
+    return is_killed or code == RESUMABLE or (code == MISTAKE and late)
 
 
 def reached(submission: Submission) -> tuple[int, ...]:
-    """How far a run has come, as numbers that grow."""
+    """The progress of a run, as numbers that grow."""
     progress = read_progress(submission)
-    if progress is None:  # its folder is not there (yet), or cannot be seen
+    if progress is None:  # its folder does not exist (yet), or cannot be seen
         return BEGINNING
     stage = (*STAGES, "done").index(progress.stage)
     tasks = 0
@@ -122,37 +139,26 @@ def given_up(history: History, run: str) -> str:
 def read(submission: Submission) -> History:
     """The attempts at a submission so far."""
     try:
-        return from_data(History, read_json(_note(submission)) or {}, ignore_unknown=True)
+        return from_data(History, read_json(_file(submission)) or {}, ignore_unknown=True)
     except BadField:
-        return History()  # damaged: as if it were not there
+        return History()  # damaged: as if it were missing
 
 
-def _ended(before: History, submission: Submission) -> History:
-    now = reached(submission)
-    if now > before.reached:
-        return replace(before, running=False, reached=now, standstills=0)
-    return replace(before, running=False, standstills=before.standstills + 1)
+def _with_end(history: History, progress: tuple[int, ...]) -> History:
+    if progress > history.reached:
+        return replace(history, running=False, reached=progress, standstills=0)
+    return replace(history, running=False, standstills=history.standstills + 1)
 
 
-def _note(submission: Submission) -> str:
-    return join(place_of(submission), "attempts.json")
+def _file(submission: Submission) -> str:
+    return join(job_folder(submission), "attempts.json")
 
 
 def main(path: str, code: int) -> int:
-    """What Slurm's batch script asks: 0 if the job is to go back into the queue."""
-    submission = Submission.load(path)
-    try:
-        before = with_patience(lambda: read(submission))
-        if with_patience(lambda: end(submission, code)):
-            return 0
-        after = read(submission)
-    except (OSError, UserError) as error:
-        print(f"how the attempt ended cannot be noted in {submission.dir} ({error})", flush=True)
-        starts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        return 0 if worth_another(code, late=starts > 0) and starts < STANDSTILLS else 1
-    if after.used_up and not before.used_up:  # else the driver itself has said it
-        print(given_up(after, submission.run), flush=True)
-    return 1
+    """For Slurm's batch script: 0 if the job is to go back into the queue."""
+    starts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    earlier = History(starts=starts, standstills=starts)
+    return 0 if conclude(Submission.load(path), code, earlier)[1] else 1
 
 
 if __name__ == "__main__":

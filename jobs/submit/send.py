@@ -1,8 +1,8 @@
 """Submit, watch, cancel, resume: the same for every target.
 
-A target (targets/place.py) checks, describes and takes a submission, finds a running job, reports
-its state, reads its log, and stops or kills it. Everything else is here: what is sent, that a run
-is not sent twice, what the run book remembers, and how long a stopping job may take.
+A target (targets/place.py) checks, describes and accepts a submission, finds a running job, reports
+its state, reads its log, and stops or kills it. This module prepares the submission, refuses to
+send a run twice, keeps the run book, and limits how long a stopping job may take.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from elmwright.pipeline.errors import Failed, UserError
 
 POLL_SECONDS = 1.0
 KILLED_SECONDS = 15.0
-"""How long a job that was killed may take to be gone."""
-STORE_BYTES_A_SECOND = 500_000
-"""A log that has grown large is fetched less often, so that following costs about so much."""
+"""How long a killed job may take to end."""
+LOG_BYTES_PER_SECOND = 500_000
+"""A large log is fetched less often, so that following it transfers no more than this."""
 
 Answer = TypeVar("Answer")
 
@@ -42,13 +42,13 @@ def prepare(
 
 
 def submit(submission: Submission) -> Job:
-    """Send a submission, unless its run is going on already.
+    """Send a submission, unless its run is already running.
 
-    It is recorded before it is sent: a job that arrived while the answer was lost can be found,
-    watched and stopped. Only one that was refused is removed again.
+    It is recorded before it is sent: if the job arrives but the answer is lost, it can be found,
+    watched and stopped. Only a refused submission is removed again.
     """
     place = open_place(submission.target)
-    refuse_second(submission, place)
+    _refuse_second(submission, place)
     place.check(submission)
     runbook.remember(Job(submission))
     try:
@@ -60,38 +60,37 @@ def submit(submission: Submission) -> Job:
     return job
 
 
-def refuse_second(submission: Submission, place: Place) -> None:
-    """Refuse a run of which a job has not ended: its checkpoints have one writer."""
-    known = runbook.attempts_of(submission.run)
-    if known:
+def _refuse_second(submission: Submission, place: Place) -> None:
+    """Refuse a run with a job that has not ended: its checkpoints have one writer."""
+    for job in runbook.attempts_of(submission.run)[-1:]:
         try:
-            state = state_of(known[-1])
+            has_ended = state_of(job).ended
         except Unreachable:
-            # That cluster is gone or cannot be asked; the run's own lock still guards its folder.
-            state = State("interrupted")
-        if not state.ended:
-            raise already(submission.run, known[-1].submission.id, known[-1].submission.target)
-    elsewhere = place.running(submission.run)
-    if elsewhere:
-        raise already(submission.run, elsewhere, submission.target)
+            # That cluster is gone or cannot be asked. The run's own lock still guards its folder.
+            has_ended = True
+        if not has_ended:
+            raise already_running(submission.run, job.submission.id, job.submission.target)
+    running = place.running(submission.run)
+    if running:
+        raise already_running(submission.run, running, submission.target)
 
 
-def already(run: str, job: str, target: Target) -> UserError:
+def already_running(run: str, job: str, target: Target) -> UserError:
     """The error for a run that is sent a second time."""
     return UserError(
         "busy",
-        f"run {run!r} is going on already on {target} (job {job}); follow it with 'elmwright logs "
+        f"run {run!r} is already running on {target} (job {job}); follow it with 'elmwright logs "
         f"-f {run}', stop it with 'elmwright cancel {run}', or give this one another --name",
     )
 
 
 def _place_of(job: Job) -> Place:
-    """The code that speaks to the target of a job that was sent."""
+    """The target of a job, at the address that the user's file has now."""
     return open_place(as_now(job.submission.target))
 
 
 def state_of(job: Job) -> State:
-    """What has become of a job; its files below run.dir count when its target is unsure."""
+    """The state of a job; its files below run.dir count if its target is unsure."""
     return _state_of(job, _place_of(job))
 
 
@@ -99,14 +98,14 @@ def _state_of(job: Job, place: Place) -> State:
     state = place.state(job)
     if state.word == "interrupted":
         code = runbook.outcome_of(job.submission)
-        # A job may also have come to its end just when it was asked to stop.
+        # A job may also have finished just when it was asked to stop.
         if code is not None and (state.exit_code is None or code == 0):
             return state_of_exit(code)
     return state
 
 
 def cancel(job: Job, *, wait: bool = True) -> State:
-    """Ask a job to checkpoint and stop, and see it do so."""
+    """Ask a job to checkpoint and stop, and wait for its end; it is killed if it takes too long."""
     run = job.submission.run
     place = _place_of(job)
     state = _state_of(job, place)
@@ -131,7 +130,7 @@ def cancel(job: Job, *, wait: bool = True) -> State:
     return state
 
 
-def again(job: Job, wait_minutes: int | None = None) -> Submission:
+def next_attempt(job: Job, wait_minutes: int | None = None) -> Submission:
     """The next attempt at the same run, with the code as it is now."""
     old = job.submission
     config = old.read_config()
@@ -161,7 +160,7 @@ def read_log(job: Job) -> str:
 def follow(run: str, job: Job, *, through: bool) -> State:
     """Print the log of a job as it grows; `through` continues with later attempts of the run.
 
-    `run` is its name or its folder: by the folder, attempts sent from other machines are found.
+    `run` is its name or its folder. Given the folder, attempts sent from other machines are found.
     """
     while True:
         state = _follow_one(job)
@@ -185,7 +184,9 @@ def follow(run: str, job: Job, *, through: bool) -> State:
 
 def _attempts_after(run: str, job: Job) -> list[Job]:
     """The attempts after one, in the order in which they were sent."""
-    attempts = runbook.find_run(run)
+    attempts = runbook.attempts_of(run)
+    if not attempts:
+        attempts = runbook.attempts_at(job.submission.dir, job.submission.run)
     ids = [attempt.submission.id for attempt in attempts]
     return attempts[ids.index(job.submission.id) + 1 :] if job.submission.id in ids else []
 
@@ -194,7 +195,7 @@ def _follow_one(job: Job) -> State:
     place = _place_of(job)
     position = size = 0
     while True:
-        # The state first: lines that are written between the two are then still read.
+        # The state first, so that lines written between the two are still read.
         state = _patiently(partial(_state_of, job, place))
         text, position = _patiently(partial(place.log, job, position))
         size += len(text)
@@ -202,11 +203,11 @@ def _follow_one(job: Job) -> State:
         sys.stdout.flush()
         if state.ended:
             return state
-        time.sleep(max(POLL_SECONDS, size / STORE_BYTES_A_SECOND))
+        time.sleep(max(POLL_SECONDS, size / LOG_BYTES_PER_SECOND))
 
 
 def _patiently(ask: Callable[[], Answer]) -> Answer:
-    """The answer of a cluster, which is asked again if it does not answer for a moment."""
+    """The answer of a cluster, which is asked again if it does not answer at once."""
     for misses in range(1, 10):
         try:
             return ask()

@@ -25,7 +25,7 @@ from elmwright.jobs.publishing import provenance as provenance_module
 from elmwright.jobs.publishing.choose_checkpoint import Recorded, recorded
 from elmwright.jobs.publishing.export import export_run
 from elmwright.jobs.publishing.training_facts import training_facts, training_svg
-from elmwright.jobs.runbook.runbook import lay_down
+from elmwright.jobs.runbook.runbook import write_job
 from elmwright.jobs.runbook.submission import Job, new_submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.rundir.journal_records import CheckpointPruned, Evaluation, Metrics
@@ -260,7 +260,7 @@ def test_provenance_names_the_mlflow_run_and_what_a_submission_came_from(
         ("0.0.1+000000000000", "2" * 40),
     ):
         sent = new_submission(config, target, until="publish", version=version)
-        lay_down(Job(dataclasses.replace(sent, dir=str(run), git=f"{commit}+changes")))
+        write_job(Job(dataclasses.replace(sent, dir=str(run), git=f"{commit}+changes")))
     monkeypatch.setattr(provenance_module, "own_git", lambda: None)
     target_folder, _ = export_run(str(run), "12", "", overrides=[])
     found = json.loads((target_folder / "provenance.json").read_text())

@@ -134,7 +134,7 @@ def test_a_job_whose_machine_goes_away_checkpoints_and_is_not_over(
 def test_two_runs_at_once_do_not_disturb_each_other(cluster: Cluster, undisturbed: Path) -> None:
     one, two = cluster.submit("one"), cluster.submit("two")
     refused = cluster.run("submit", one.parent / "tiny.toml", "--to", cluster.head.address, code=2)
-    assert "'one' is going on already" in refused
+    assert "'one' is already running" in refused
     for name, folder in (("one", one), ("two", two)):
         assert cluster.wait(name, "finished", "failed", "interrupted")["state"] == "finished"
         assert digests(folder) == digests(undisturbed)

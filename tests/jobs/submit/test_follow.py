@@ -136,8 +136,8 @@ def test_following_a_folder_finds_attempts_that_others_sent(
     )
     monkeypatch.setattr(submit_module, "open_place", lambda _: place)
     monkeypatch.setattr(submit_module, "POLL_SECONDS", 0.01)
-    runbook.lay_down(first)
-    threading.Timer(0.3, runbook.lay_down, [second]).start()
+    runbook.write_job(first)
+    threading.Timer(0.3, runbook.write_job, [second]).start()
     assert submit_module.follow(first.submission.dir, first, through=True).word == "finished"
     assert capsys.readouterr().out.endswith("two\n")
 

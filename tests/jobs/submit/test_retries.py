@@ -127,12 +127,10 @@ def test_an_attempt_that_was_lost_with_its_machine_is_counted(submission: Submis
 def test_a_job_that_may_not_begin_ends_as_one_that_can_be_resumed(tmp_path: Path) -> None:
     write_text(tmp_path / "text.txt", 3)
     one = sent(tmp_path, "local")
-    path = tmp_path / "submission.json"
-    path.write_text(one.to_json())
     while not begin(one).used_up:
         pass
     with pytest.raises(Interrupted, match=r"6 attempts in a row .*'elmwright resume tiny'"):
-        job.run_submission(str(path))
+        job.run_submission(one)
 
 
 def test_a_submission_that_is_sent_again_by_hand_starts_its_own_count(tmp_path: Path) -> None:
@@ -162,6 +160,6 @@ def test_slurms_script_gets_its_answer_as_an_exit_code(
 def test_the_next_attempt_waits_for_machines_to_be_replaced(tmp_path: Path) -> None:
     one = sent(tmp_path, "ray")
     config = load_config(str(tmp_path / "tiny.toml"))
-    assert job.patient(config, one).cluster.wait_minutes == 0
-    again = job.patient(config, one, again=True)
+    assert job.waiting_config(config, one).cluster.wait_minutes == 0
+    again = job.waiting_config(config, one, is_retry=True)
     assert again.cluster.wait_minutes == job.STARTING_MINUTES

@@ -118,7 +118,7 @@ def test_a_run_that_is_going_on_is_not_sent_again(
 ) -> None:
     first = submission(tmp_path)
     runbook.remember(Job(first, process_handle(sleeper.pid)))
-    assert state_of(runbook.find_run("tiny")[-1]).word == "running"
+    assert state_of(runbook.attempts_of("tiny")[-1]).word == "running"
     with mistake("busy", "'tiny'", "local", first.id):
         submit(submission(tmp_path))
 
@@ -145,7 +145,7 @@ def test_a_number_that_belongs_to_another_process_by_now_is_never_signalled(
 def test_what_a_job_left_counts_when_its_cluster_has_forgotten_it(tmp_path: Path) -> None:
     job = Job(submission(tmp_path), ProcessHandle(pid=1, started=1, host="elsewhere"))
     assert state_of(job).word == "running"
-    runbook.lay_down_outcome(job.submission, 75)
+    runbook.write_outcome(job.submission, 75)
     assert state_of(job) == state_of_exit(75)
 
 
@@ -156,7 +156,7 @@ def test_the_run_book_keeps_every_attempt_in_order(tmp_path: Path) -> None:
     for job in jobs:
         runbook.remember(job)
     assert runbook.attempts_of("tiny") == jobs
-    assert runbook.all_runs() == [jobs[-1]]
+    assert runbook.read_all() == ([jobs[-1]], [])
     page = tmp_path / "state" / "elmwright" / "runs" / "tiny.json"
     assert page.stat().st_mode & 0o077 == 0
     written = [job["handle"] for job in json.loads(page.read_text())["attempts"]]
@@ -176,13 +176,6 @@ def test_a_kind_of_target_that_is_not_known_is_refused(tmp_path: Path) -> None:
 
 def test_every_kind_of_target_has_a_class_and_can_be_examined() -> None:
     assert tuple(PLACES) == tuple(EXAMINERS) == KINDS
-
-
-def test_a_run_nobody_knows(tmp_path: Path) -> None:
-    with mistake("run-missing", "'nothing'", "empty"):
-        runbook.find_run("nothing")
-    with mistake("run-missing", str(tmp_path)):
-        runbook.find_run(str(tmp_path))
 
 
 def test_a_job_looks_for_its_dependencies_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,10 +211,10 @@ def test_a_job_that_brings_its_own_ray_waits_for_its_workers(tmp_path: Path) -> 
     sent = submission(tmp_path, Target("slurm"))
     config = load_config(str(tmp_path / "tiny.toml"))
     assert sent.config["cluster"]["wait_minutes"] == 0
-    assert entry.patient(config, sent).cluster.wait_minutes == entry.STARTING_MINUTES
-    assert entry.patient(config, submission(tmp_path, Target("local"))) == config
+    assert entry.waiting_config(config, sent).cluster.wait_minutes == entry.STARTING_MINUTES
+    assert entry.waiting_config(config, submission(tmp_path, Target("local"))) == config
     own = load_config(str(tmp_path / "tiny.toml"), ["cluster.wait_minutes=60"])
-    assert entry.patient(own, sent).cluster.wait_minutes == 60
+    assert entry.waiting_config(own, sent).cluster.wait_minutes == 60
 
 
 def test_submitting_to_slurm_leaves_the_users_own_waiting_time(tmp_path: Path) -> None:
@@ -259,7 +252,7 @@ def test_a_damaged_note_in_a_runs_folder_is_named(tmp_path: Path) -> None:
     for content in ("half a no", "{}", "[]", "[" * 100_000, '{"submission": ' + "[" * 100_000):
         note.write_text(content)
         with mistake("file-damaged", "one/job.json"):
-            runbook.find_run(str(tmp_path / "run"))
+            runbook.submissions_in(str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
@@ -267,12 +260,12 @@ def test_a_damaged_note_in_a_runs_folder_is_named(tmp_path: Path) -> None:
 )
 def test_a_damaged_outcome_or_handle_counts_as_none(content: str, tmp_path: Path) -> None:
     sent = submission(tmp_path)
-    place = Path(runbook.place_of(sent))
+    place = Path(runbook.job_folder(sent))
     place.mkdir(parents=True)
     (place / "outcome.json").write_text(content)
     (place / "job.json").write_text(content.replace("exit", "handle"))
     assert runbook.outcome_of(sent) is None
-    assert runbook.handle_left(sent) == NoHandle()
+    assert runbook.handle_of(Job(sent), ProcessHandle) is None
 
 
 def test_a_job_names_a_package_that_the_cluster_lacks(tmp_path: Path) -> None:
@@ -306,14 +299,12 @@ def test_a_defect_of_the_driver_is_a_failure_and_not_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent = submission(tmp_path)
-    note = tmp_path / "submission.json"
-    note.write_text(sent.to_json())
 
     def defect(_: object) -> None:
         raise ZeroDivisionError("a defect")
 
     monkeypatch.setattr(entry, "run_submission", defect)
-    assert entry.run_once(str(note)) == 1
+    assert entry.run_once(sent) == 1
     assert "ZeroDivisionError: a defect" in capsys.readouterr().err
 
 
@@ -354,7 +345,7 @@ def test_a_submission_that_was_cut_off_is_found_by_what_its_process_left(
 ) -> None:
     job = Job(submission(tmp_path))
     assert state_of(job).word == "interrupted"
-    runbook.lay_down(Job(job.submission, process_handle(sleeper.pid)))
+    runbook.write_job(Job(job.submission, process_handle(sleeper.pid)))
     assert state_of(job) == State("running", f"process {sleeper.pid}")
 
 

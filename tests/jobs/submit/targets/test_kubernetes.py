@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from elmwright.jobs.cli.command import main
-from elmwright.jobs.runbook.runbook import attempts_of, lay_down_outcome
+from elmwright.jobs.runbook.runbook import attempts_of, write_outcome
 from elmwright.jobs.runbook.submission import Job, RayJobHandle
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.doctor import examine
@@ -248,7 +248,7 @@ def test_what_ray_cannot_tell_is_asked_of_kubernetes(
 def test_a_job_that_was_sent_again_to_a_new_head_is_going_on(kubectl: Path, tmp_path: Path) -> None:
     """The driver on the lost head has left its note; KubeRay has submitted the job once more."""
     sent = submission(kubectl, Target("k8s"), run_dir=str(tmp_path / "run"))
-    lay_down_outcome(sent, 75)
+    write_outcome(sent, 75)
     (kubectl / "answer").write_text('{"status": {"jobStatus": "RUNNING"}}')
     assert state_of(Job(sent)).word == "running"
     (kubectl / "answer").write_text("")

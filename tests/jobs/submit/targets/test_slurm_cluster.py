@@ -244,7 +244,7 @@ def undisturbed(slurm: Slurm) -> Path:
     folder = slurm.submit("peace")
     assert slurm.status("peace")["state"] in ("pending", "running")
     refused = slurm.run("submit", folder.parent / "tiny.toml", "--to", "night", code=2)
-    assert "'peace' is going on already" in refused
+    assert "'peace' is already running" in refused
     until(slurm.note_tokens, 300, slurm.about("peace"))
     assert slurm.wait("peace", "finished", "failed", "interrupted")["state"] == "finished"
     return folder

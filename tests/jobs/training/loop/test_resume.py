@@ -79,7 +79,7 @@ def test_a_cluster_that_does_not_answer_leaves_the_state_unknown(
     said = capsys.readouterr().out
     assert "state        unknown: " in said
     assert "resume" not in said
-    runbook.lay_down_outcome(submission, 2)
+    runbook.write_outcome(submission, 2)
     assert main(["status", "tiny", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "failed"
 
@@ -110,11 +110,11 @@ def test_a_run_that_is_going_on_is_not_sent_elsewhere_by_another_machine(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = submit(submission)
-    runbook.lay_down(job)
+    runbook.write_job(job)
     play_job(dashboard, submission)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another-machine"))
     assert main(["resume", submission.dir, "--to", other.address]) == 2
-    assert "'tiny' is going on already" in capsys.readouterr().err
+    assert "'tiny' is already running" in capsys.readouterr().err
     assert other.asked == []
 
 
