@@ -25,8 +25,9 @@ from pathlib import Path
 
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import count_bytes
-from elmwright.pipeline.storage.disk import sha256_file, write_atomic
-from elmwright.pipeline.storage.untrusted import JSON_BYTES, read_small
+from elmwright.pipeline.storage.files import at
+from elmwright.pipeline.storage.location import JSON_BYTES
+from elmwright.pipeline.storage.untrusted import read_small
 
 SUMS = "SHA256SUMS"
 SIGNATURE = "model.sig"
@@ -59,7 +60,7 @@ def write_sums(folder: Path) -> None:
     """Write SHA256SUMS: from now on the bundle is complete."""
     names = [name for name in sorted((*FILES, *OPTIONAL)) if (folder / name).exists()]
     sums = {name: _sha256(folder / name) for name in names}
-    write_atomic(folder / SUMS, _text(sums).encode())
+    at(folder / SUMS).write_bytes(_text(sums).encode())
 
 
 def read_sums(folder: Path) -> dict[str, str]:
@@ -141,7 +142,7 @@ def _sha256(path: Path) -> str:
     if identity in _computed:
         count_bytes(path.stat().st_size)
         return _computed[identity]
-    found = sha256_file(path)
+    found = at(path).sha256()
     if path.stat().st_ctime_ns + SETTLED_NS < begun and _identity(path) == identity:
         _computed[identity] = found
     return found

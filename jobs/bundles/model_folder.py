@@ -10,7 +10,7 @@ from elmwright.jobs.bundles.bundle import SUMS, SUMS_BYTES, parse_sums, verify_b
 from elmwright.jobs.checkpoints.checkpoint import MANIFEST, parse_manifest, verify_checkpoint
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.disk import sha256_bytes
-from elmwright.pipeline.storage.files import exists, is_url, join, reading
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.untrusted import read_small
 
 CACHE = "ELMWRIGHT_CACHE"
@@ -34,14 +34,14 @@ def verify_folder(folder: Path) -> None:
 
 def local_folder(path: str) -> Path:
     """A bundle or checkpoint as a folder of this disk; out of a store it is copied, once."""
-    if not is_url(path):
+    if not at(path).is_remote:
         return Path(path)
 
     names: Iterable[str]
-    if exists(join(path, SUMS)):
+    if at(join(path, SUMS)).exists():
         listed = read_small(join(path, SUMS), SUMS_BYTES)
         names = (*parse_sums(listed, join(path, SUMS)), SUMS)
-    elif exists(join(path, MANIFEST)):
+    elif at(join(path, MANIFEST)).exists():
         listed = read_small(join(path, MANIFEST))
         names = (*parse_manifest(listed, join(path, MANIFEST)).files, MANIFEST)
     else:
@@ -49,7 +49,7 @@ def local_folder(path: str) -> Path:
 
     def download(folder: Path) -> None:
         for name in names:
-            with reading(join(path, name)) as file, (folder / name).open("wb") as out:
+            with at(join(path, name)).reading() as file, (folder / name).open("wb") as out:
                 shutil.copyfileobj(file, out, 1 << 22)
 
     return cached(sha256_bytes(listed), download)

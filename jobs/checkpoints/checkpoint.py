@@ -32,16 +32,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.records import from_data
 from elmwright.pipeline.storage.disk import sha256_bytes
-from elmwright.pipeline.storage.files import (
-    is_url,
-    join,
-    list_folder,
-    place,
-    read_json,
-    sha256,
-    stat,
-    write_json,
-)
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.untrusted import parse_object, read_object, read_small, whole
 
 log = logging.getLogger("elmwright")
@@ -102,8 +93,10 @@ def list_checkpoints(folder: str | Path) -> list[CheckpointInfo]:
 def checkpoint_folders(folder: str | Path) -> list[str]:
     """Every folder with the name of a checkpoint, readable or not, oldest first. In a store, those
     that were never completed are left out."""
-    if is_url(folder):
-        files = [file.path.removeprefix(f"{folder}/").split("/") for file in list_folder(folder)]
+    if at(folder).is_remote:
+        files = [
+            file.path.removeprefix(f"{folder}/").split("/") for file in at(folder).list_files()
+        ]
         names = {parts[0] for parts in files if parts[1:] == [MANIFEST]}
     else:
         names = {path.name for path in Path(folder).glob("step-*")}
@@ -191,10 +184,10 @@ def verify_checkpoint(path: str | Path) -> None:
     """Compare every file with the manifest; the error names the first that differs."""
     for name, entry in _read_manifest(path).files.items():
         file = join(path, name)
-        found = stat(file)
+        found = at(file).stat()
         if found is None:
             raise UserError("file-damaged", f"{file} is missing")
-        if found.bytes != entry.bytes or sha256(file) != entry.sha256:
+        if found.bytes != entry.bytes or at(file).sha256() != entry.sha256:
             raise UserError("file-damaged", f"{file} does not match its digest")
 
 
@@ -221,20 +214,20 @@ def newest_valid(
 
 def fetch(path: str, scratch: Path) -> Path:
     """The checkpoint as a local folder: itself, or a verified copy of one in a store."""
-    if not is_url(path):
+    if not at(path).is_remote:
         return Path(path)
     local = scratch / f"fetched-{path.rpartition('/')[2]}"
     shutil.rmtree(local, ignore_errors=True)
     local.mkdir(parents=True)
     for name in (*_read_manifest(path).files, MANIFEST):
-        place(join(path, name), local / name)
+        at(local / name).copy_from(at(join(path, name)))
     verify_checkpoint(local)
     return local
 
 
 def current_attempt(path: str | Path) -> int:
     """The newest attempt, 0 where none is named: whoever begins one goes by the journal, too."""
-    attempt = (read_json(path) or {}).get("attempt")
+    attempt = (at(path).read_json() or {}).get("attempt")
     return attempt if attempt is not None and whole(attempt) else 0
 
 
@@ -257,5 +250,5 @@ def begin_attempt(path: str | Path, above: int = 0) -> int:
     """Take the next attempt number, `above` any that is known; whoever still writes under an older
     one will stop."""
     attempt = max(current_attempt(path), above) + 1
-    write_json(path, {"attempt": attempt})
+    at(path).write_json({"attempt": attempt})
     return attempt

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.pipeline.records import BadField, from_data, to_data
-from elmwright.pipeline.storage.files import read_json
+from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.untrusted import is_digest
 
 
@@ -113,7 +113,7 @@ def contents_data(record: CheckpointState | TrainingResult) -> dict[str, Any]:
 def read_result(path: str | Path) -> TrainingResult | None:
     """The result of a training; None where there is none or it is damaged."""
     try:
-        return from_data(TrainingResult, read_json(path), ignore_unknown=True, finite=False)
+        return from_data(TrainingResult, at(path).read_json(), ignore_unknown=True, finite=False)
     except BadField:
         return None
 

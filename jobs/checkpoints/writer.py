@@ -42,8 +42,8 @@ from elmwright.jobs.rundir.journal_records import CheckpointPruned, CheckpointSa
 from elmwright.pipeline.errors import Code, UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.records import to_data
-from elmwright.pipeline.storage.disk import explain, sha256_bytes, sha256_file, sync_to_disk
-from elmwright.pipeline.storage.files import is_url, join, place, read_bytes, remove, remove_folder
+from elmwright.pipeline.storage.disk import explain, sha256_bytes, sync_to_disk
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.object_store import with_patience
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class CheckpointWriter:
         self._attempt_file, self._attempt = attempt_file, attempt
         self._keep, self._listener = keep, listener
         # On a disk, beside its place, to be renamed; for a store, on this machine, to be uploaded.
-        self._desk = scratch / "checkpoints" if is_url(folder) else Path(folder)
+        self._desk = scratch / "checkpoints" if at(folder).is_remote else Path(folder)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._desk.mkdir(parents=True, exist_ok=True)
@@ -175,9 +175,9 @@ class CheckpointWriter:
                 save_file(dict(tensors), beside / f"{stem}.safetensors")
             (beside / "state.json").write_text(json.dumps(contents_data(snapshot.state), indent=1))
             (beside / "config.json").write_text(json.dumps(snapshot.config, indent=1))
-            (beside / "vocab.txt").write_bytes(read_bytes(self._vocab))
+            (beside / "vocab.txt").write_bytes(at(self._vocab).read_bytes())
             files = {
-                file.name: FileEntry(file.stat().st_size, sha256_file(file))
+                file.name: FileEntry(file.stat().st_size, at(file).sha256())
                 for file in sorted(beside.iterdir())
             }
             manifest = to_data(
@@ -188,7 +188,7 @@ class CheckpointWriter:
             manifest["sha256"] = sha256_bytes(canonical(manifest))
             (beside / MANIFEST).write_text(json.dumps(manifest, indent=1))
             self._listener.before()
-            if is_url(self._folder):
+            if at(self._folder).is_remote:
                 self._upload(beside, join(self._folder, name))
             else:
                 self._rename(beside, Path(self._folder) / name)
@@ -210,7 +210,7 @@ class CheckpointWriter:
 
     def _upload(self, beside: Path, target: str) -> None:
         check_attempt(self._attempt_file, self._attempt)
-        remove(join(target, MANIFEST))  # damaged, or of a replaced attempt
+        at(join(target, MANIFEST)).remove()  # damaged, or of a replaced attempt
         for file in sorted(beside.iterdir()):
             if file.name != MANIFEST:
                 self._send(file, target)
@@ -218,7 +218,7 @@ class CheckpointWriter:
         self._send(beside / MANIFEST, target)
 
     def _send(self, file: Path, target: str) -> None:
-        with_patience(lambda: place(file, join(target, file.name)))
+        with_patience(lambda: at(join(target, file.name)).copy_from(at(file)))
 
     def _prune_kindly(self) -> None:
         """The newest is safe: an old one that cannot be removed is no reason to fail."""
@@ -230,9 +230,11 @@ class CheckpointWriter:
     def _prune(self) -> None:
         for info in self._keep.doomed(list_checkpoints(self._folder)):
             self._listener.pruned(info.step)  # said first: what is said twice does no harm
-            if is_url(info.path):
-                remove(join(info.path, MANIFEST))  # first: without it the rest is no checkpoint
-                remove_folder(info.path)
+            if at(info.path).is_remote:
+                at(
+                    join(info.path, MANIFEST)
+                ).remove()  # first: without it the rest is no checkpoint
+                at(info.path).remove_folder()
             else:
                 path = Path(info.path)
                 doomed = path.with_name(f".writing-old-{path.name}")

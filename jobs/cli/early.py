@@ -20,7 +20,7 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.using.sentences import is_stream, pieces
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.storage.files import exists, is_url, join
+from elmwright.pipeline.storage.files import at, join
 
 
 def check_text(source: str) -> None:
@@ -46,7 +46,7 @@ def check_model(model: str, require_signature: str | None = None) -> None:
         check_file(require_signature, "public key")
     if model.startswith("models:/"):
         _check_registered(model)
-    elif is_url(model):
+    elif at(model).is_remote:
         _check_url(model)
     elif is_run(model):
         _check_run(model)
@@ -83,18 +83,18 @@ def check_database(uri: str) -> None:
 
 def _check_url(model: str) -> None:
     names = ("SHA256SUMS", "MANIFEST.json", "config.json")
-    if not any(exists(join(model, name)) for name in names) and not _on_shelf(model):
+    if not any(at(join(model, name)).exists() for name in names) and not _on_shelf(model):
         raise UserError("model-missing", f"{model} holds no bundle and no checkpoint")
 
 
 def _on_shelf(model: str) -> bool:
     """Whether this is ROOT/NAME@ALIAS or ROOT/NAME/3 of a shelf that is there (plain_folder.py)."""
     match = re.fullmatch(r"(.*?)/?([^/@]+)(?:@[\w-]+|/[0-9]+)", model)
-    return match is not None and exists(join(match[1] or ".", match[2], "index.json"))
+    return match is not None and at(join(match[1] or ".", match[2], "index.json")).exists()
 
 
 def _check_run(root: str) -> None:
-    if is_url(root) or exists(join(root, "bundle", "SHA256SUMS")):
+    if at(root).is_remote or at(join(root, "bundle", "SHA256SUMS")).exists():
         return
     if not any(Path(root, "train", "checkpoints").glob("step-*/MANIFEST.json")):
         raise UserError(
@@ -142,7 +142,7 @@ def check_split(corpus: str, split: str) -> None:
 def run_of(model: str) -> str:
     """The folder of the run that a MODEL is; `UserError` if it is none, for then its corpus is not
     known."""
-    if is_url(model):
+    if at(model).is_remote:
         if is_run_url(model):
             return model
     elif (
@@ -163,7 +163,11 @@ def check_verifiable(path: str, key: str | None) -> str:
     if path.startswith("models:/"):
         _check_registered(path)
         return path
-    if is_url(path) or (Path(path).exists() and Path(path).suffix != ".toml") or _on_shelf(path):
+    if (
+        at(path).is_remote
+        or (Path(path).exists() and Path(path).suffix != ".toml")
+        or _on_shelf(path)
+    ):
         return path
     return find_run(path).root
 

@@ -36,13 +36,13 @@ from elmwright.jobs.terminal.wording import nearby, scores_text, tell
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import counting_bytes
 from elmwright.pipeline.records import to_data
-from elmwright.pipeline.storage.files import is_url, read_json
+from elmwright.pipeline.storage.files import at
 
 
 def export(options: Namespace) -> None:
     run = options.config
     step, output = options.step or "result", options.output or ""
-    is_folder = is_url(run) or Path(run).is_dir()
+    is_folder = at(run).is_remote or Path(run).is_dir()
     if not is_folder and not _is_config(run):
         run = find_run(run).root
         is_folder = True
@@ -57,7 +57,7 @@ def export(options: Namespace) -> None:
         config = None if is_folder else load_config(run, options.overrides)
         folder = RunFolder.of(config) if config else RunFolder.at(run)
         check_export(folder, step, output, options.force)
-    elif not is_url(run):
+    elif not at(run).is_remote:
         raise UserError(
             "run-missing", f"{run} is not a run's folder (it has no config.json of a run)"
         )
@@ -111,7 +111,7 @@ def publish(options: Namespace) -> None:
     ):
         folder = find_run(options.config)
         run, bundle = folder.root, _bundle_of(folder)
-        section = (read_json(folder.config) or {}).get("export", {})
+        section = (at(folder.config).read_json() or {}).get("export", {})
         name = name or section.get("name")
         alias = alias or section.get("alias")
     elif not is_bundle:

@@ -8,7 +8,7 @@ from elmwright.jobs.runbook.find_run import find_run
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.terminal.wording import nearby, scores_text, size, tell
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import is_url
+from elmwright.pipeline.storage.files import at
 
 
 def list_all(options: Namespace) -> None:
@@ -38,7 +38,7 @@ def checkpoints(options: Namespace) -> None:
     from elmwright.jobs.checkpoints.checkpoint import verify_checkpoint
     from elmwright.jobs.publishing.choose_checkpoint import list_scored
 
-    is_folder = is_url(options.run) or Path(options.run).is_dir()
+    is_folder = at(options.run).is_remote or Path(options.run).is_dir()
     folder = RunFolder.at(options.run) if is_folder else find_run(options.run)
     infos = list_scored(folder)
     if not infos:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from elmwright.jobs.config.sections import RunConfig, TrainSection
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.progress import plural
-from elmwright.pipeline.storage.files import exists
+from elmwright.pipeline.storage.files import at
 
 log = logging.getLogger("elmwright")
 
@@ -185,7 +185,7 @@ class CapacityWatch:
         if self._begun or now < self._next:
             return None
         self._next = now + LOOK_SECONDS
-        self._begun = exists(self._sign)
+        self._begun = at(self._sign).exists()
         lacking = None if self._begun else self._lacking()
         self._since = (self._since or now) if lacking else 0.0
         return lacking if lacking and now - self._since > self._patience else None

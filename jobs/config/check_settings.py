@@ -11,7 +11,7 @@ from elmwright.jobs.config.sections import RunConfig
 from elmwright.model.config import MOST_CHARS
 from elmwright.pipeline.config import MOST_STEPS
 from elmwright.pipeline.records import BadField
-from elmwright.pipeline.storage.files import is_url
+from elmwright.pipeline.storage.files import at
 
 _AT_LEAST_ONE = (
     "corpus.max_document_mb corpus.sentencepiece.size corpus.sentencepiece.sample "
@@ -100,11 +100,11 @@ def check_settings(config: RunConfig) -> None:
             "eval.lanes",
             f"{config.eval.lanes} lanes cannot be shared evenly by {train.processes} processes",
         )
-    if re.match(r"[a-z][a-z0-9+]*://", config.run.dir) and not is_url(config.run.dir):
+    if re.match(r"[a-z][a-z0-9+]*://", config.run.dir) and not at(config.run.dir).is_remote:
         raise BadField(
             "run.dir", f"{config.run.dir!r} is neither a folder nor an s3:// or gs:// URL"
         )
-    if is_url(config.run.scratch):
+    if at(config.run.scratch).is_remote:
         raise BadField("run.scratch", "is a URL; name a folder on the machine's own disk")
     uri = config.tracking.uri
     if uri and not re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri):

@@ -22,7 +22,7 @@ from elmwright.jobs.terminal.wording import did_you_mean
 from elmwright.pipeline.config import as_settings
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import BadField, UnknownField, from_data, to_data
-from elmwright.pipeline.storage.files import is_url
+from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.untrusted import read_small
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -155,7 +155,7 @@ def _resolve(config: RunConfig) -> RunConfig:
     folder = run.dir.replace("{name}", run.name)
     scratch = run.scratch.replace("{name}", run.name).replace("{dir}", folder)
     if not scratch:
-        scratch = f"~/.cache/elmwright/{run.name}" if is_url(folder) else f"{folder}/scratch"
+        scratch = f"~/.cache/elmwright/{run.name}" if at(folder).is_remote else f"{folder}/scratch"
     model = config.export.name.replace("{name}", run.name)
     return dataclasses.replace(
         config,

@@ -52,8 +52,7 @@ from elmwright.pipeline.format.manifest import Manifest, finished_corpus
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.reading import harvest
 from elmwright.pipeline.reading.sources import SourceFile
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.storage.disk import free_bytes
+from elmwright.pipeline.storage.files import at
 
 
 def describe(config: RunConfig, *, measure: bool = False) -> Plan:
@@ -148,7 +147,7 @@ def _vocabulary(config: RunConfig, manifest: Manifest | None) -> int:
     if not config.vocab.file:
         return config.vocab.max_size
     try:
-        return files.read_bytes(config.vocab.file).count(b"\n")
+        return at(config.vocab.file).read_bytes().count(b"\n")
     except (OSError, UserError):
         return config.vocab.max_size  # preflight says what is wrong with it
 
@@ -237,12 +236,12 @@ def _disk(
     """The bytes that a run needs besides those it has, and those free where it writes."""
     place = folder.scratch if folder.remote else Path(folder.root)
     corpus = training = 0
-    if not files.is_url(folder.corpus):
+    if not at(folder.corpus).is_remote:
         corpus = max(0, round(DISK_FACTOR * text.bytes) - _bytes_in(Path(folder.corpus)))
     if stages and not folder.remote:
         there = _bytes_in(Path(folder.train), folder.bundle, folder.mlflow)
         training = max(0, estimate.training_bytes(config, words) - there)
-    return Disk(corpus + training, free_bytes(place), str(place))
+    return Disk(corpus + training, at(place).free_bytes(), str(place))
 
 
 def _bytes_in(*places: Path) -> int:
@@ -332,9 +331,9 @@ def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> Reac
     places = [folder.root, folder.corpus_dir, *(s.path for s in config.corpus.sources)]
     stores = {}
     for store in sorted(
-        {"/".join(place.split("/")[:3]) for place in places if files.is_url(place)}
+        {"/".join(place.split("/")[:3]) for place in places if at(place).is_remote}
     ):
         before = len(problems)
-        problems.of(files.exists, f"{store}/.elmwright")
+        problems.of(at(f"{store}/.elmwright").exists)
         stores[store] = Store(len(problems) == before)
     return Reachable(mlflow, stores)

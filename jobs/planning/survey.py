@@ -22,7 +22,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading import sources
 from elmwright.pipeline.reading.decode import blocks, decode
 from elmwright.pipeline.reading.sources import SourceFile
-from elmwright.pipeline.storage import files as storage
+from elmwright.pipeline.storage.files import at
 
 HEAD = 300_000
 """Bytes at the beginning of a file that are looked at."""
@@ -145,7 +145,7 @@ def _some(files: Sequence[SourceFile]) -> list[SourceFile]:
 def _bytes_of(file: SourceFile) -> bytes:
     """The first bytes of a file, unpacked."""
     data = b""
-    with storage.reading(file.path) as stream:
+    with at(file.path).reading() as stream:
         for block in blocks(stream, file.path, 0, -1):
             data += block
             if len(data) >= HEAD:
@@ -239,7 +239,7 @@ def _records(file: SourceFile) -> list[dict[str, Any]]:
 def _rows(file: SourceFile) -> list[dict[str, Any]]:
     from pyarrow import ArrowException, parquet
 
-    with storage.reading(file.path) as stream:
+    with at(file.path).reading() as stream:
         try:
             batches = parquet.ParquetFile(stream).iter_batches(100)
             first = next(iter(batches), None)

@@ -58,7 +58,7 @@ from elmwright.pipeline.format.manifest import Manifest, canonical
 from elmwright.pipeline.progress import Progress, counting_bytes, silent
 from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.disk import explain, sha256_bytes
-from elmwright.pipeline.storage.files import exists, join, read_bytes, read_json
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.untrusted import read_object
 
 PIECES = "sentencepiece.model"
@@ -140,7 +140,7 @@ def _check_nothing_else(target: Path) -> None:
 def _run_config(run: str, overrides: list[str]) -> RunConfig:
     """The config of a run, given by its folder or its config file; run.dir is where it lies."""
     saved = join(run, "config.json")
-    if not exists(saved):
+    if not at(saved).exists():
         if Path(run).is_dir():
             raise UserError("run-missing", f"{run} is not a run's folder (it has no config.json)")
         return load_config(run, overrides)
@@ -218,7 +218,7 @@ def _write(
     config, state = _as_trained(config, checkpoint)
     _write_weights(target, config, checkpoint, manifest, model_tensors(loaded.bilm), progress)
     if PIECES in manifest.extra_files:
-        (target / PIECES).write_bytes(read_bytes(join(folder.corpus, PIECES)))
+        (target / PIECES).write_bytes(at(join(folder.corpus, PIECES)).read_bytes())
     trainers = recorded(info, folder, manifest)
     # Perplexity depends a little on the lanes, and they may have been changed since.
     lanes = config.eval.lanes
@@ -281,7 +281,7 @@ def _as_trained(config: RunConfig, checkpoint: Path) -> tuple[RunConfig, Checkpo
     Some may change between attempts, and the run's config has those of its newest command.
     """
     where = checkpoint / "config.json"
-    saved = (read_json(where) or {})["run_config"]
+    saved = (at(where).read_json() or {})["run_config"]
     now = to_dict(config)
     then = {section: saved[section] for section in TRAINING_SECTIONS}
     now["run"]["seed"] = saved["run"]["seed"]

@@ -18,7 +18,7 @@ from elmwright.jobs.tracking.tracker import read_run_id, tracking_uri
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import Progress, counting_bytes, silent
 from elmwright.pipeline.records import BadField, from_data, to_data
-from elmwright.pipeline.storage.files import read_json, write_json
+from elmwright.pipeline.storage.files import at
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Published:
 def read_published(path: str) -> Published | None:
     """The version of a run; None where there is none or the file is damaged."""
     try:
-        return from_data(Published, read_json(path), ignore_unknown=True)
+        return from_data(Published, at(path).read_json(), ignore_unknown=True)
     except BadField:
         return None
 
@@ -80,5 +80,5 @@ def publish(config: RunConfig, folder: RunFolder, progress: Progress = silent) -
         digest=digest(folder.bundle),
         uri=relative_uri(without_secret(uri), folder.root),
     )
-    write_json(folder.published, to_data(saved))
+    at(folder.published).write_json(to_data(saved))
     return saved

@@ -18,7 +18,7 @@ from elmwright.jobs.secrets.hiding import without_secret
 from elmwright.jobs.terminal.wording import did_you_mean, nearby
 from elmwright.jobs.tracking.store import elsewhere, with_login
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import is_url, join, read_json
+from elmwright.pipeline.storage.files import at, join
 
 WHICH = (
     "say --to http://… (MLflow), a folder or s3://…, or set MLFLOW_TRACKING_URI, for example to "
@@ -63,7 +63,7 @@ def registries_here(folder: str | Path = RUNS) -> dict[str, set[str]]:
     for run in runs_in(folder):
         uri = registry_of_run(str(run))
         names = found.setdefault(uri, set())
-        published = read_json(run / "published.json") or {}
+        published = at(run / "published.json").read_json() or {}
         if published.get("name"):
             names.add(str(published["name"]))
         names |= models_in(uri) or set()
@@ -72,8 +72,8 @@ def registries_here(folder: str | Path = RUNS) -> dict[str, set[str]]:
 
 def registry_of_run(run: str) -> str:
     """The registry that a run's config names, or its own; a relative file means the project's."""
-    root = run if is_url(run) else str(Path(run).resolve())
-    settings = read_json(join(root, "config.json")) or {}
+    root = run if at(run).is_remote else str(Path(run).resolve())
+    settings = at(join(root, "config.json")).read_json() or {}
     said = str(settings.get("tracking", {}).get("uri") or "") or elsewhere(RunFolder.at(root))
     if not said:
         return f"sqlite:///{join(root, 'mlflow', 'mlflow.db')}"

@@ -7,14 +7,14 @@ from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.registry.plain_folder import FolderRegistry
 from elmwright.jobs.secrets.hiding import hide
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import is_url
+from elmwright.pipeline.storage.files import at
 
 
 def open_registry(uri: str) -> Registry:
     """What `--to` means: an MLflow tracking URI, or else a folder or s3:// prefix."""
     if re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri):
         return MlflowRegistry(uri)
-    if "://" in uri and not is_url(uri):
+    if "://" in uri and not at(uri).is_remote:
         raise UserError(
             "argument",
             f"{hide(uri)!r} is no registry: give an MLflow server (http://…, sqlite:///…), a "

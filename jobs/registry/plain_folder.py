@@ -39,18 +39,8 @@ from elmwright.jobs.registry.contract import (
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.storage.disk import sha256_bytes
-from elmwright.pipeline.storage.files import (
-    Stat,
-    exists,
-    is_url,
-    join,
-    list_folder,
-    read_bytes,
-    remove_folder,
-    sha256,
-    write_bytes,
-    writing,
-)
+from elmwright.pipeline.storage.files import at, join
+from elmwright.pipeline.storage.location import Stat
 from elmwright.pipeline.storage.untrusted import read_object
 
 FORMAT = 1
@@ -84,7 +74,7 @@ class FolderRegistry:
     """Versions in a folder, or below an s3:// prefix."""
 
     def __init__(self, uri: str) -> None:
-        self.uri = uri.rstrip("/") if is_url(uri) else str(Path(uri).expanduser().resolve())
+        self.uri = uri.rstrip("/") if at(uri).is_remote else str(Path(uri).expanduser().resolve())
 
     def publish(self, bundle: Path, name: str) -> int:
         """Store the files first, and list them last."""
@@ -95,7 +85,7 @@ class FolderRegistry:
             known = _number(self._read(name), key)
             if known is not None:
                 return known
-            if not exists(join(self.uri, name, INDEX)):
+            if not at(join(self.uri, name, INDEX)).exists():
                 self._write(name, _empty())
             # Of all files, provenance too: a re-export must not write into a listed version.
             folder = sha256_bytes((bundle / SUMS).read_bytes())[:32]
@@ -151,7 +141,7 @@ class FolderRegistry:
         entry = _entries(self._read(name))[version]
         where = join(self.uri, name, entry.folder)
         folder = local_folder(where)
-        if not is_url(where):
+        if not at(where).is_remote:
             verify_bundle(folder)
         if digest_of(read_sums(folder)) != entry.digest:
             raise UserError(
@@ -164,7 +154,7 @@ class FolderRegistry:
     def _place(self, bundle: Path, name: str, folder: str, key: str) -> None:
         """Store the bundle's files in a folder of this name."""
         target = join(self.uri, name, folder)
-        if is_url(self.uri):
+        if at(self.uri).is_remote:
             self._store(bundle, target, key)
             return
         source = bundle.resolve()
@@ -178,21 +168,21 @@ class FolderRegistry:
             )
         # Nobody else is here, and no version lists what is there: a publish was killed.
         beside = join(self.uri, name, f"{WRITING}{folder}")
-        remove_folder(beside)
+        at(beside).remove_folder()
         self._store(bundle, beside, key)
-        remove_folder(target)
+        at(target).remove_folder()
         Path(beside).rename(target)
 
     def _store(self, bundle: Path, target: str, key: str) -> None:
         """Copy the bundle's files, its list last, and read them back."""
         sums = read_sums(bundle)
         for file in (*sums, SUMS):
-            with (bundle / file).open("rb") as source, writing(join(target, file)) as out:
+            with (bundle / file).open("rb") as source, at(join(target, file)).writing() as out:
                 while block := source.read(1 << 22):
                     out.write(block)
-        stored = parse_sums(read_bytes(join(target, SUMS)), join(target, SUMS))
+        stored = parse_sums(at(join(target, SUMS)).read_bytes(), join(target, SUMS))
         for file, expected in stored.items():
-            if sha256(join(target, file)) != expected:
+            if at(join(target, file)).sha256() != expected:
                 raise Failed(f"{join(target, file)} was not stored whole; publish again")
         if digest_of(stored) != key:
             raise Failed(f"{target} was changed by another command; publish again")
@@ -203,14 +193,16 @@ class FolderRegistry:
         for folder, files in self._folders(name).items():
             changed = max(file.mtime_ns for file in files) / 1e9
             # In a store another command may be writing this very folder.
-            if folder not in listed and (not is_url(self.uri) or changed < time.time() - OLD_S):
-                remove_folder(join(self.uri, name, folder))
+            if folder not in listed and (
+                not at(self.uri).is_remote or changed < time.time() - OLD_S
+            ):
+                at(join(self.uri, name, folder)).remove_folder()
 
     def _folders(self, name: str) -> dict[str, list[Stat]]:
         """The files of every bundle that is stored here, listed or not, whole or not."""
         found: dict[str, list[Stat]] = {}
         start = len(join(self.uri, name)) + 1
-        for file in list_folder(join(self.uri, name)):
+        for file in at(join(self.uri, name)).list_files():
             folder, slash, _ = file.path[start:].partition("/")
             if slash and _is_folder(folder.removeprefix(WRITING)):
                 found.setdefault(folder, []).append(file)
@@ -219,7 +211,7 @@ class FolderRegistry:
     def _read(self, name: str) -> Index:
         check_name(name)
         path = join(self.uri, name, INDEX)
-        if not exists(path):
+        if not at(path).exists():
             self._check_not_lost(name)
             return _empty()
         try:
@@ -253,7 +245,7 @@ class FolderRegistry:
 
     def _write(self, name: str, index: Index) -> None:
         text = json.dumps(index, indent=1, sort_keys=True)
-        write_bytes(join(self.uri, name, INDEX), text.encode())
+        at(join(self.uri, name, INDEX)).write_bytes(text.encode())
 
     def _change(
         self, name: str, change: Callable[[Index], None], done: Callable[[Index], bool]
@@ -272,7 +264,7 @@ class FolderRegistry:
     def _alone(self, name: str) -> Iterator[None]:
         """On a disk: wait until no other command is at this model."""
         check_name(name)
-        if is_url(self.uri):
+        if at(self.uri).is_remote:
             yield
             return
         folder = Path(self.uri, name)
@@ -316,7 +308,7 @@ def fetch_reference(model: str) -> Path | None:
         return None
     root, reference = match.groups()
     name = re.split("[@/]", reference)[0]
-    if not exists(join(root or ".", name, INDEX)):
+    if not at(join(root or ".", name, INDEX)).exists():
         return None
     registry = FolderRegistry(root or ".")
     return registry.fetch(*find_version(registry, reference, model))

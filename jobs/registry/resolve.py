@@ -31,7 +31,7 @@ from elmwright.jobs.runbook.find_run import RUNS, find_here, find_run, is_run, r
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.terminal.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import exists, is_url, join, read_json
+from elmwright.pipeline.storage.files import at, join
 
 REQUIRE = "ELMWRIGHT_REQUIRE_SIGNATURE"
 """A public key: if this variable names one, only bundles signed with it are loaded."""
@@ -51,9 +51,9 @@ def resolve(model: str, tracking_uri: str = "", require_signature: str | Path = 
 def _find(model: str, tracking_uri: str) -> Path:
     if model.startswith("models:/"):
         return _from_registry(model, tracking_uri)
-    if not is_url(model) and is_run(model):
+    if not at(model).is_remote and is_run(model):
         return model_of_run(RunFolder.at(model))
-    if not is_url(model) and Path(model).is_dir() and not means_run(model):
+    if not at(model).is_remote and Path(model).is_dir() and not means_run(model):
         folder = Path(model)
         if (folder / "MLmodel").is_file() and (folder / "data").is_dir():
             folder = folder / "data"  # as MLflow keeps it
@@ -62,7 +62,7 @@ def _find(model: str, tracking_uri: str) -> Path:
     on_shelf = fetch_reference(model)
     if on_shelf is not None:
         return on_shelf
-    if is_url(model):
+    if at(model).is_remote:
         run = RunFolder.at(model) if is_run_url(model) else None
         return model_of_run(run) if run else local_folder(model)
     return model_of_run(find_run_of(model))
@@ -107,15 +107,15 @@ def find_run_of(model: str) -> RunFolder:
 
 def is_run_url(url: str) -> bool:
     """Whether a folder of an object store is that of a run."""
-    if any(exists(join(url, name)) for name in (SUMS, MANIFEST)):
+    if any(at(join(url, name)).exists() for name in (SUMS, MANIFEST)):
         return False
-    return "run" in (read_json(join(url, "config.json")) or {})
+    return "run" in (at(join(url, "config.json")).read_json() or {})
 
 
 def model_of_run(run: RunFolder) -> Path:
     """The bundle of a run if it is whole, else its newest valid checkpoint, verified."""
     bundle = join(run.root, "bundle")
-    if exists(join(bundle, SUMS)) if run.remote else is_whole(Path(bundle)):
+    if at(join(bundle, SUMS)).exists() if run.remote else is_whole(Path(bundle)):
         folder = local_folder(bundle)
         if not run.remote:
             verify_folder(folder)

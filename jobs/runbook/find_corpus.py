@@ -5,23 +5,23 @@ from pathlib import Path
 from elmwright.jobs.runbook.find_run import find_run, is_run
 from elmwright.jobs.terminal.wording import nearby
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import exists, is_url, join
+from elmwright.pipeline.storage.files import at, join
 
 
 def corpus_of(text: str) -> str:
     """The corpus folder that is meant by a corpus folder, a URL, or a RUN."""
-    if exists(join(text, "MANIFEST.json")) and not exists(join(text, "state.json")):
+    if at(join(text, "MANIFEST.json")).exists() and not at(join(text, "state.json")).exists():
         return text
-    if exists(join(text, "corpus", "MANIFEST.json")):
+    if at(join(text, "corpus", "MANIFEST.json")).exists():
         return join(text, "corpus")
-    if is_url(text) or (Path(text).is_dir() and not is_run(text)):
+    if at(text).is_remote or (Path(text).is_dir() and not is_run(text)):
         raise UserError(
             "corpus-missing",
             f"{text} holds no finished corpus (MANIFEST.json is missing); build it with "
             "'elmwright corpus'",
         )
     folder = find_run(text)
-    if not exists(join(folder.corpus, "MANIFEST.json")):
+    if not at(join(folder.corpus, "MANIFEST.json")).exists():
         raise UserError(
             "corpus-missing",
             f"the run {nearby(folder.root)} has no finished corpus yet; build it with "

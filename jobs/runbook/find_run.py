@@ -23,7 +23,7 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.lease import Holder, is_held, read_holder
 from elmwright.jobs.terminal.wording import did_you_mean, nearby
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import is_url, join, read_json
+from elmwright.pipeline.storage.files import at, join
 
 RUNS = "runs"
 """Where runs are, unless run.dir says otherwise."""
@@ -39,8 +39,8 @@ def find_run(text: str) -> RunFolder:
 
 def find_here(text: str) -> RunFolder | None:
     """The run that `text` names without the run book; None if it names none."""
-    if is_url(text):
-        if read_json(join(text, "config.json")) is None and not runbook.submissions_in(text):
+    if at(text).is_remote:
+        if at(join(text, "config.json")).read_json() is None and not runbook.submissions_in(text):
             raise UserError("run-missing", f"{text} is not a run's folder: it has no config.json")
         return RunFolder.at(text)
     if is_run(text) or _was_submitted(text):
@@ -56,7 +56,7 @@ def find_here(text: str) -> RunFolder | None:
 
 def is_run(folder: str | Path) -> bool:
     """Whether this is a run's folder on a disk: its config.json has the settings of a run."""
-    return isinstance((read_json(Path(folder) / "config.json") or {}).get("run"), dict)
+    return isinstance((at(Path(folder) / "config.json").read_json() or {}).get("run"), dict)
 
 
 def _was_submitted(folder: str | Path) -> bool:
@@ -85,7 +85,7 @@ def find_attempts(text: str) -> tuple[RunFolder | None, list[Job]]:
     attempts = runbook.attempts_of(text)
     if attempts:
         where = attempts[-1].submission.dir
-        is_seen = is_url(where) or is_run(where) or _was_submitted(where)
+        is_seen = at(where).is_remote or is_run(where) or _was_submitted(where)
         return RunFolder.at(where) if is_seen else None, attempts
     folder = _from_recipe(text)
     if folder is None:
@@ -111,7 +111,7 @@ def _from_book(text: str) -> RunFolder | None:
     if not attempts:
         return None
     submission = attempts[-1].submission
-    if not is_url(submission.dir) and not is_run(submission.dir):
+    if not at(submission.dir).is_remote and not is_run(submission.dir):
         raise UserError(
             "run-missing",
             f"run {text!r} was submitted to {submission.target}, and its folder {submission.dir} "

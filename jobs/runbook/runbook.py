@@ -14,8 +14,7 @@ from typing import TypeVar
 from elmwright.jobs.runbook.submission import Handle, Job, Submission
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import BadField, from_data, to_data
-from elmwright.pipeline.storage.disk import write_atomic
-from elmwright.pipeline.storage.files import is_url, join, list_folder, read_json, write_bytes
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.untrusted import read_small
 
 KEPT = 50
@@ -71,7 +70,7 @@ def _others(submission: Submission) -> list[Job]:
 def _write(name: str, attempts: list[Job]) -> None:
     path = _page(name)
     page = _Page(tuple(attempts[-KEPT:]))
-    write_atomic(path, json.dumps(to_data(page), indent=1).encode())
+    at(path).write_bytes(json.dumps(to_data(page), indent=1).encode())
     path.chmod(0o600)
 
 
@@ -80,7 +79,7 @@ def attempts_of(name: str) -> list[Job]:
     if not is_name(name) or not _page(name).exists():
         return []
     try:
-        page = from_data(_Page, read_json(_page(name)), ignore_unknown=True)
+        page = from_data(_Page, at(_page(name)).read_json(), ignore_unknown=True)
     except BadField:
         raise UserError(
             "file-damaged",
@@ -130,13 +129,13 @@ def is_for(job: Job, folder: str) -> bool:
 
 
 def _absolute(folder: str) -> str:
-    return folder.rstrip("/") if is_url(folder) else str(Path(folder).expanduser().resolve())
+    return folder.rstrip("/") if at(folder).is_remote else str(Path(folder).expanduser().resolve())
 
 
 def jobs_below(folder: str) -> list[Job]:
     """The attempts that wrote themselves below a folder or its original, oldest first."""
     jobs = []
-    for file in list_folder(join(folder, "submissions")):
+    for file in at(join(folder, "submissions")).list_files():
         if file.path.endswith("/job.json"):
             data = read_small(file.path)
             try:
@@ -157,13 +156,13 @@ def handle_of(job: Job, kind: type[T]) -> T | None:
 def write_job(job: Job) -> None:
     """Write a job below run.dir, for other machines to find."""
     data = json.dumps(to_data(job), indent=1, ensure_ascii=False).encode()
-    write_bytes(join(job_folder(job.submission), "job.json"), data)
+    at(join(job_folder(job.submission), "job.json")).write_bytes(data)
 
 
 def write_outcome(submission: Submission, code: int) -> None:
     """Write the exit code of a job below run.dir."""
     data = json.dumps(to_data(_Outcome(code))).encode()
-    write_bytes(join(job_folder(submission), "outcome.json"), data)
+    at(join(job_folder(submission), "outcome.json")).write_bytes(data)
 
 
 def outcome_of(submission: Submission) -> int | None:
@@ -175,7 +174,7 @@ def outcome_of(submission: Submission) -> int | None:
 def _read(path: str, cls: type[T]) -> T | None:
     """The content of a JSON file; None if we cannot see it, or it is damaged."""
     try:
-        return from_data(cls, read_json(path), ignore_unknown=True)
+        return from_data(cls, at(path).read_json(), ignore_unknown=True)
     except (OSError, UserError, BadField):
         return None
 
@@ -187,7 +186,7 @@ def job_folder(submission: Submission) -> str:
 
 def work_folder(submission: Submission) -> Path:
     """A folder on a disk for an attempt's code and output: below run.dir unless that is a URL."""
-    if is_url(submission.dir):
+    if at(submission.dir).is_remote:
         return state_home() / "submissions" / submission.id
     return Path(job_folder(submission))
 

@@ -29,7 +29,7 @@ from elmwright.jobs.secrets.in_configs import refuse_secrets
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import from_data, to_data
-from elmwright.pipeline.storage.files import is_url
+from elmwright.pipeline.storage.files import at
 
 PASSED_ON = (
     "AWS_ENDPOINT_URL",
@@ -244,7 +244,7 @@ def check_lines(lines: tuple[str, ...]) -> None:
 
 def folder_of(config: RunConfig) -> str:
     """run.dir, absolute or a URL."""
-    if is_url(config.run.dir):
+    if at(config.run.dir).is_remote:
         return config.run.dir.rstrip("/")
     return os.path.abspath(os.path.expanduser(config.run.dir))
 
@@ -258,4 +258,4 @@ def relative_paths(config: RunConfig) -> list[str]:
         given.append(config.train.init_from)
     for entry in corpus.heldout.values():
         given += [] if isinstance(entry, float) else entry
-    return [path for path in given if path and not is_url(path) and path[0] not in "/~"]
+    return [path for path in given if path and not at(path).is_remote and path[0] not in "/~"]

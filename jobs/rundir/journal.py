@@ -55,7 +55,7 @@ from elmwright.jobs.rundir.journal_records import (
 )
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import plural
-from elmwright.pipeline.storage.files import exists, is_url, join, read_bytes, stat, write_bytes
+from elmwright.pipeline.storage.files import at, join
 
 __all__ = [
     "Journal",
@@ -102,7 +102,7 @@ class Journal:
         self._news = threading.Event()
         self._refusal: RuntimeError | None = None
         self._descriptor = -1
-        if not is_url(path):
+        if not at(path).is_remote:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             _end_last_line(self._descriptor)
@@ -226,7 +226,7 @@ class Journal:
 
     def _grow(self, data: bytes) -> None:
         """Write the newest segment again, longer; two weeks of training stay a few hundred."""
-        write_bytes(join(self._path, f"{self._begin:012d}.jsonl"), self._segment + data)
+        at(join(self._path, f"{self._begin:012d}.jsonl")).write_bytes(self._segment + data)
         self._segment += data
         self._end += len(data)
         if len(self._segment) >= SEGMENT_BYTES:
@@ -252,8 +252,8 @@ def _set_aside(path: str, damaged: list[Line]) -> str:
         if not new:
             return ""
         beside = set_aside_path(path)
-        before = read_bytes(beside) if exists(beside) else b""
-        write_bytes(beside, before + b"".join(map(note_of, new)))
+        before = at(beside).read_bytes() if at(beside).exists() else b""
+        at(beside).write_bytes(before + b"".join(map(note_of, new)))
     except (OSError, UserError) as error:
         log.warning("damaged lines of the journal %s could not be noted: %s", path, error)
         return ""
@@ -282,12 +282,12 @@ def _fill_holes(folder: str) -> None:
                 f"({end:012d}.jsonl) to another folder, or copy the missing segment back",
             )
         name = join(folder, f"{begin:012d}.jsonl")
-        found = stat(name)
+        found = at(name).stat()
         if found is not None and found.bytes:  # an empty one is a hole itself
             raise UserError(
                 "store-failed",
                 f"the store does not list {name}, which exists; run the same command again when it "
                 "does",
             )
-        write_bytes(name, b" " * (end - begin - 1) + b"\n")
+        at(name).write_bytes(b" " * (end - begin - 1) + b"\n")
         log.warning("the journal %s lacks its bytes %d to %d", folder, begin, end)

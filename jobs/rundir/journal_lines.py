@@ -22,14 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from elmwright.jobs.rundir.journal_records import Record, parse_record
-from elmwright.pipeline.storage.files import (
-    Stat,
-    exists,
-    is_url,
-    list_folder,
-    read_bytes,
-    read_range,
-)
+from elmwright.pipeline.storage.files import at
+from elmwright.pipeline.storage.location import Stat
 
 LINE_BYTES = 1 << 20
 """The longest line that can be a record; real ones have about a kilobyte."""
@@ -75,14 +69,14 @@ def damaged_lines(path: str | Path) -> list[Line]:
 
 def journal_end(path: str | Path) -> int:
     """Bytes in the journal; 0 where there is none."""
-    if is_url(path):
+    if at(path).is_remote:
         return max((begin + segment.bytes for begin, segment in segments(path)), default=0)
     return Path(path).stat().st_size if Path(path).is_file() else 0
 
 
 def read_lines(path: str | Path, start: int) -> Iterator[Line]:
     """Complete lines from byte `start` on: of one file, or of the segments in a store."""
-    if is_url(path):
+    if at(path).is_remote:
         yield from _lines_of_segments(path, start)
     elif Path(path).is_file():
         with open(path, "rb") as file:
@@ -106,7 +100,7 @@ def _lines_of_file(file: BinaryIO, start: int) -> Iterator[Line]:
 def segments(folder: str | Path) -> list[tuple[int, Stat]]:
     """The segments of a journal in a store, each with the byte at which it begins, in order."""
     found = []
-    for file in list_folder(folder):
+    for file in at(folder).list_files():
         name, _, kind = file.path.rpartition("/")[2].partition(".")
         if kind == "jsonl" and name.isascii() and name.isdigit():
             found.append((int(name), file))
@@ -119,7 +113,7 @@ def _lines_of_segments(folder: str | Path, start: int) -> Iterator[Line]:
             continue
         if begin > start:  # a listing that is behind: what is between comes with the next one
             return
-        data = read_range(segment.path, start - begin, segment.bytes)
+        data = at(segment.path).read_range(start - begin, segment.bytes)
         for piece in data.removesuffix(b"\n").split(b"\n"):  # a segment holds whole lines
             end = min(start + len(piece) + 1, begin + segment.bytes)
             yield _line(piece[:LINE_BYTES], start, end)
@@ -182,7 +176,7 @@ def known_damage(path: str | Path) -> set[tuple[int, int, str]]:
     """The marks of damaged lines that were noted before."""
     beside = set_aside_path(path)
     marks = set()
-    for line in read_bytes(beside).split(b"\n") if exists(beside) else []:
+    for line in at(beside).read_bytes().split(b"\n") if at(beside).exists() else []:
         try:
             note = json.loads(line)
             marks.add((int(note["begin"]), int(note["end"]), str(note["sha256"])))

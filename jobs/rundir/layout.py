@@ -21,7 +21,7 @@ from pathlib import Path
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import is_url, join, read_json, write_bytes
+from elmwright.pipeline.storage.files import at, join
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class RunFolder:
     def at(cls, place: str | Path) -> "RunFolder":
         """The run whose folder this is, as its own config.json tells."""
         root = _absolute(str(place))
-        saved = read_json(join(root, "config.json")) or {}
+        saved = at(join(root, "config.json")).read_json() or {}
         run = saved.get("run", {})
         home = str(run.get("dir") or "")
         scratch = run.get("scratch") or join(root, "scratch")
         if home and scratch.startswith(f"{home.rstrip('/')}/"):
             scratch = join(root, scratch[len(home.rstrip("/")) + 1 :])
         scratch = from_project(root, home, scratch)
-        if not is_url(root) and not scratch.startswith(("/", "~")):
+        if not at(root).is_remote and not scratch.startswith(("/", "~")):
             scratch = join(root, "scratch")  # of a project that is not around the run any more
         corpus = saved.get("corpus", {}).get("dir", "")
         if corpus:
@@ -64,7 +64,7 @@ class RunFolder:
     @property
     def remote(self) -> bool:
         """Whether the run lives in an object store."""
-        return is_url(self.root)
+        return at(self.root).is_remote
 
     @property
     def config(self) -> str:
@@ -131,14 +131,14 @@ def from_project(root: str, home: str, place: str) -> str:
 
     Relative places mean the folder of the command, which is known by where run.dir is from there.
     """
-    relative = not (is_url(place) or place.startswith(("/", "~")))
-    if relative and home and not is_url(root) and root.endswith(f"/{Path(home)}"):
+    relative = not (at(place).is_remote or place.startswith(("/", "~")))
+    if relative and home and not at(root).is_remote and root.endswith(f"/{Path(home)}"):
         return join(root[: -len(str(Path(home))) - 1], place)
     return place
 
 
 def _absolute(place: str) -> str:
-    return place.rstrip("/") if is_url(place) else str(Path(place).expanduser().resolve())
+    return place.rstrip("/") if at(place).is_remote else str(Path(place).expanduser().resolve())
 
 
 def open_run_folder(config: RunConfig) -> RunFolder:
@@ -151,7 +151,7 @@ def open_run_folder(config: RunConfig) -> RunFolder:
                 f"run.dir {folder.root} is in an object store, where MLflow cannot keep a database;"
                 " set tracking.uri to an MLflow server",
             )
-        write_bytes(join(folder.root, ".writable"), b"")  # or the store says why not
+        at(join(folder.root, ".writable")).write_bytes(b"")  # or the store says why not
     for local in {folder.log.parent} if folder.remote else {folder.log.parent, Path(folder.train)}:
         try:
             local.mkdir(parents=True, exist_ok=True)

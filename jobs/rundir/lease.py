@@ -27,7 +27,7 @@ from typing import TypeVar
 from elmwright.jobs.secrets.hiding import shown_word
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import BadField, from_data, to_data
-from elmwright.pipeline.storage.files import read_json, stat, write_json
+from elmwright.pipeline.storage.files import at
 
 log = logging.getLogger("elmwright")
 
@@ -72,7 +72,7 @@ def this_process() -> Holder:
 
 def read_holder(path: str | Path) -> Holder:
     """The holder that a lock file names; an empty one where it is missing or damaged."""
-    return _part(Holder, read_json(path))
+    return _part(Holder, at(path).read_json())
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ def _part(cls: type[Part], data: object) -> Part:
 
 
 def _read(path: str) -> tuple[_Turn, Holder]:
-    data = read_json(path)
+    data = at(path).read_json()
     return _part(_Turn, data), _part(Holder, data)
 
 
 def _write(path: str, turn: _Turn, holder: Holder) -> None:
-    write_json(path, to_data(turn) | to_data(holder))
+    at(path).write_json(to_data(turn) | to_data(holder))
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def leased(path: str, holder: Holder) -> Iterator[None]:
         try:
             if _read(path)[0].owner == owner:
                 # Not removed: some stores cannot write again into a folder that became empty.
-                write_json(path, {"owner": ""})
+                at(path).write_json({"owner": ""})
         except (OSError, UserError) as error:
             log.warning("the lease %s was left to expire: %s", path, error)
 
@@ -154,7 +154,7 @@ def is_held(path: str) -> bool:
     before, holder = _read(path)
     if not before.owner or _is_dead(holder):
         return False
-    written = stat(path)
+    written = at(path).stat()
     if written and time.time() - written.mtime_ns / 1e9 < EXPIRES:
         return True
     until = time.monotonic() + RENEW + SETTLE
@@ -183,7 +183,7 @@ def _renew(path: str, owner: str, holder: Holder, done: threading.Event) -> None
     turn = _Turn(owner)
     while not done.wait(RENEW):
         try:
-            data = read_json(path)
+            data = at(path).read_json()
             if data is not None and _part(_Turn, data).owner != owner:
                 log.error("the lease %s was taken by %s", path, _part(Holder, data))
                 return

@@ -13,7 +13,7 @@ from elmwright.jobs.rundir.file_lock import flock
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.lease import leased, this_process
 from elmwright.jobs.rundir.moved_run import settle
-from elmwright.pipeline.storage.files import is_url, join
+from elmwright.pipeline.storage.files import at, join
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
     with _held(folder.root, join(folder.root, "run.lock")):
         if not folder.remote:
             settle(folder.mlflow / "mlflow.db")
-        if not folder.corpus_dir or is_url(folder.corpus_dir):
+        if not folder.corpus_dir or at(folder.corpus_dir).is_remote:
             yield
             return
         elsewhere = Path(folder.corpus)
@@ -36,7 +36,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _held(root: str, lock: str) -> Iterator[None]:
-    if is_url(root):
+    if at(root).is_remote:
         with leased(lock, this_process()):
             yield
     else:

@@ -8,7 +8,7 @@ import logging
 import threading
 
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import clear, exists, is_url, stat, write_bytes
+from elmwright.pipeline.storage.files import at
 
 log = logging.getLogger("elmwright")
 
@@ -16,11 +16,11 @@ LOOK_SECONDS = 2.0
 
 
 def ask_to_stop(path: str) -> None:
-    write_bytes(path, b"stop\n")
+    at(path).write_bytes(b"stop\n")
 
 
 def take_back(path: str) -> None:
-    clear(path)
+    at(path).clear()
 
 
 class StopNote:
@@ -29,11 +29,11 @@ class StopNote:
     def __init__(self, path: str) -> None:
         self._path = path
         self._found, self._closed = threading.Event(), threading.Event()
-        if is_url(path):
+        if at(path).is_remote:
             threading.Thread(target=self._watch, name="stop-note", daemon=True).start()
 
     def found(self) -> bool:
-        return self._found.is_set() if is_url(self._path) else exists(self._path)
+        return self._found.is_set() if at(self._path).is_remote else at(self._path).exists()
 
     def close(self) -> None:
         self._closed.set()
@@ -41,7 +41,7 @@ class StopNote:
     def _watch(self) -> None:
         while not self._closed.is_set():
             try:
-                note = stat(self._path)
+                note = at(self._path).stat()
                 if note and note.bytes:  # one that was taken back is empty
                     self._found.set()
                     return

@@ -13,7 +13,7 @@ from typing import Any
 
 from elmwright.jobs.secrets.hiding import hide, secret_in, secret_in_setting, store_all
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import read_json, write_json
+from elmwright.pipeline.storage.files import at
 
 _WORDS = {
     "password": "a password",
@@ -49,9 +49,9 @@ def take_out_secrets(files: list[str]) -> list[str]:
     """Write JSON files of a run again without the secrets in them; those that had one."""
     found = []
     for file in files:
-        data = read_json(file)
+        data = at(file).read_json()
         if any(secret_in_setting(text) for _, text in texts(data)):
-            write_json(file, store_all(data))
+            at(file).write_json(store_all(data))
             found.append(file)
     return found
 

@@ -15,7 +15,7 @@ from elmwright.jobs.stages.train import final_checkpoint
 from elmwright.jobs.terminal.console import Console
 from elmwright.jobs.terminal.signals import Stop, resumable
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import exists, join, place, read_bytes, read_json
+from elmwright.pipeline.storage.files import at, join
 
 
 class Export:
@@ -29,7 +29,7 @@ class Export:
         result = read_result(folder.result)
         if result is None or final_checkpoint(folder, result) is None:
             return False
-        origin = read_json(folder.bundle / "provenance.json")
+        origin = at(folder.bundle / "provenance.json").read_json()
         if not origin or origin["checkpoint_sha256"] != result.checkpoint_sha256:
             return False
         is_same_card = _card_settings(origin["config"]) == _card_settings(to_dict(run.config))
@@ -68,14 +68,14 @@ def _is_shared(folder: RunFolder) -> bool:
     if not folder.remote:
         return True
     there = join(folder.root, "bundle", SUMS)
-    return exists(there) and read_bytes(there) == (folder.bundle / SUMS).read_bytes()
+    return at(there).exists() and at(there).read_bytes() == (folder.bundle / SUMS).read_bytes()
 
 
 def _share_bundle(folder: RunFolder) -> None:
     """Copy the bundle to a run that is stored in an object store, its list of digests last."""
     there = join(folder.root, "bundle")
     for path in sorted(folder.bundle.iterdir(), key=lambda path: (path.name == SUMS, path.name)):
-        place(path, join(there, path.name))
+        at(join(there, path.name)).copy_from(at(path))
 
 
 def _bundle_problem(bundle: Path) -> str:

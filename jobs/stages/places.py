@@ -10,7 +10,7 @@ from elmwright.jobs.tracking.check_server import check_server
 from elmwright.jobs.tracking.store import sqlite_file
 from elmwright.jobs.tracking.tracker import tracking_uri
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at, join
 
 
 def check_places(problems: Problems, config: RunConfig, folder: RunFolder) -> None:
@@ -24,8 +24,8 @@ def check_places(problems: Problems, config: RunConfig, folder: RunFolder) -> No
             "set tracking.uri to an MLflow server"
         )
     else:
-        problems.of(files.exists, files.join(folder.root, ".writable"))
-    if folder.corpus_dir and not files.is_url(folder.corpus_dir):
+        problems.of(at(join(folder.root, ".writable")).exists)
+    if folder.corpus_dir and not at(folder.corpus_dir).is_remote:
         places["corpus.dir"] = folder.corpus_dir
     said = set()
     for name, place in sorted(places.items()):

@@ -27,7 +27,7 @@ from elmwright.jobs.terminal.console import Console, console_for_run
 from elmwright.jobs.terminal.signals import AGAIN, Stop, resumable, stop_signals
 from elmwright.jobs.terminal.wording import duration
 from elmwright.pipeline.errors import Interrupted
-from elmwright.pipeline.storage.files import write_json
+from elmwright.pipeline.storage.files import at
 
 ALL_STAGES: tuple[Stage, ...] = (Corpus(), Train(), Export(), Publish())
 
@@ -66,7 +66,7 @@ def run(
         if not left:
             console.say(f"Everything is up to date in {folder.root}.\n")
             return _close(this, until, config_name, console)
-        write_json(folder.config, to_dict(config))
+        at(folder.config).write_json(to_dict(config))
         console.say(f"Run {config.run.name} in {folder.root} (log: {folder.log})")
         done = [stage.name for stage in wanted if stage not in left]
         if done:

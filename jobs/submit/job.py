@@ -30,7 +30,7 @@ from elmwright.jobs.terminal.signals import stoppable
 from elmwright.jobs.terminal.unexpected import DEBUG
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.records import to_data
-from elmwright.pipeline.storage.files import list_folder
+from elmwright.pipeline.storage.files import at
 
 STARTING_MINUTES = 10
 """How long the machines of a job that brings its own Ray may take to join it."""
@@ -181,7 +181,7 @@ def check_names(submission: Submission, config: RunConfig) -> None:
 
 def _store_answers(url: str) -> bool:
     try:
-        list_folder(url.rstrip("/") + f"/.nothing-{time.time_ns()}")
+        at(url.rstrip("/") + f"/.nothing-{time.time_ns()}").list_files()
     except (OSError, UserError):
         return False
     return True

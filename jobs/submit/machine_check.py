@@ -14,7 +14,7 @@ from elmwright.jobs.submit.job import check_names, missing_dependencies
 from elmwright.jobs.tracking.check_server import check_server
 from elmwright.jobs.tracking.store import with_login
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import exists, is_url, join, remove, write_bytes
+from elmwright.pipeline.storage.files import at, join
 
 Finding = tuple[bool, str]
 """Whether something is as it should be, and a description of it."""
@@ -43,13 +43,13 @@ def probing(folder: str) -> Iterator[str]:
     if not folder:
         yield ""
         return
-    is_new = not is_url(folder) and not os.path.isdir(folder)
+    is_new = not at(folder).is_remote and not os.path.isdir(folder)
     probe = join(folder, f".probe-{uuid.uuid4().hex}")
-    write_bytes(probe, b"")
+    at(probe).write_bytes(b"")
     try:
         yield probe
     finally:
-        remove(probe)
+        at(probe).remove()
         if is_new:
             with suppress(OSError):
                 os.rmdir(folder)
@@ -91,7 +91,7 @@ def look(probe: str, secrets: tuple[str, ...]) -> Answer:
     sees: bool | str = True
     if probe:
         try:
-            sees = exists(probe)
+            sees = at(probe).exists()
         except (UserError, OSError) as error:
             sees = str(error)
     return Answer(

@@ -27,7 +27,7 @@ from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.upkeep.status import corpus_folder, read_progress
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import BadField, from_data, to_data
-from elmwright.pipeline.storage.files import join, list_folder, read_json, write_json
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.object_store import with_patience
 
 STANDSTILLS = 5
@@ -66,7 +66,7 @@ def begin(submission: Submission) -> History:
         history = replace(history, reached=reached(submission))
     if not history.used_up:
         history = replace(history, starts=history.starts + 1, running=True)
-    write_json(_file(submission), to_data(history))
+    at(_file(submission)).write_json(to_data(history))
     return history
 
 
@@ -79,7 +79,7 @@ def end(submission: Submission, code: int) -> bool:
     if before.used_up or not worth_another(code, late=late):
         return False
     after = _with_end(before, progress)
-    write_json(_file(submission), to_data(after))
+    at(_file(submission)).write_json(to_data(after))
     return not after.used_up
 
 
@@ -121,7 +121,7 @@ def reached(submission: Submission) -> tuple[int, ...]:
     tasks = 0
     if stage == 0:
         try:
-            files = list_folder(join(corpus_folder(submission), "work"))
+            files = at(join(corpus_folder(submission), "work")).list_files()
         except (OSError, UserError):
             files = []
         tasks = sum(file.path.endswith(".done.json") for file in files)
@@ -139,7 +139,7 @@ def given_up(history: History, run: str) -> str:
 def read(submission: Submission) -> History:
     """The attempts at a submission so far."""
     try:
-        return from_data(History, read_json(_file(submission)) or {}, ignore_unknown=True)
+        return from_data(History, at(_file(submission)).read_json() or {}, ignore_unknown=True)
     except BadField:
         return History()  # damaged: as if it were missing
 

@@ -10,7 +10,7 @@ from typing import Any
 from elmwright.jobs.rundir.journal_records import ValuesRecord
 from elmwright.jobs.tracking.metric_names import charted
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.storage.files import is_url
+from elmwright.pipeline.storage.files import at
 
 
 def run_params(config: Mapping[str, Any], manifest: Manifest) -> list[Any]:
@@ -38,7 +38,7 @@ def corpus_dataset(corpus: str, manifest: Manifest) -> Any:
     dataset = Dataset(
         name="corpus",
         digest=manifest.fingerprint[:36],  # as long as MLflow allows
-        source_type="s3" if is_url(corpus) else "local",
+        source_type="s3" if at(corpus).is_remote else "local",
         source=json.dumps({"uri": corpus}),
         profile=json.dumps(profile),
     )

@@ -18,7 +18,7 @@ from elmwright.jobs.secrets.hiding import for_others, secret_in, without_secret
 from elmwright.jobs.tracking.check_server import check_driver
 from elmwright.jobs.tracking.database import create_database
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import read_json
+from elmwright.pipeline.storage.files import at
 
 _SHARED = re.compile(r"(https?|postgresql|mysql|mssql)(\+\w+)?://")
 """An MLflow that many runs report to."""
@@ -57,7 +57,7 @@ def from_environment() -> str:
 def elsewhere(folder: RunFolder) -> str:
     """The server or database that a run without tracking.uri reported to, as MLFLOW_TRACKING_URI
     said then; empty if that was its own SQLite file."""
-    saved = str((read_json(folder.tracking) or {}).get("uri") or "")
+    saved = str((at(folder.tracking).read_json() or {}).get("uri") or "")
     return saved if _SHARED.match(saved) else ""
 
 

@@ -51,7 +51,7 @@ from elmwright.jobs.tracking.tracking_state import TrackingState, read_tracking
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.records import to_data
-from elmwright.pipeline.storage.files import exists, join, read_bytes
+from elmwright.pipeline.storage.files import at, join
 
 log = logging.getLogger("elmwright")
 
@@ -230,8 +230,8 @@ class Tracker:
         client.log_dict(self.run_id, to_data(environment()), "environment.json")
         for name in ("MANIFEST.json", "report.html"):
             path = join(self._folder.corpus, name)
-            if exists(path):
-                client.log_text(self.run_id, read_bytes(path).decode(), f"corpus/{name}")
+            if at(path).exists():
+                client.log_text(self.run_id, at(path).read_bytes().decode(), f"corpus/{name}")
         self._note(described=True)
 
     def _send(self) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from elmwright.pipeline.records import BadField, from_data, to_data
-from elmwright.pipeline.storage.files import read_json, write_json
+from elmwright.pipeline.storage.files import at
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class TrackingState:
 
     def save(self, path: str) -> None:
         known = {name: value for name, value in to_data(self).items() if value is not None}
-        write_json(path, known)
+        at(path).write_json(known)
 
 
 def read_tracking(path: str) -> TrackingState | None:
     """What tracking.json says; None where there is none or it is damaged."""
     try:
-        return from_data(TrackingState, read_json(path), ignore_unknown=True)
+        return from_data(TrackingState, at(path).read_json(), ignore_unknown=True)
     except BadField:
         return None

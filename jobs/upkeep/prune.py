@@ -39,7 +39,7 @@ from elmwright.jobs.tracking.tracker import Tracker, is_caught_up
 from elmwright.jobs.upkeep.list_runs import statuses
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest, finished_corpus
-from elmwright.pipeline.storage.files import read_json
+from elmwright.pipeline.storage.files import at
 
 CACHE = "blocks"
 """What training keeps in run.scratch of a run on a disk."""
@@ -115,8 +115,8 @@ def spare_checkpoints(folder: RunFolder) -> list[CheckpointInfo]:
         verify_checkpoint(infos[-1].path)
     except UserError:
         return []
-    settings = (read_json(folder.config) or {}).get("checkpoint", {})
-    ended = (read_json(folder.result) or {}).get("checkpoint_sha256")
+    settings = (at(folder.config).read_json() or {}).get("checkpoint", {})
+    ended = (at(folder.result).read_json() or {}).get("checkpoint_sha256")
     doomed = Keep(1, int(settings.get("keep_every_steps", 0))).doomed(infos)
     return [info for info in doomed if info.sha256 != ended]
 
@@ -152,7 +152,7 @@ def _remove(folder: RunFolder, found: list[Removal]) -> None:
 
 def _forget(folder: RunFolder, steps: list[int]) -> None:
     """Tell the journal first, as training does, and MLflow if it was up to date before."""
-    config = config_from(read_json(folder.config) or {}, folder.config, saved=True)
+    config = config_from(at(folder.config).read_json() or {}, folder.config, saved=True)
     caught_up = is_caught_up(config, folder)
     with Journal(folder.journal) as journal:
         for step in steps:

@@ -27,14 +27,7 @@ from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.terminal.wording import nearby, scores_text
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import to_data
-from elmwright.pipeline.storage.files import (
-    exists,
-    is_url,
-    join,
-    list_folder,
-    read_bytes,
-    read_json,
-)
+from elmwright.pipeline.storage.files import at, join
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ class Progress:
 
 def submission_here(folder: RunFolder, until: str = STAGES[-1]) -> Submission:
     """A run that was started here by hand, as if it had been submitted: one without an id."""
-    config = read_json(folder.config) or {}
+    config = at(folder.config).read_json() or {}
     name = config.get("run", {}).get("name") or Path(folder.root).name
     return Submission("", name, folder.root, until, Target("local"), config, "", "")
 
@@ -93,7 +86,7 @@ def read_progress(submission: Submission) -> Progress | None:
     """How far a run has come; None where its folder cannot be seen from here."""
     root, config = submission.dir, submission.config
     try:
-        if not is_url(root) and not Path(root).is_dir():
+        if not at(root).is_remote and not Path(root).is_dir():
             return None
         newest = _newest_checkpoint(root)
         records = _journal(root)
@@ -146,7 +139,7 @@ def state_by_files(submission: Submission, progress: Progress, why: str) -> Stat
 def corpus_folder(submission: Submission) -> str:
     """Where a run's corpus is, or its URL."""
     corpus = submission.config.get("corpus", {}).get("dir") or join(submission.dir, "corpus")
-    if is_url(corpus):
+    if at(corpus).is_remote:
         return str(corpus)
     # Relative to where the run was submitted, not to where one asks.
     return os.path.join(submission.cwd, os.path.expanduser(corpus))
@@ -157,13 +150,13 @@ def _stage(submission: Submission, result: dict[str, Any]) -> str:
     root, config = submission.dir, submission.config
     corpus = corpus_folder(submission)
     done: dict[str, Callable[[], bool]] = {
-        "corpus": lambda: exists(join(corpus, "MANIFEST.json")),
+        "corpus": lambda: at(join(corpus, "MANIFEST.json")).exists(),
         "train": lambda: (
             int(result.get("step", -1)) >= int(config.get("train", {}).get("max_steps", 0))
             or bool(result.get("stopped_early"))
         ),
-        "export": lambda: exists(join(root, "bundle", "SHA256SUMS")),
-        "publish": lambda: exists(join(root, "published.json")),
+        "export": lambda: at(join(root, "bundle", "SHA256SUMS")).exists(),
+        "publish": lambda: at(join(root, "published.json")).exists(),
     }
     for stage in STAGES[: STAGES.index(submission.until) + 1]:
         if not done[stage]():
@@ -173,7 +166,7 @@ def _stage(submission: Submission, result: dict[str, Any]) -> str:
 
 def _newest_checkpoint(root: str) -> tuple[int, str]:
     found = (-1, "")
-    for file in list_folder(join(root, "train", "checkpoints")):
+    for file in at(join(root, "train", "checkpoints")).list_files():
         match = re.search(r"/(step-(\d+))/MANIFEST\.json$", file.path)
         if match and int(match[2]) > found[0]:
             found = int(match[2]), file.path.removesuffix("/MANIFEST.json")
@@ -182,15 +175,15 @@ def _newest_checkpoint(root: str) -> tuple[int, str]:
 
 def _journal(root: str) -> list[Record]:
     """The run's journal: one file on a disk, numbered segments in a store."""
-    name = "journal" if is_url(root) else "journal.jsonl"
+    name = "journal" if at(root).is_remote else "journal.jsonl"
     return [record for record, _ in read_journal(join(root, "train", name), 0)]
 
 
 def _json(path: str) -> dict[str, Any]:
-    if not exists(path):
+    if not at(path).exists():
         return {}
     try:
-        content = json.loads(read_bytes(path))
+        content = json.loads(at(path).read_bytes())
     except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -32,7 +32,7 @@ from elmwright.jobs.secrets.in_configs import advise
 from elmwright.jobs.terminal.wording import nearby
 from elmwright.jobs.tracking.store import artifact_folder, elsewhere, sqlite_file, with_login
 from elmwright.pipeline.errors import Failed, UserError
-from elmwright.pipeline.storage.files import exists, join, read_json
+from elmwright.pipeline.storage.files import at, join
 
 HOST = "127.0.0.1"
 PORT = 5000
@@ -88,13 +88,13 @@ def _age(run: Path) -> float:
 
 def show(folder: RunFolder, port: int, opened: Callable[[str], object]) -> None:
     """Print the links, and serve what they lead to until somebody stops it."""
-    saved = read_json(folder.config)
+    saved = at(folder.config).read_json()
     if saved is None or "tracking" not in saved:
         raise UserError(
             "run-missing", f"{folder.root} is not a run's folder (it has no config.json of a run)"
         )
     advise(saved, nearby(folder.config))
-    state = read_json(folder.tracking) or {}
+    state = at(folder.tracking).read_json() or {}
     if not (state.get("run_id") and state.get("experiment_id")):
         raise UserError(
             "run-missing",
@@ -127,7 +127,7 @@ def _store(folder: RunFolder, uri: str) -> str:
     if not uri:
         uri = elsewhere(folder) or f"{scheme}{folder.mlflow / 'mlflow.db'}"
     elif uri.startswith(scheme):
-        home = (read_json(folder.config) or {}).get("run", {}).get("dir", "")
+        home = (at(folder.config).read_json() or {}).get("run", {}).get("dir", "")
         place = from_project(folder.root, str(home), uri.removeprefix(scheme))
         uri = f"{scheme}{Path(place).absolute()}"
     database = sqlite_file(uri)
@@ -144,7 +144,7 @@ def _links(folder: RunFolder, state: dict[str, Any], address: str) -> dict[str, 
     # Without this word MLflow shows the page inside its menus for language-model applications.
     charts = f"{address}/#/{run}/model-metrics?workflowType=machine_learning"
     found = {"charts": charts}
-    published = read_json(folder.published)
+    published = at(folder.published).read_json()
     if published:
         found["model"] = f"{address}/#/models/{quote(published['name'])}/versions/" + str(
             published["version"]
@@ -158,7 +158,7 @@ def _links(folder: RunFolder, state: dict[str, Any], address: str) -> dict[str, 
 def _report(folder: RunFolder) -> str:
     """The corpus report, if there is one."""
     path = join(folder.corpus, "report.html")
-    return nearby(path) if exists(path) else ""
+    return nearby(path) if at(path).exists() else ""
 
 
 def _print(title: str, links: dict[str, str]) -> None:

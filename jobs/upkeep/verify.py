@@ -25,7 +25,7 @@ from elmwright.pipeline.format.manifest import Manifest, Shard
 from elmwright.pipeline.format.shards import verify_shard
 from elmwright.pipeline.format.verify_corpus import verify_corpus
 from elmwright.pipeline.progress import Progress, counting_bytes, plural, silent
-from elmwright.pipeline.storage.files import exists, is_url, join, stat
+from elmwright.pipeline.storage.files import at, join
 
 
 def verify_path(name: str, key: str = "", progress: Progress = silent) -> list[str]:
@@ -33,10 +33,10 @@ def verify_path(name: str, key: str = "", progress: Progress = silent) -> list[s
 
     With `key`, a public key, only a bundle signed with it is good.
     """
-    if key or name.startswith("models:/") or (is_url(name) and exists(join(name, SUMS))):
+    if key or name.startswith("models:/") or (at(name).is_remote and at(join(name, SUMS)).exists()):
         resolve(name, require_signature=key)
         return [f"bundle {name}" + (f", signed with the key of {key}" if key else "")]
-    if not is_url(name):
+    if not at(name).is_remote:
         path = Path(name)
         if not path.exists():
             if fetch_reference(name) is not None:
@@ -48,14 +48,14 @@ def verify_path(name: str, key: str = "", progress: Progress = silent) -> list[s
             with _bytes(progress, bundle_bytes(path)):
                 verify_bundle(path)
             return [f"bundle {path}"]
-    elif not exists(join(name, MANIFEST)) and fetch_reference(name) is not None:
+    elif not at(join(name, MANIFEST)).exists() and fetch_reference(name) is not None:
         return [f"bundle {name}"]
     name = name.rstrip("/")
-    if exists(join(name, "state.json")) or name.rpartition("/")[2].startswith("step-"):
+    if at(join(name, "state.json")).exists() or name.rpartition("/")[2].startswith("step-"):
         with _bytes(progress, read_info(name).bytes):
             verify_checkpoint(name)
         return [f"checkpoint {name}"]
-    if exists(join(name, MANIFEST)):
+    if at(join(name, MANIFEST)).exists():
         with _bytes(progress, _corpus_bytes(name)):
             return [_corpus(name)]
     return _run(name, progress)
@@ -72,7 +72,7 @@ def _corpus_bytes(path: str | Path) -> int:
     manifest = Manifest.load(path)
     splits = manifest.splits.values()
     small = (manifest.vocab.file, manifest.vocab.counts, *manifest.extra_files)
-    found = [stat(join(path, name)) for name in small]
+    found = [at(join(path, name)).stat() for name in small]
     return sum(file.bytes for file in found if file) + _deep_bytes(
         shard for split in splits for shard in split.shards
     )
@@ -110,7 +110,7 @@ def _shard(path: Path, progress: Progress) -> str:
 
 def _run(path: str, progress: Progress) -> list[str]:
     folder = RunFolder.at(path)
-    has_corpus = exists(join(folder.corpus, MANIFEST))
+    has_corpus = at(join(folder.corpus, MANIFEST)).exists()
     has_bundle = (folder.bundle / SUMS).is_file()
     checkpoints = checkpoint_folders(folder.checkpoints)
     if not (has_corpus or has_bundle or checkpoints):

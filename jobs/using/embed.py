@@ -46,8 +46,8 @@ from elmwright.jobs.using.unknown_words import warn_of_unknown
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import Advance, Progress, plural, silent
 from elmwright.pipeline.records import to_data
-from elmwright.pipeline.storage.disk import atomic_file, explained, sync_to_disk, write_atomic
-from elmwright.pipeline.storage.files import read_json
+from elmwright.pipeline.storage.disk import explained, sync_to_disk
+from elmwright.pipeline.storage.files import at
 
 PART_BYTES = 1 << 18
 """Text of a part, about 45,000 words: what a kill costs each worker at most."""
@@ -111,7 +111,7 @@ class Embedder:
         """Write the part file of a piece; the bytes of text it had."""
         size, start, words = self.recipe.batch_size, time.monotonic(), 0
         exactly = size if self.recipe.carry_state else None
-        with atomic_file(part) as file:
+        with at(part).writing() as file:
             for batch, read in batches(read_sentences(text, piece), exactly):
                 for vectors in self.elmo.embed(batch, batch_size=size):
                     file.write(np.ascontiguousarray(_chosen(vectors, self.recipe)).data)
@@ -229,13 +229,13 @@ def _key(embedder: Embedder, text: Path) -> PartsKey:
 def _keep_or_clear(work: Path, key: PartsKey | None) -> None:
     """Parts of the same text, model and options stay; all others go."""
     note = work / "key.json"
-    if key is not None and read_json(note) == to_data(key):
+    if key is not None and at(note).read_json() == to_data(key):
         return
     note.unlink(missing_ok=True)  # first: it must not vouch for what comes next
     for part in work.glob("part-*"):
         part.unlink()
     if key is not None:
-        write_atomic(note, json.dumps(to_data(key), indent=1).encode())
+        at(note).write_bytes(json.dumps(to_data(key), indent=1).encode())
 
 
 def _join(

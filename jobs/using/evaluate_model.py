@@ -20,7 +20,7 @@ from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Advance, Progress, silent
-from elmwright.pipeline.storage.files import exists, join
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.untrusted import read_object, whole
 
 
@@ -28,7 +28,10 @@ def evaluate_model(
     model: str, corpus: str, split: str | None, progress: Progress = silent
 ) -> Scores:
     """`elmwright eval`: a MODEL on the held-out sets of a corpus, with the model's vocabulary."""
-    if not exists(join(corpus, "MANIFEST.json")) and exists(join(corpus, "corpus/MANIFEST.json")):
+    if (
+        not at(join(corpus, "MANIFEST.json")).exists()
+        and at(join(corpus, "corpus/MANIFEST.json")).exists()
+    ):
         corpus = join(corpus, "corpus")
     return evaluate_folder(resolve(model), corpus, split, name=model, progress=progress)
 

@@ -25,7 +25,7 @@ from elmwright.model.formats.folder import VOCAB, read_vocab
 from elmwright.model.inference.elmo import Elmo, TypeCache
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import plural
-from elmwright.pipeline.storage.disk import write_atomic
+from elmwright.pipeline.storage.files import at
 
 FORMAT = "2"
 TABLE_BYTES = 32 << 20
@@ -59,7 +59,7 @@ def write_table(
     spelled = torch.frombuffer(bytearray("\n".join(words).encode("utf-8")), dtype=torch.uint8)
     tensors = {"vectors": vectors, "words": spelled}
     about = {"format": FORMAT, "encoder": encoder_digest(elmo), "content": _content(tensors)}
-    write_atomic(output, save(tensors, about))
+    at(output).write_bytes(save(tensors, about))
     return f"wrote {output}: {plural(len(words), 'word')}, <S> and </S> among them"
 
 

@@ -34,8 +34,7 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.report.page import render_page
-from elmwright.pipeline.storage.disk import write_atomic
-from elmwright.pipeline.storage.files import exists, join
+from elmwright.pipeline.storage.files import at, join
 
 CONTEXT = 12
 """Words shown on either side."""
@@ -139,7 +138,7 @@ def find_neighbours(
 def _text(source: str, folder: Path) -> Iterator[Path]:
     """The text at `source` as a file. Of a corpus folder it is the held-out sentences, as many as
     `HELDOUT_SENTENCES`, written into `folder`."""
-    if not exists(join(source, "MANIFEST.json")):
+    if not at(join(source, "MANIFEST.json")).exists():
         with text_file(source, folder) as text:
             yield text
         return
@@ -256,4 +255,4 @@ def _printable(text: str) -> str:
 def write_page(found: Found, path: Path) -> None:
     """Write the neighbours as a page: one file that loads nothing."""
     text = render_page(Path(__file__).with_name("neighbours.html"), found=found)
-    write_atomic(path, text.encode("utf-8"))
+    at(path).write_bytes(text.encode("utf-8"))

@@ -42,7 +42,7 @@ from elmwright.model.softmax import nll
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import BOS, BOS_ID, EOS, EOS_ID, UNK_ID
 from elmwright.pipeline.progress import plural
-from elmwright.pipeline.storage.disk import atomic_file
+from elmwright.pipeline.storage.files import at
 
 Logs = npt.NDArray[np.float64]
 STEPS_AT_ONCE = 2048
@@ -229,7 +229,7 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
     if output is None:
         yield sys.stdout
         return
-    with atomic_file(output) as file:
+    with at(output).writing() as file:
         text = io.TextIOWrapper(file, encoding="utf-8", write_through=True)
         yield text
         text.detach()

@@ -11,8 +11,7 @@ from elmwright.pipeline.format.manifest import NAME
 from elmwright.pipeline.reading import sources
 from elmwright.pipeline.reading.decode import compression
 from elmwright.pipeline.reading.sources import SourceFile
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.storage.disk import free_bytes
+from elmwright.pipeline.storage.files import at, join
 
 MARK = ".elmwright-corpus"
 DISK_FACTOR = 3
@@ -21,17 +20,17 @@ DISK_FACTOR = 3
 
 def claim(folder: str) -> None:
     """Mark a folder as ours, so that nothing of anybody else's is ever swept away."""
-    mark = files.join(folder, MARK)
-    if files.exists(mark):
+    mark = join(folder, MARK)
+    if at(mark).exists():
         return
     check_claim(folder)
-    files.write_bytes(mark, b"A corpus of elmwright: what lies here is made and removed by it.\n")
+    at(mark).write_bytes(b"A corpus of elmwright: what lies here is made and removed by it.\n")
 
 
 def check_claim(folder: str) -> None:
     """Refuse a folder with files that are not ours."""
-    known = any(files.exists(files.join(folder, name)) for name in (MARK, NAME))
-    if not known and files.list_folder(folder):
+    known = any(at(join(folder, name)).exists() for name in (MARK, NAME))
+    if not known and at(folder).list_files():
         raise UserError(
             "output",
             f"{folder} is not empty and no corpus of elmwright; name an empty or new folder",
@@ -41,14 +40,14 @@ def check_claim(folder: str) -> None:
 def space_needed(inputs: Sequence[SourceFile], folder: str) -> int:
     """Bytes of disk that building a corpus from these files takes, besides what is there."""
     size = sum(file.bytes * (sources.EXPANSION if compression(file.path) else 1) for file in inputs)
-    return DISK_FACTOR * size - sum(file.bytes for file in files.list_folder(folder))
+    return DISK_FACTOR * size - sum(file.bytes for file in at(folder).list_files())
 
 
 def check_space(inputs: Sequence[SourceFile], folder: str) -> None:
     """Refuse to begin what the disk cannot hold; a store is taken to have room."""
-    if files.is_url(folder):
+    if at(folder).is_remote:
         return
-    needed, free = space_needed(inputs, folder), free_bytes(Path(folder))
+    needed, free = space_needed(inputs, folder), at(Path(folder)).free_bytes()
     if needed > free:
         raise UserError(
             "disk-full",

@@ -46,7 +46,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import NAME, Manifest
 from elmwright.pipeline.progress import Progress, plural, silent
 from elmwright.pipeline.reading import harvest, sources
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at, join
 
 
 def build_corpus(
@@ -65,14 +65,14 @@ def build_corpus(
 
     Raises `UserError` for what is the user's to put right and `Interrupted` after `stop()`.
     """
-    where = str(folder) if files.is_url(folder) else str(Path(folder).absolute())
+    where = str(folder) if at(folder).is_remote else str(Path(folder).absolute())
     key = corpus_key(corpus, vocab, shards, seed)
     manifest = is_current(where, key, corpus, vocab.file)
     if manifest is None:
         claim(where)
         # From here on the folder holds no finished corpus, whatever it held before.
-        files.remove(files.join(where, NAME))
-        runner = Runner(files.join(where, WORK), progress, in_flight, stop)
+        at(join(where, NAME)).remove()
+        runner = Runner(join(where, WORK), progress, in_flight, stop)
         if _wants_harvest(corpus) and harvest.frozen_parts(where) is None:
             _harvest(where, runner)
         built = Build(corpus, vocab, shards, seed, where, runner).run()
@@ -227,7 +227,7 @@ class Build:
         sentences = sum(part.splits["train"].sentences for part in kept if "train" in part.splits)
         given = ""
         if self.vocab.file:
-            given = self.results.digests[-1] or files.sha256(self.vocab.file)
+            given = self.results.digests[-1] or at(self.vocab.file).sha256()
         make = task(
             "vocab",
             pack.make_vocab,

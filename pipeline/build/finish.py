@@ -36,7 +36,7 @@ from elmwright.pipeline.reading.sources import SourceFile
 from elmwright.pipeline.report import statistics
 from elmwright.pipeline.report.report import render
 from elmwright.pipeline.report.statistics import SourceCount, Statistics
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at, join
 
 PIECES = "sentencepiece.model"
 REPORT, STATISTICS = "report.html", "statistics.json"
@@ -50,15 +50,15 @@ def finish(built: Built, key: str) -> Manifest:
     _check_funnel(built)
     work, folder, results = built.runner.work, built.folder, built.results
     for old in (QUARANTINE, DECONTAMINATED, *([] if results.model else [PIECES])):
-        files.remove(files.join(folder, old))
+        at(join(folder, old)).remove()
     _lists(built)
     _documents(built)
     for file in ("vocab.txt", "counts.npy"):
-        files.place(files.join(work, f"{results.vocab.name}.{file}"), files.join(folder, file))
+        at(join(folder, file)).copy_from(at(join(work, f"{results.vocab.name}.{file}")))
     extra = {}
     if results.model:
-        files.place(files.join(work, results.model), files.join(folder, PIECES))
-        extra[PIECES] = files.sha256(files.join(folder, PIECES))
+        at(join(folder, PIECES)).copy_from(at(join(work, results.model)))
+        extra[PIECES] = at(join(folder, PIECES)).sha256()
     splits = _splits(built)
     vocab = results.vocab
     manifest = Manifest(
@@ -80,9 +80,9 @@ def finish(built: Built, key: str) -> Manifest:
         extra_files=extra,
     )
     gathered = gather(built)
-    files.write_bytes(files.join(folder, STATISTICS), statistics.to_json(gathered))
+    at(join(folder, STATISTICS)).write_bytes(statistics.to_json(gathered))
     page = render(manifest, gathered, title=_title(folder)).encode()
-    files.write_bytes(files.join(folder, REPORT), page)
+    at(join(folder, REPORT)).write_bytes(page)
     manifest.save(folder)
     return manifest
 
@@ -108,22 +108,22 @@ def _lists(built: Built) -> None:
 
 def _join(built: Built, name: str, outs: Sequence[str]) -> None:
     if outs:
-        join = task("lists", keep.gather_lists, [f"{out}.{name}" for out in outs])
-        joined = built.runner.run(name.removesuffix(".jsonl"), [join])[0].name
-        files.place(files.join(built.runner.work, joined), files.join(built.folder, name))
+        lists = task("lists", keep.gather_lists, [f"{out}.{name}" for out in outs])
+        joined = built.runner.run(name.removesuffix(".jsonl"), [lists])[0].name
+        at(join(built.folder, name)).copy_from(at(join(built.runner.work, joined)))
 
 
 def _documents(built: Built) -> None:
     """Put saved documents in their place, and remove those of earlier settings."""
-    folder = files.join(built.folder, DOCUMENTS)
+    folder = join(built.folder, DOCUMENTS)
     names = [name for _, _, chunk in built.results.cleaned for name in chunk.documents]
     names += [name for _, part in built.results.kept for name in part.documents]
-    wanted = {files.join(folder, name.replace("/", "-")): name for name in names}
-    for file in files.list_folder(folder):
+    wanted = {join(folder, name.replace("/", "-")): name for name in names}
+    for file in at(folder).list_files():
         if file.path not in wanted:
-            files.remove(file.path)
+            at(file.path).remove()
     for target, name in wanted.items():
-        files.place(files.join(built.runner.work, name), target)
+        at(target).copy_from(at(join(built.runner.work, name)))
 
 
 def _splits(built: Built) -> dict[str, Split]:
@@ -132,15 +132,15 @@ def _splits(built: Built) -> dict[str, Split]:
     for name, one, shard in built.results.shards:
         shards = splits.setdefault(name, [])
         for file, digest in ((shard.tar, shard.sha256), (shard.index, shard.index_sha256)):
-            source = files.join(built.runner.work, one.out, file.partition("/")[2])
-            if files.sha256(source) != digest:
+            source = join(built.runner.work, one.out, file.partition("/")[2])
+            if at(source).sha256() != digest:
                 built.runner.forget(one)
                 raise UserError(
                     "file-damaged",
                     f"{source} was damaged after it was written; run the same command again to "
                     "make it anew",
                 )
-            files.place(source, files.join(built.folder, file))
+            at(join(built.folder, file)).copy_from(at(source))
         before = sum(earlier.documents for earlier in shards)
         shards.append(replace(shard, first_document=before))
     return {name: Split(name, tuple(shards)) for name, shards in splits.items()}
@@ -243,8 +243,8 @@ def _sources(built: Built) -> tuple[SourceCount, ...]:
 def sweep(folder: str, manifest: Manifest, *, keep_work: bool) -> None:
     """Remove shards of earlier settings, and the work folder unless it is to stay."""
     if not keep_work:
-        files.remove_folder(files.join(folder, WORK))
-    ours = {files.join(folder, file) for file, _ in manifest.files()}
-    for file in files.list_folder(files.join(folder, SHARDS)):
+        at(join(folder, WORK)).remove_folder()
+    ours = {join(folder, file) for file, _ in manifest.files()}
+    for file in at(join(folder, SHARDS)).list_files():
         if file.path not in ours:
-            files.remove(file.path)
+            at(file.path).remove()

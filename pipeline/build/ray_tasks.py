@@ -33,8 +33,8 @@ from elmwright.pipeline.progress import Advance, Progress, Stage, stage
 from elmwright.pipeline.reading.sources import SourceFile
 from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.report.statistics import StageTime
-from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.object_store import with_patience
 
 R = TypeVar("R")
@@ -124,7 +124,7 @@ class Runner:
         default two per core."""
         self.work, self.progress, self.stop = work, progress, stop
         self.in_flight = in_flight
-        self.recall = files.join(work, f"recall-{os.getpid()}-{time.time_ns()}")
+        self.recall = join(work, f"recall-{os.getpid()}-{time.time_ns()}")
         self.used: set[str] = set()
         self.times: list[StageTime] = []
         self._stage: Stage | None = None
@@ -144,7 +144,7 @@ class Runner:
         if not tasks:
             return []
         self.used.update(one.out for one in tasks)
-        listed = files.list_folder(files.join(self.work, tasks[0].stage))
+        listed = at(join(self.work, tasks[0].stage)).list_files()
         sizes = {file.path[len(self.work) + 1 :]: file.bytes for file in listed}
         earlier: dict[int, Done[R]] = {}
         waiting = []
@@ -220,7 +220,7 @@ class Runner:
         if f"{one.out}{_MARK}" not in sizes:
             return None
         try:
-            mark = read_mark(files.read_bytes(self._mark(one)), one.call)
+            mark = read_mark(at(self._mark(one)).read_bytes(), one.call)
         except (ValueError, RecursionError):
             return None
         is_whole = all(sizes.get(name) == size for name, size in mark.outputs.items())
@@ -228,10 +228,10 @@ class Runner:
 
     def forget(self, one: Task[R]) -> None:
         """Remove the mark of a task whose output has changed, so that the task is run again."""
-        files.remove(self._mark(one))
+        at(self._mark(one)).remove()
 
     def _mark(self, one: Task[R]) -> str:
-        return files.join(self.work, f"{one.out}{_MARK}")
+        return join(self.work, f"{one.out}{_MARK}")
 
     def _recall(self, running: Collection[Any], *, wait: bool = True) -> None:
         """Make queued tasks end before they begin, and give running tasks a moment to finish.
@@ -242,22 +242,22 @@ class Runner:
         import ray
 
         with suppress(OSError, UserError):
-            files.write_bytes(self.recall, b"")
+            at(self.recall).write_bytes(b"")
         if not wait:
             return  # the note stays for tasks in the queue; `prune` removes it
         if running:
             ray.wait(list(running), num_returns=len(running), timeout=PATIENCE)
         with suppress(OSError, UserError):
-            files.remove(self.recall)
+            at(self.recall).remove()
 
     def prune(self) -> None:
         """Remove the output of every task that this build did not run, and of killed tasks."""
-        listed = files.list_folder(self.work)
+        listed = at(self.work).list_files()
         # Marks first: killed in between, no mark may stand for an output that is gone.
         for file in sorted(listed, key=lambda file: not file.path.endswith(_MARK)):
             match = _OURS.match(file.path[len(self.work) + 1 :])
             if match is None or match[1] not in self.used:
-                files.remove(file.path)
+                at(file.path).remove()
 
 
 _MARK = ".done.json"
@@ -291,19 +291,19 @@ def run_once(
     named: Mapping[str, object],
 ) -> Done[R] | None:
     """Call a stage, then write its mark, which makes its output valid; None if it was recalled."""
-    if files.exists(recall):
+    if at(recall).exists():
         return None
     before = time.process_time()
     report = with_patience(lambda: call(work, out, *args, **named))
     cpu_seconds = round(time.process_time() - before, 3)
     done = Done(report, _outputs(work, out), cpu_seconds, peak_mb())
-    files.write_bytes(mark, json.dumps(to_data(done)).encode())
+    at(mark).write_bytes(json.dumps(to_data(done)).encode())
     return done
 
 
 def _outputs(work: str, out: str) -> dict[str, int]:
     """Names and sizes of a task's output; none in a store, where no object is half written."""
-    if files.is_url(work):
+    if at(work).is_remote:
         return {}
     start = f"{work}/{glob.escape(out)}"
     paths = [*glob.glob(f"{start}*"), *glob.glob(f"{start}/*")]

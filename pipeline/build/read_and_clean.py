@@ -20,7 +20,7 @@ from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading import sources
 from elmwright.pipeline.reading.sources import Chunk, SourceFile
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at
 
 FILES_PER_DIGEST = 64
 
@@ -32,7 +32,7 @@ def digest_inputs(
 
     Returns a function that adds the digests to files.
     """
-    local = [file for file in results.files if not files.is_url(file.path)]
+    local = [file for file in results.files if not at(file.path).is_remote]
     groups = [local[n : n + FILES_PER_DIGEST] for n in range(0, len(local), FILES_PER_DIGEST)]
     tasks = [
         task(

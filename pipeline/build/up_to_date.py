@@ -25,8 +25,9 @@ from elmwright.pipeline.format.manifest import NAME, Input, Manifest, canonical
 from elmwright.pipeline.reading import harvest, sources
 from elmwright.pipeline.reading.sources import SourceFile
 from elmwright.pipeline.records import BadField, from_data, to_data
-from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.files import at, join
+from elmwright.pipeline.storage.location import Stat
 
 log = logging.getLogger("elmwright")
 
@@ -57,14 +58,14 @@ def is_current(
     Inputs that are all gone count as unchanged; that some were added, changed or removed does not.
     """
     folder = str(folder)
-    if not files.exists(files.join(folder, NAME)):
+    if not at(join(folder, NAME)).exists():
         return None
     try:
         # A manifest that is damaged or of another format counts as none: build again.
         manifest = Manifest.load(folder)
         if manifest.key != key or not _all_there(folder, manifest):
             return None
-        if not any(files.exists(input_path(folder, item)) for item in manifest.inputs):
+        if not any(at(input_path(folder, item)).exists() for item in manifest.inputs):
             return manifest  # the raw text was taken away: the corpus does not need it any more
         inputs = [file for split in find_inputs(folder, corpus).values() for file in split]
         inputs += [*evaluation_files(corpus), *vocab_file(vocab)]
@@ -79,19 +80,19 @@ def is_current(
 
 
 def _all_there(folder: str, manifest: Manifest) -> bool:
-    sizes = {file.path: file.bytes for file in files.list_folder(folder)}
+    sizes = {file.path: file.bytes for file in at(folder).list_files()}
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    return all(files.join(folder, name) in sizes for name, _ in manifest.files()) and all(
-        sizes[files.join(folder, shard.tar)] == shard.bytes for shard in shards
+    return all(join(folder, name) in sizes for name, _ in manifest.files()) and all(
+        sizes[join(folder, shard.tar)] == shard.bytes for shard in shards
     )
 
 
 def input_path(folder: str, item: Input) -> str:
     """Where an input of the manifest is stored."""
-    outside = files.is_url(item.path) or item.path.startswith("/")
-    if outside or files.is_url(folder):
-        return item.path if outside else files.join(folder, item.path)
-    return os.path.normpath(files.join(folder, item.path))
+    outside = at(item.path).is_remote or item.path.startswith("/")
+    if outside or at(folder).is_remote:
+        return item.path if outside else join(folder, item.path)
+    return os.path.normpath(join(folder, item.path))
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,14 @@ class _Digests:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._file = files.join(folder, SEEN)
+        self._file = join(folder, SEEN)
         self._known: dict[str, _Digest] | None = None
         self._has_changed = False
 
     def same(self, item: Input, file: SourceFile) -> bool:
         """Whether a file is the input of the manifest: at its place and time, or by its content."""
         is_here = input_path(self._folder, item) == file.path
-        if is_here and files.unchanged(file.path, item.bytes, item.mtime_ns):
+        if is_here and at(file.path).is_unchanged(item.bytes, item.mtime_ns):
             return True
         # The ending of a name tells how a file is read.
         if os.path.basename(item.path) != os.path.basename(file.path):
@@ -128,17 +129,17 @@ class _Digests:
         if self._known is None:
             self._known = self._read()
         key, stat = file.path, (file.bytes, file.mtime_ns)
-        if not (files.is_url(key) or files.is_url(self._folder)):
+        if not (at(key).is_remote or at(self._folder).is_remote):
             key = os.path.relpath(key, self._folder)
         saved = self._known.get(key)
         if saved is None or saved.stat != stat:
-            self._known[key] = saved = _Digest(stat, files.sha256(file.path))
+            self._known[key] = saved = _Digest(stat, at(file.path).sha256())
             self._has_changed = True
         return saved.sha256
 
     def _read(self) -> dict[str, _Digest]:
         known = {}
-        for name, entry in (files.read_json(self._file) or {}).items():
+        for name, entry in (at(self._file).read_json() or {}).items():
             with suppress(BadField):  # a damaged entry only costs reading that input again
                 known[name] = from_data(_Digest, entry, ignore_unknown=True)
         return known
@@ -148,7 +149,7 @@ class _Digests:
         if not (self._has_changed and self._known):
             return
         try:
-            files.write_json(self._file, to_data(self._known))
+            at(self._file).write_json(to_data(self._known))
         except (OSError, UserError) as error:  # a corpus may be read-only: it is only slower then
             log.info("digests of inputs are not kept: %s", error)
 
@@ -180,7 +181,7 @@ def find_inputs(folder: str, corpus: CorpusConfig) -> dict[str, list[SourceFile]
     return inputs
 
 
-def _files_of(folder: str, source: Source) -> list[files.Stat]:
+def _files_of(folder: str, source: Source) -> list[Stat]:
     if source.path != EMBEDDED:
         others = [s for s in sources.expand(source.path) if not _is_own(folder, s.path)]
         if not others:
@@ -191,7 +192,7 @@ def _files_of(folder: str, source: Source) -> list[files.Stat]:
             )
         return others
     parts = harvest.frozen_parts(folder) or []
-    return [stat for part in parts if (stat := files.stat(part))]
+    return [stat for part in parts if (stat := at(part).stat())]
 
 
 def _is_own(folder: str, path: str) -> bool:
@@ -201,9 +202,9 @@ def _is_own(folder: str, path: str) -> bool:
     return any(path.startswith(f"{place.rstrip('/')}/") for place in ours)
 
 
-def _fresh(stats: Iterable[files.Stat], seen: set[str]) -> Iterable[files.Stat]:
+def _fresh(stats: Iterable[Stat], seen: set[str]) -> Iterable[Stat]:
     for stat in stats:
-        real = stat.path if files.is_url(stat.path) else os.path.realpath(stat.path)
+        real = stat.path if at(stat.path).is_remote else os.path.realpath(stat.path)
         if real not in seen:
             seen.add(real)
             yield stat
@@ -224,7 +225,7 @@ def vocab_file(path: str) -> list[SourceFile]:
     """The vocabulary that was given, as one of the inputs."""
     if not path:
         return []
-    stat = files.stat(path)
+    stat = at(path).stat()
     if stat is None:
         raise UserError("file-missing", f"vocab.file = {path!r} does not exist; check the path")
     return [SourceFile(stat.path, 0, stat.bytes, stat.mtime_ns, "vocab")]

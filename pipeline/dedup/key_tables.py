@@ -24,7 +24,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.untrusted import whole
 
 Table = NDArray[np.void]
@@ -90,14 +90,14 @@ def save(path: str, table: Table, key: str = "hi") -> None:
     index[:, 1] = [_hash(data[begin:end]) for begin, end in pairwise(edges)]
     about = json.dumps({"dtype": fields, "key": key, "shift": shift, "buckets": buckets}).encode()
     head = len(about).to_bytes(8, "little") + about + index.tobytes()
-    with files.writing(path) as file:
+    with at(path).writing() as file:
         file.write(MAGIC + _hash(head).to_bytes(8, "little") + head)
         file.write(data)
 
 
 def load(path: str) -> Table:
     """All rows of a table, read-only."""
-    data = files.read_bytes(path)
+    data = at(path).read_bytes()
     head = _head(path, data)
     if len(data) != head.begin + int(head.ends[-1]) * head.dtype.itemsize:
         raise _damaged(path)
@@ -110,7 +110,7 @@ def load_range(path: str, reducer: int, n_reducers: int) -> Table:
         raise ValueError(f"{n_reducers} reducers are not a power of two up to {BUCKETS}")
     if not 0 <= reducer < n_reducers:
         raise ValueError(f"reducer {reducer} is not one of {n_reducers}")
-    start = files.read_range(path, 0, _FIRST_READ)
+    start = at(path).read_range(0, _FIRST_READ)
     head = _head(path, start)
     if len(head.hashes) != BUCKETS:
         raise ValueError(f"{path} is sorted by {head.key}, not by a hash")
@@ -120,7 +120,7 @@ def load_range(path: str, reducer: int, n_reducers: int) -> Table:
 
 def load_part(path: str, part: int) -> Table:
     """The rows of one part, from a table sorted by `part`."""
-    start = files.read_range(path, 0, _FIRST_READ)
+    start = at(path).read_range(0, _FIRST_READ)
     head = _head(path, start)
     if head.key != "part":
         raise ValueError(f"{path} is sorted by {head.key}, not by part")
@@ -162,7 +162,7 @@ def _rows(path: str, head: _Head, start: bytes, first: int, last: int) -> Table:
     if end <= len(start):
         data = memoryview(start)[begin:end]
     else:
-        data = memoryview(files.read_range(path, begin, end))
+        data = memoryview(at(path).read_range(begin, end))
     if len(data) != end - begin:
         raise _damaged(path)
     hashes = [_hash(data[a:b]) for a, b in pairwise((edges - begin).tolist())]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.untrusted import read_row
 
 PART_BYTES = 64_000_000
@@ -43,7 +43,7 @@ def table_of(
 
 def save(path: str, table: Any) -> None:
     """Write a table as it is."""
-    with files.writing(path) as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+    with at(path).writing() as file, pyarrow.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
 
@@ -60,7 +60,7 @@ def save_buckets(
     """
     edges = np.searchsorted(columns[key], np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(TOP))
     schema = table_of({name: column[:0] for name, column in columns.items()}, []).schema
-    with files.writing(path) as file, pyarrow.ipc.new_file(file, schema) as writer:
+    with at(path).writing() as file, pyarrow.ipc.new_file(file, schema) as writer:
         for begin, end in pairwise([0, *edges.tolist(), len(text_of)]):
             mine = {name: column[begin:end] for name, column in columns.items()}
             of = [texts[place] for place in text_of[begin:end].tolist()]
@@ -74,7 +74,7 @@ def _no_rows(schema: Any) -> Any:
 
 def load(path: str) -> tuple[Columns, list[str]]:
     """All columns and texts of a table."""
-    with files.arrow_file(path) as file:
+    with at(path).arrow_file() as file:
         return _columns(pyarrow.ipc.open_file(file).read_all())
 
 
@@ -85,7 +85,7 @@ def load_between(path: str, key: str, begin: int, end: int) -> tuple[Columns, li
 
 def table_between(path: str, key: str, begin: int, end: int) -> Any:
     """The same as an Arrow table."""
-    with files.arrow_file(path) as file:
+    with at(path).arrow_file() as file:
         reader = pyarrow.ipc.open_file(file)
         buckets = range(begin >> TOP, min(BUCKETS - 1, (end - 1) >> TOP) + 1)
         table = pyarrow.Table.from_batches([reader.get_batch(n) for n in buckets], reader.schema)
@@ -104,21 +104,21 @@ def _columns(table: Any) -> tuple[Columns, list[str]]:
 
 def load_lines(path: str) -> list[list[int]]:
     """For every document of a part, the number of sentences of each of its lines."""
-    with files.arrow_file(path) as file:
+    with at(path).arrow_file() as file:
         lines: list[list[int]] = pyarrow.ipc.open_file(file).read_all()[LINES].to_pylist()
         return lines
 
 
 def save_index(path: str, index: NDArray[np.void]) -> None:
     """Write a structured array as .npy."""
-    with files.writing(path) as file:
+    with at(path).writing() as file:
         np.lib.format.write_array(file, index, version=(1, 0), allow_pickle=False)
 
 
 def load_index(path: str) -> NDArray[np.void]:
     """Read a structured array."""
     try:
-        index: NDArray[np.void] = read_row(files.read_bytes(path), "V")
+        index: NDArray[np.void] = read_row(at(path).read_bytes(), "V")
     except ValueError as error:
         raise ValueError(f"{path} is {error}") from error
     return index

@@ -29,7 +29,7 @@ from elmwright.pipeline.format.block import Block, sentences
 from elmwright.pipeline.format.lanes import keyed_hash
 from elmwright.pipeline.format.manifest import Manifest, Split
 from elmwright.pipeline.format.shards import ShardReader
-from elmwright.pipeline.storage.files import is_url, join
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.object_store import with_patience
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Read:
             reader = ShardReader(join(self.corpus, shard.tar), shard)
             blocks = [block for _, block in mine]
             for block in (
-                _ahead(reader, blocks) if is_url(self.corpus) else map(reader.read, blocks)
+                _ahead(reader, blocks) if at(self.corpus).is_remote else map(reader.read, blocks)
             ):
                 yield number, block
             reader.close()

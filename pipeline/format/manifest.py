@@ -17,8 +17,8 @@ from typing import Any
 from elmwright.pipeline.config import MOST_STEPS
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import from_data, to_data
-from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.untrusted import is_digest, read_small, whole
 
 FORMAT = 1
@@ -224,14 +224,14 @@ class Manifest:
 
     def save(self, folder: str | Path) -> None:
         """Write it, atomically: from now on the corpus is complete."""
-        files.write_bytes(files.join(folder, NAME), self.to_json())
+        at(join(folder, NAME)).write_bytes(self.to_json())
 
     @staticmethod
     def load(folder: str | Path) -> "Manifest":
         """Read the manifest of a corpus folder, not the shards (see `verify_corpus.py`)."""
-        path = files.join(folder, NAME)
+        path = join(folder, NAME)
         try:
-            if not files.exists(path):
+            if not at(path).exists():
                 raise FileNotFoundError
             content = json.loads(read_small(path, MANIFEST_BYTES))
         except FileNotFoundError:

@@ -32,8 +32,8 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import MEMBERS, UNK_ID, Block, from_members, to_members
 from elmwright.pipeline.format.manifest import Shard
 from elmwright.pipeline.progress import count_bytes
-from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.untrusted import is_digest, read_small
 
 INDEX_FORMAT = 2
@@ -66,11 +66,11 @@ def index_path(tar: str | Path) -> str:
 def write_shard(folder: str | Path, split: str, number: int, blocks: Iterable[Block]) -> Shard:
     """Write `blocks` as shard `number` of a split into `folder`, atomically, tar last."""
     name = shard_name(split, number)
-    tar = files.join(folder, f"{name}.tar")
+    tar = join(folder, f"{name}.tar")
     spans: Spans = []
     digests: list[str] = []
     sentences = words = unknown = padding = last_document = 0
-    with files.writing(tar) as file:
+    with at(tar).writing() as file:
         out = _Digest(file)
         for block in blocks:
             members, digest = _write_block(out, f"{name}-{len(spans):08d}", block)
@@ -84,7 +84,7 @@ def write_shard(folder: str | Path, split: str, number: int, blocks: Iterable[Bl
         end = out.size + 2 * tarfile.BLOCKSIZE
         out.write(bytes(2 * tarfile.BLOCKSIZE + -end % tarfile.RECORDSIZE))
         index = _index_json(name, spans, digests)
-        files.write_bytes(index_path(tar), index)
+        at(index_path(tar)).write_bytes(index)
     return Shard(
         name=name,
         sha256=out.hexdigest(),
@@ -182,7 +182,7 @@ class ShardReader:
             else:
                 digest = shard.index_sha256
                 data = self._keep(digest, lambda: self._checked(digest, name, self._read_index))
-            if not files.is_url(self.path):
+            if not at(self.path).is_remote:
                 self._descriptor = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError as error:
             raise UserError(
@@ -235,7 +235,7 @@ class ShardReader:
     def _read_index(self) -> bytes:
         """The index has fewer bytes than its tar: a block's members fill a kilobyte each."""
         name = index_path(self.path)
-        sizes = [files.stat(path) for path in (name, self.path)]
+        sizes = [at(path).stat() for path in (name, self.path)]
         for path, found in zip((name, self.path), sizes, strict=True):
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -245,14 +245,14 @@ class ShardReader:
         if self._descriptor >= 0:
             end = min(end, max(begin, os.fstat(self._descriptor).st_size))
             return os.pread(self._descriptor, end - begin, begin)
-        return files.read_range(self.path, begin, end)
+        return at(self.path).read_range(begin, end)
 
     def _checked(self, digest: str, what: str, read: Callable[[], bytes]) -> bytes:
         """What `read` gives, if it has that sha256. A transfer may be damaged: twice from a store.
 
         The same bytes would come from a disk again.
         """
-        for _ in range(2 if files.is_url(self.path) else 1):
+        for _ in range(2 if at(self.path).is_remote else 1):
             data = read()
             if sha256_bytes(data) == digest:
                 return data
@@ -330,27 +330,28 @@ def read_tar(path: str | Path) -> Spans:
     followed, and a size is compared with the file's before anything is read.
     """
     spans: Spans = []
-    found = files.stat(path)
-    size, at, number = found.bytes if found else 0, 0, 0
-    with files.reading(path) as file:
+    stat = at(path).stat()
+    size = stat.bytes if stat else 0
+    number = offset = 0
+    with at(path).reading() as file:
         while (head := file.read(tarfile.BLOCKSIZE)).strip(b"\x00"):
             block, position = divmod(number, len(MEMBERS))
             expected = f"{Path(path).stem}-{block:08d}.{MEMBERS[position]}"
             digits = head[124:135]
             length = int(digits, 8) if re.fullmatch(rb"[0-7]{11}", digits) else -1
-            begin = at + tarfile.BLOCKSIZE
+            begin = offset + tarfile.BLOCKSIZE
             if length < 0 or head != tar_header(expected, length):
                 there = head[:100].rstrip(b"\x00").decode("ascii", "replace")
                 raise ValueError(f"{path} holds {there!r} where {expected} should be")
-            at = begin + length + -length % tarfile.BLOCKSIZE
-            if at > size:
+            offset = begin + length + -length % tarfile.BLOCKSIZE
+            if offset > size:
                 raise ValueError(f"{path} claims {length} bytes of {expected}, and ends before")
             if position == 0:
                 spans.append([])
             spans[-1].append((begin, length))
             number += 1
-            file.seek(at)
-    end = at + 2 * tarfile.BLOCKSIZE
+            file.seek(offset)
+    end = offset + 2 * tarfile.BLOCKSIZE
     if number % len(MEMBERS) or size != end + -end % tarfile.RECORDSIZE:
         raise ValueError(f"{path} is not a whole tar: {number} members in {size} bytes")
     return spans
@@ -362,11 +363,11 @@ def verify_shard(path: str | Path, shard: Shard, *, deep: bool = True) -> None:
     Deep also decodes every block and compares the index with the tar itself: its bytes are counted
     twice (`progress.count_bytes`), for the digest and for the blocks.
     """
-    found = files.stat(path)
+    found = at(path).stat()
     size = found.bytes if found else 0
     if size != shard.bytes:
         raise ValueError(f"{path} has {size} bytes, the manifest says {shard.bytes}")
-    if files.sha256(path) != shard.sha256:
+    if at(path).sha256() != shard.sha256:
         raise ValueError(f"{path} was changed: its sha256 is not the manifest's")
     try:
         index = read_small(index_path(path), size + INDEX_BYTES)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from elmwright.pipeline.format.manifest import SHARDS, Manifest
 from elmwright.pipeline.format.shards import verify_shard
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at, join
 
 
 def verify_corpus(manifest: Manifest, folder: str | Path, *, deep: bool = True) -> list[str]:
@@ -14,15 +14,15 @@ def verify_corpus(manifest: Manifest, folder: str | Path, *, deep: bool = True) 
     """
     problems = []
     for file, digest in manifest.files():
-        path = files.join(folder, file)
-        if not files.exists(path):
+        path = join(folder, file)
+        if not at(path).exists():
             problems.append(f"{path} is missing")
-        elif not file.startswith(f"{SHARDS}/") and files.sha256(path) != digest:
+        elif not file.startswith(f"{SHARDS}/") and at(path).sha256() != digest:
             problems.append(f"{path} was changed: its sha256 is not the manifest's")
     for split in manifest.splits.values():
         for shard in split.shards:
-            path = files.join(folder, shard.tar)
-            if files.exists(path) and files.exists(files.join(folder, shard.index)):
+            path = join(folder, shard.tar)
+            if at(path).exists() and at(join(folder, shard.index)).exists():
                 try:
                     verify_shard(path, shard, deep=deep)
                 except ValueError as error:

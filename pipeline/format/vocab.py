@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import BOS, BOS_ID, EOS, EOS_ID, UNK, UNK_ID, Block
-from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.untrusted import TEXT_BYTES, read_row, read_small, read_words
 
 VOCAB = "vocab.txt"
@@ -51,8 +51,8 @@ def save_vocab(prefix: str, words: list[str], counts: Counts) -> tuple[str, str]
     buffer = io.BytesIO()
     np.save(buffer, counts, allow_pickle=False)
     text = "".join(f"{word}\n" for word in words).encode()
-    files.write_bytes(f"{prefix}.{COUNTS}", buffer.getvalue())
-    files.write_bytes(f"{prefix}.{VOCAB}", text)
+    at(f"{prefix}.{COUNTS}").write_bytes(buffer.getvalue())
+    at(f"{prefix}.{VOCAB}").write_bytes(text)
     return sha256_bytes(text), sha256_bytes(buffer.getvalue())
 
 

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import to_data
-from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.untrusted import read_object
 
 FOLDER = "source"
@@ -115,7 +115,7 @@ def harvest_group(work: str, out: str, modules: Sequence[tuple[str, str]]) -> Ha
     finally:
         gc.enable()
     data = "".join(f"{record}\n" for record in records).encode("utf-8", "replace")
-    files.write_bytes(files.join(work, f"{out}.jsonl"), data)
+    at(join(work, f"{out}.jsonl")).write_bytes(data)
     return HarvestCounts(len(modules), skipped, len(records))
 
 
@@ -228,10 +228,10 @@ def finish(folder: str, work: str, outs: Sequence[str], counts: Sequence[Harvest
     """
     digests = {}
     for number, out in enumerate(outs):
-        part = files.join(work, f"{out}.jsonl")
+        part = join(work, f"{out}.jsonl")
         name = f"part-{number:05d}.jsonl"
-        digests[name] = files.sha256(part)
-        files.place(part, files.join(folder, FOLDER, name))
+        digests[name] = at(part).sha256()
+        at(join(folder, FOLDER, name)).copy_from(at(part))
     digest = sha256_bytes("\n".join(digests.values()).encode())
     total = HarvestCounts(
         sum(part.modules for part in counts),
@@ -239,18 +239,18 @@ def finish(folder: str, work: str, outs: Sequence[str], counts: Sequence[Harvest
         sum(part.documents for part in counts),
     )
     source = {"format": 1, "parts": digests, "sha256": digest, **to_data(total)}
-    files.write_json(files.join(folder, FOLDER, NAME), source)
+    at(join(folder, FOLDER, NAME)).write_json(source)
     return total.documents
 
 
 def frozen_parts(folder: str) -> list[str] | None:
     """The parts of a finished harvest, or None if there is none."""
-    path = files.join(folder, FOLDER, NAME)
-    if not files.exists(path):
+    path = join(folder, FOLDER, NAME)
+    if not at(path).exists():
         return None
     names = read_object(path).get("parts")
     if not isinstance(names, dict) or not all(re.fullmatch(r"part-\d+\.jsonl", n) for n in names):
         raise UserError(
             "file-damaged", f"{path} is damaged: it names no parts of a harvest; delete its folder"
         )
-    return [files.join(folder, FOLDER, name) for name in names]
+    return [join(folder, FOLDER, name) for name in names]

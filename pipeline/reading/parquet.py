@@ -12,7 +12,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading import decode
 from elmwright.pipeline.reading.record import DAMAGED, NO_FIELD, Broken, Record, too_large
 from elmwright.pipeline.reading.sources import Piece, SourceFile
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at
 
 ROWS = 256
 """Rows that are in memory at a time."""
@@ -23,7 +23,7 @@ def rows(piece: Piece, limit: int) -> Iterator[Record]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    with files.reading(piece.file.path) as stream:
+    with at(piece.file.path).reading() as stream:
         watched = decode.WatchedFile(stream)
         row = 0
         try:

@@ -35,7 +35,7 @@ from elmwright.pipeline.reading.decode import (
 )
 from elmwright.pipeline.reading.record import NO_FIELD, RAW, Broken, Record, too_large
 from elmwright.pipeline.reading.sources import Piece, SourceFile
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at
 
 __all__ = ["Record", "read"]
 
@@ -78,7 +78,7 @@ def _pieces(record: Record, limit: int, format_: str) -> Iterator[Record]:
 
 
 def _check_unchanged(file: SourceFile) -> None:
-    if not files.unchanged(file.path, file.bytes, file.mtime_ns):
+    if not at(file.path).is_unchanged(file.bytes, file.mtime_ns):
         raise UserError(
             "source", f"{file.path} changed while the corpus was being built; run the command again"
         )
@@ -106,7 +106,7 @@ def _records(piece: Piece, limit: int) -> Iterator[Record]:
     if file.format == "parquet":
         yield from parquet.rows(piece, limit)
         return
-    with files.reading(file.path) as stream:
+    with at(file.path).reading() as stream:
         source = blocks(stream, file.path, piece.begin, piece.end)
         if file.format in ("warc", "arc"):
             read_archive = web.warc if file.format == "warc" else web.arc

@@ -28,8 +28,9 @@ from elmwright.pipeline.reading.decode import (
     plain_name,
     wide,
 )
-from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import explained
+from elmwright.pipeline.storage.files import at
+from elmwright.pipeline.storage.location import Stat
 
 MEGABYTE = 1_000_000
 EXPANSION = 4
@@ -101,16 +102,16 @@ Chunk = tuple[Piece, ...]
 """What one task reads; all of one split and one source."""
 
 
-def expand(source: str, what: str = "corpus.sources") -> list[files.Stat]:
+def expand(source: str, what: str = "corpus.sources") -> list[Stat]:
     """The files that a path, folder, glob or URL names, sorted by path."""
-    if files.is_url(source):
+    if at(source).is_remote:
         return _expand_url(source, what)
     path = os.path.abspath(os.path.expanduser(source))
     with explained(Path(path)):
         if os.path.isdir(path):
-            found = [file for file in files.list_folder(path) if os.path.isfile(file.path)]
+            found = [file for file in at(path).list_files() if os.path.isfile(file.path)]
             return _visible(found, path, source, what)
-        if os.path.isfile(path) and (stat := files.stat(path)):
+        if os.path.isfile(path) and (stat := at(path).stat()):
             return [stat]
         if os.path.exists(path):
             raise UserError(
@@ -119,26 +120,26 @@ def expand(source: str, what: str = "corpus.sources") -> list[files.Stat]:
         return _expand_glob(path, source, what)
 
 
-def _expand_url(source: str, what: str) -> list[files.Stat]:
-    if not source.endswith("/") and (stat := files.stat(source)):
+def _expand_url(source: str, what: str) -> list[Stat]:
+    if not source.endswith("/") and (stat := at(source).stat()):
         return [stat]
     if glob.has_magic(source):
         return _expand_glob(source, source, what)
-    if found := files.list_folder(source.rstrip("/")):
+    if found := at(source.rstrip("/")).list_files():
         return _visible(found, source, source, what)
     raise UserError("file-missing", f"{source} in {what} does not exist; check the path")
 
 
-def _expand_glob(pattern: str, source: str, what: str) -> list[files.Stat]:
+def _expand_glob(pattern: str, source: str, what: str) -> list[Stat]:
     if not glob.has_magic(source):
         raise UserError("file-missing", f"{source} in {what} does not exist; check the path")
-    found = files.matching(pattern)
+    found = at(pattern).glob()
     if not found:
         raise UserError("file-missing", f"{source} in {what} matches no file; check the pattern")
     return found
 
 
-def _visible(found: list[files.Stat], folder: str, source: str, what: str) -> list[files.Stat]:
+def _visible(found: list[Stat], folder: str, source: str, what: str) -> list[Stat]:
     """Without hidden files, and without the empty markers that stores keep for folders."""
     start = len(folder.rstrip("/"))
     kept = [file for file in found if "/." not in file.path[start:] and not file.path.endswith("/")]
@@ -159,7 +160,7 @@ def _check_name(path: str) -> None:
 
 
 def source_file(
-    stat: files.Stat,
+    stat: Stat,
     number: int,
     split: str,
     config: CorpusConfig,
@@ -210,10 +211,10 @@ def _format(path: str, given: str) -> str:
 def check_readable(files_: Sequence[SourceFile]) -> None:
     """Open each local file once, so that a permission is missed now and not in an hour."""
     for file in files_:
-        if files.is_url(file.path):
+        if at(file.path).is_remote:
             continue
         try:
-            with files.reading(file.path):
+            with at(file.path).reading():
                 pass
         except OSError as error:
             raise UserError(
@@ -258,7 +259,7 @@ def _pieces(file: SourceFile, limit: int) -> list[tuple[Piece, int]]:
 def _edges(file: SourceFile, limit: int) -> list[int]:
     """Where pieces begin, and the last ends; nothing if lines cannot be found as bytes."""
     blanks = file.format == "text" and file.documents == "blank-line"
-    with files.reading(file.path) as stream:
+    with at(file.path).reading() as stream:
         head = stream.read(HEAD)
         if wide(head, file.encoding) or not_text(head, file.encoding):
             return []
@@ -287,7 +288,7 @@ def _row_groups(file: SourceFile, limit: int) -> list[tuple[Piece, int]]:
     """Runs of row groups with about `limit` bytes of text; none if the file is damaged."""
     from pyarrow import parquet
 
-    with files.reading(file.path) as stream:
+    with at(file.path).reading() as stream:
         try:
             metadata = parquet.ParquetFile(stream).metadata
         except (ValueError, OSError):

@@ -1,26 +1,26 @@
-"""The one way this package touches local files: whole or not at all.
+"""Files on this machine's disks, written whole or not at all.
 
 A file appears under its name only when every byte of it is on the disk: it is written under a
 temporary name in the same folder, fsynced, renamed, and the folder fsynced. So a kill at any moment
 leaves either the old file or the new one, never half of one. What the operating system refuses
 (no space, no permission, a read-only disk) reaches the user as one sentence.
 
-Cost: an fsync of each file and its folder; so the pipeline writes few large files, not many small
-ones. `files.py` does the same for object stores.
+Each file costs an fsync of itself and of its folder, so the pipeline writes few large files.
 """
 
 import errno
+import glob
 import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.progress import count_bytes
+from elmwright.pipeline.storage.location import Location, NotAFile, Stat
 
 TEMPORARY = ".tmp-"
 """Prefix of files being written; one that is left over belongs to a killed process."""
@@ -58,49 +58,118 @@ def explain(error: OSError, path: Path) -> UserError | None:
     return None
 
 
-class NotAFile(OSError):  # noqa: N818 - what is there instead is no error of its own
-    """A folder, a pipe or a device is where a file should be."""
+class DiskLocation(Location):
+    """A file or folder on a disk of this machine."""
 
+    is_remote = False
 
-def open_regular(path: Path) -> BinaryIO:
-    """A file opened for reading. A pipe or a device is refused: it may have no end."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise NotAFile(errno.EINVAL, "it is not a regular file", str(path))
-    return path.open("rb")
+    @property
+    def is_relative(self) -> bool:
+        return not self.path.startswith(("/", "~"))
 
+    def absolute(self) -> str:
+        return os.path.abspath(os.path.expanduser(self.path))
 
-def beginning(file: BinaryIO, limit: int) -> bytes:
-    """All of a file of at most `limit` bytes; of a longer one more than `limit`, but not all."""
-    pieces, size = [], 0
-    while size <= limit and (piece := file.read(1 << 20)):
-        pieces.append(piece)
-        size += len(piece)
-    return b"".join(pieces)
+    def resolved(self) -> str:
+        return os.path.realpath(os.path.expanduser(self.path))
 
+    def local(self, otherwise: Path) -> Path:
+        return Path(self.path)
 
-@contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A binary file that takes the name `path` only if the block ends without an error."""
-    path = Path(path)
-    # The process id keeps apart a task that Ray retries from its first attempt, which may live on.
-    temporary = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
-    with explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def is_folder(self) -> bool:
+        return os.path.isdir(self.path)
+
+    def exists(self) -> bool:
+        return Path(self.path).exists()
+
+    def stat(self) -> Stat | None:
         try:
-            with open(temporary, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            sync_to_disk(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+            facts = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Stat(self.path, facts.st_size, facts.st_mtime_ns)
+
+    def is_unchanged(self, size: int, mtime_ns: int) -> bool:
+        return self.stat() == Stat(self.path, size, mtime_ns)
+
+    def free_bytes(self) -> int:
+        path = Path(self.path).absolute()
+        while not path.exists():
+            path = path.parent
+        return shutil.disk_usage(path).free
+
+    def list_files(self) -> list[Stat]:
+        walk = os.walk(self.path)
+        return _stats(os.path.join(folder, name) for folder, _, names in walk for name in names)
+
+    def glob(self) -> list[Stat]:
+        paths = glob.glob(os.path.expanduser(self.path), recursive=True)
+        return _stats(filter(os.path.isfile, paths))
+
+    @contextmanager
+    def reading(self) -> Iterator[BinaryIO]:
+        with explained(Path(self.path)), open(self.path, "rb") as file:
+            yield file
+
+    @contextmanager
+    def writing(self) -> Iterator[BinaryIO]:
+        path = Path(self.path)
+        # Ray may retry a task while its first attempt still lives: the process id tells them apart.
+        temporary = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
+        with explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with open(temporary, "wb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+                sync_to_disk(path.parent)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def arrow_file(self) -> Iterator[Any]:
+        import pyarrow
+
+        with explained(Path(self.path)), pyarrow.memory_map(self.path) as file:
+            yield file
+
+    def read_up_to(self, limit: int) -> bytes:
+        if not stat.S_ISREG(os.stat(self.path).st_mode):
+            raise NotAFile(errno.EINVAL, "it is not a regular file", self.path)
+        return super().read_up_to(limit)
+
+    def read_range(self, begin: int, end: int) -> bytes:
+        with open(self.path, "rb") as file:
+            end = min(end, os.fstat(file.fileno()).st_size)  # memory is allocated before reading
+            return os.pread(file.fileno(), max(0, end - begin), begin)
+
+    def remove(self) -> None:
+        Path(self.path).unlink(missing_ok=True)
+
+    clear = remove
+
+    def remove_folder(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def copy_from(self, source: Location) -> None:
+        target = Path(self.path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        link = target.with_name(f".link-{target.name}.{os.getpid()}")
+        link.unlink(missing_ok=True)
+        try:
+            os.link(source.path, link)
+        except OSError:
+            super().copy_from(source)  # it is in a store, or this file system has no links
+            return
+        os.replace(link, target)
+        # A rename between two names of the same file does nothing, and leaves both.
+        link.unlink(missing_ok=True)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` as the whole content of `path`, atomically."""
-    with atomic_file(path) as file:
-        file.write(data)
+def _stats(paths: Iterable[str]) -> list[Stat]:
+    return [facts for path in sorted(paths) if (facts := DiskLocation(path).stat())]
 
 
 def sync_to_disk(path: Path) -> None:
@@ -112,24 +181,6 @@ def sync_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def sha256_file(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal, in constant memory."""
-    digest = hashlib.sha256()
-    with explained(path), open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            count_bytes(len(block))
-    return digest.hexdigest()
-
-
 def sha256_bytes(data: bytes) -> str:
     """The sha256 of some bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
-
-
-def free_bytes(path: Path) -> int:
-    """Bytes free for us on the disk that holds `path`, or will hold it."""
-    path = Path(path).absolute()
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free

@@ -2,26 +2,33 @@
 
 Object stores are reached through pyarrow, which reads its credentials and endpoint from the usual
 environment variables (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …). A URL never carries a secret.
-Connections that drop are tried again by the client itself, then by `with_patience`. Code that only
-reads and writes files uses `files.py`, which does both for disks and for stores.
+Connections that drop are tried again by the client itself, then by `with_patience`.
 """
 
+import glob
 import io
 import os
 import re
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.location import Location, Stat
 
 RETRIES = 5
 """Attempts of the store's client at one request."""
 ATTEMPTS = 4
 """How often something is tried whose store does not answer; the pause doubles from `PAUSE`."""
 PAUSE = 1.0
+SLACK = 10_000_000_000
+"""Nanoseconds by which the times that a store reports for one object may differ."""
 
 T = TypeVar("T")
 
@@ -131,3 +138,137 @@ class StoredFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         with explaining(self.path):
             return int(self.stream.readinto(buffer))
+
+
+class StoreLocation(Location):
+    """An object, or all objects whose names begin with this path."""
+
+    is_remote = True
+    is_relative = False
+
+    @contextmanager
+    def _connected(self) -> Iterator[tuple[Any, str]]:
+        """pyarrow's file system and the path in it; errors in the block are explained."""
+        with explaining(self.path):
+            yield file_system(self.path)
+
+    def absolute(self) -> str:
+        return self.path.rstrip("/")
+
+    resolved = absolute
+
+    def local(self, otherwise: Path) -> Path:
+        return otherwise
+
+    def is_folder(self) -> bool:
+        return True
+
+    def exists(self) -> bool:
+        return self.stat() is not None
+
+    def stat(self) -> Stat | None:
+        with self._connected() as (system, inner):
+            info = system.get_file_info(inner)
+        return _stat(self.path, info) if info.is_file else None
+
+    def is_unchanged(self, size: int, mtime_ns: int) -> bool:
+        """The time may differ by `SLACK`, or not be known (0): a listing, the object itself and the
+        moment it was complete do not always agree."""
+        stat = self.stat()
+        if stat is None or stat.bytes != size:
+            return False
+        return 0 in (stat.mtime_ns, mtime_ns) or abs(stat.mtime_ns - mtime_ns) <= SLACK
+
+    def free_bytes(self) -> int:
+        return sys.maxsize
+
+    def list_files(self) -> list[Stat]:
+        from pyarrow import fs
+
+        scheme = self.path.partition("://")[0]
+        with self._connected() as (system, inner):
+            selector = fs.FileSelector(inner, recursive=True, allow_not_found=True)
+            infos = system.get_file_info(selector)
+        files = [_stat(f"{scheme}://{info.path}", info) for info in infos if info.is_file]
+        return sorted(files, key=lambda file: file.path)
+
+    def glob(self) -> list[Stat]:
+        # List the part of the path before the first wildcard, and match the rest.
+        parts = self.path.split("/")
+        fixed = next(n for n, part in enumerate(parts) if glob.has_magic(part))
+        expression = re.compile(_translate(self.path))
+        listed = StoreLocation("/".join(parts[:fixed])).list_files()
+        return [file for file in listed if expression.fullmatch(file.path)]
+
+    @contextmanager
+    def reading(self) -> Iterator[BinaryIO]:
+        with self._connected() as (system, inner):
+            stream = system.open_input_file(inner)
+        with stream, io.BufferedReader(StoredFile(stream, self.path), 1 << 20) as file:
+            yield file
+
+    @contextmanager
+    def writing(self) -> Iterator[BinaryIO]:
+        # Kept on the local disk until it is complete: an error must not leave half an object.
+        with tempfile.TemporaryFile() as file:
+            yield file
+            file.seek(0)
+            with self._connected() as (system, inner), system.open_output_stream(inner) as out:
+                shutil.copyfileobj(file, out, 1 << 22)
+
+    @contextmanager
+    def arrow_file(self) -> Iterator[Any]:
+        with self._connected() as (system, inner), system.open_input_file(inner) as file:
+            yield file
+
+    def read_range(self, begin: int, end: int) -> bytes:
+        with self.arrow_file() as file:
+            return bytes(file.read_at(max(0, min(end, file.size()) - begin), begin))
+
+    def write_bytes(self, data: bytes) -> None:
+        with self._connected() as (system, inner), system.open_output_stream(inner) as out:
+            out.write(data)
+
+    def remove(self) -> None:
+        with self._connected() as (system, inner):
+            if not system.get_file_info(inner).is_file:
+                return
+            try:
+                system.delete_file(inner)
+            except OSError:
+                # Arrow then writes an empty object for the folder, which some stores refuse.
+                if system.get_file_info(inner).is_file:
+                    raise
+
+    def clear(self) -> None:
+        """Leave the object empty.
+
+        With every object that Arrow deletes it writes an empty one in the name of its folder, and
+        some stores then list nothing else in that folder. So nothing is deleted next to objects
+        that must stay visible.
+        """
+        if (stat := self.stat()) and stat.bytes:
+            self.write_bytes(b"")
+
+    def remove_folder(self) -> None:
+        for file in self.list_files():
+            StoreLocation(file.path).remove()
+
+
+def _stat(path: str, info: Any) -> Stat:
+    return Stat(path, info.size or 0, info.mtime_ns or 0)
+
+
+def _translate(pattern: str) -> str:
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]*\])", pattern)
+    meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(
+        meaning.get(piece) or (_choice(piece) if piece.startswith("[") else re.escape(piece))
+        for piece in pieces
+    )
+
+
+def _choice(piece: str) -> str:
+    """`[abc]` and `[!abc]` as a regular expression."""
+    inside = piece[1:-1].replace("\\", r"\\")
+    return f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"

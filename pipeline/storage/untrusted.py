@@ -17,15 +17,13 @@ from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import explained
+from elmwright.pipeline.storage.files import at
+from elmwright.pipeline.storage.location import JSON_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-JSON_BYTES = files.JSON_BYTES
-"""The largest JSON file that describes a model, a checkpoint or a run; real ones have kilobytes.
-Parsed, the worst of them takes twenty times its size."""
 TEXT_BYTES = 1 << 30
 """The largest vocabulary: a hundred million words."""
 LINE_BYTES = 1 << 20
@@ -53,14 +51,14 @@ AGAIN = "copy it again from where it came from"
 
 def read_small(path: str | Path, limit: int = JSON_BYTES) -> bytes:
     """The content of a file of at most `limit` bytes."""
-    found = files.stat(path)
+    found = at(path).stat()
     if found is not None and found.bytes > limit:
         raise UserError(
             "file-damaged", f"{path} has {found.bytes:,} bytes, and such a file is small; {AGAIN}"
         )
     try:
         with explained(Path(path)):
-            data = files.read_up_to(path, limit)
+            data = at(path).read_up_to(limit)
     except OSError as error:
         raise UserError(
             "file-unreadable", f"{path} cannot be read: {error.strerror or error}; {AGAIN}"
@@ -91,14 +89,14 @@ def read_object(path: str | Path, limit: int = JSON_BYTES) -> dict[str, Any]:
 
 def read_words(path: str | Path) -> list[str]:
     """The lines of a UTF-8 file. Only the newline ends a line: words may hold other separators."""
-    found = files.stat(path)
+    found = at(path).stat()
     if found is not None and found.bytes > TEXT_BYTES:
         raise UserError(
             "file-damaged",
             f"{path} has {found.bytes:,} bytes, too many for a list of words; {AGAIN}",
         )
     data = bytearray()
-    with files.reading(path) as file:
+    with at(path).reading() as file:
         while piece := file.read(LINE_BYTES):
             if len(piece) == LINE_BYTES and b"\n" not in piece:
                 raise UserError(

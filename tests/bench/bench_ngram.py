@@ -42,7 +42,7 @@ from elmwright.pipeline.format.block import BOS_ID, EOS_ID, Block
 from elmwright.pipeline.format.manifest import Manifest, Split
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.format.vocab import unigram_perplexity
-from elmwright.pipeline.storage.files import read_json
+from elmwright.pipeline.storage.files import at
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("ELMWRIGHT_SHARED", ROOT.parent / "shared"))
@@ -228,8 +228,8 @@ def largest_error(model: KneserNey, contexts: list[Ints], sample: Ints) -> float
     """How far from 1 the probabilities of all words add up, at worst, over a sample of contexts."""
     everything = np.arange(model.size)
     worst = 0.0
-    for at in sample:
-        repeated = [np.full(model.size, of[at]) for of in contexts]
+    for position in sample:
+        repeated = [np.full(model.size, of[position]) for of in contexts]
         for found in model.probabilities(everything, repeated).values():
             found[BOS_ID] = 0  # never predicted
             worst = max(worst, abs(math.fsum(found) - 1))
@@ -325,7 +325,7 @@ def main(arguments: list[str]) -> None:
             measure(folder, limit)
         else:
             run = RunFolder.at(folder)  # whose corpus may be elsewhere
-            compare(measure(Path(run.corpus), limit), read_json(run.result))
+            compare(measure(Path(run.corpus), limit), at(run.result).read_json())
     elif not WIKITEXT2.is_dir():
         print(f"skipped: {WIKITEXT2} is missing; name a folder, or set ELMWRIGHT_SHARED")
     else:

@@ -22,7 +22,7 @@ from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
-from elmwright.pipeline.storage.files import write_json
+from elmwright.pipeline.storage.files import at
 
 TARGET = 1.6
 
@@ -52,7 +52,7 @@ def speed(folder: Path, world: int, steps: int) -> tuple[float, float]:
         "tracking.every_steps=1",
     ]
     run = RunFolder.of(load_config("small", settings))
-    write_json(run.attempt, {"attempt": 1})
+    at(run.attempt).write_json({"attempt": 1})
     mp.spawn(process, (world, settings, 20000 + int(torch.randint(20000, ()))), nprocs=world)
     records = [r for r, _ in read_journal(run.journal, 0) if r.kind == "metrics"][2:-1]
     seconds = (records[-1].time - records[0].time) / 1000

@@ -33,8 +33,8 @@ from elmwright.pipeline.format.block import MEMBERS, UNK_ID, Block, to_members
 from elmwright.pipeline.format.lanes import hash64
 from elmwright.pipeline.format.manifest import Shard
 from elmwright.pipeline.reading import harvest
-from elmwright.pipeline.storage import files
 from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.files import at, join
 
 AT_MOST = 0.03
 STEPS = ShardsConfig().block_steps
@@ -69,10 +69,10 @@ def write_with_tar_writer(
 ) -> Shard:
     """`shards.write_shard`, its tar written by webdataset."""
     name = shards.shard_name(split, number)
-    tar = files.join(folder, f"{name}.tar")
+    tar = join(folder, f"{name}.tar")
     spans: shards.Spans = []
-    sentences = words = unknown = padding = last_document = at = 0
-    with files.writing(tar) as file:
+    sentences = words = unknown = padding = last_document = offset = 0
+    with at(tar).writing() as file:
         out = Tap(file)
         with TarWriter(out, user="", group="", mode=0o644, mtime=0, encoder=False) as writer:
             for block in blocks:
@@ -80,8 +80,8 @@ def write_with_tar_writer(
                 places = []
                 for member in MEMBERS:
                     size = len(members[member])
-                    places.append((at + HEADER, size))
-                    at += HEADER + size + -size % HEADER
+                    places.append((offset + HEADER, size))
+                    offset += HEADER + size + -size % HEADER
                 out.expect(places[0][0], sum(places[-1]))
                 writer.write({"__key__": f"{name}-{len(spans):08d}", **members})
                 spans.append(places)
@@ -91,7 +91,7 @@ def write_with_tar_writer(
                 padding += block.padding
                 last_document = int(block.documents[-1]) + 1
         index = shards._index_json(name, spans, out.digests)
-        files.write_bytes(shards.index_path(tar), index)
+        at(shards.index_path(tar)).write_bytes(index)
     return Shard(
         name=name,
         sha256=out.hexdigest(),

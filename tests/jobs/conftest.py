@@ -15,7 +15,7 @@ from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.build.driver import build_corpus
 from elmwright.pipeline.progress import silent
-from elmwright.pipeline.storage.files import write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.cluster.dashboard import Dashboard, submission_to
 from tests.support.made_once import made_once
 from tests.support.tiny import write_config, write_text
@@ -62,7 +62,7 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config, run = prepare(home, corpus, eval_max_tokens=200)
     begin_attempt(run.attempt)
     train(config, run, 1, Ranks())
-    write_json(run.config, to_dict(config))
+    at(run.config).write_json(to_dict(config))
     return Path(run.root)
 
 

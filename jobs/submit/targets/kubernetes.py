@@ -41,7 +41,7 @@ from elmwright.jobs.submit.targets.place import (
 )
 from elmwright.jobs.submit.targets.ray_jobs import RayCluster, pack
 from elmwright.pipeline.errors import Failed, UserError
-from elmwright.pipeline.storage.files import is_url
+from elmwright.pipeline.storage.files import at
 
 NO_ANSWER = (
     "unable to connect",
@@ -266,7 +266,7 @@ def check_paths(submission: Submission, config: RunConfig) -> None:
             f"{relative[0]!r} is relative to a folder of this machine, which no pod has; write "
             f"absolute paths below {RUNS_PATH}, or s3:// URLs",
         )
-    if is_url(submission.dir):
+    if at(submission.dir).is_remote:
         return
     if not submission.target.volume:
         raise UserError(

@@ -40,7 +40,7 @@ from elmwright.jobs.submit.targets.place import AccessRefused, Place, Unreachabl
 from elmwright.jobs.submit.targets.ray_token import DEFAULT_TOKEN, find_token
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.records import from_data
-from elmwright.pipeline.storage.files import is_url
+from elmwright.pipeline.storage.files import at
 
 TIMEOUT = 8.0
 """Seconds for an answer; a slow network answers in a fraction of it."""
@@ -72,7 +72,7 @@ class RayCluster(Place):
         self._token = ""
 
     def note(self, submission: Submission) -> str:
-        if is_url(submission.dir) or is_this_machine(self.address):
+        if at(submission.dir).is_remote or is_this_machine(self.address):
             return ""
         return (
             f"run.dir {submission.dir} must be on storage that every machine of {self.address} "

@@ -27,7 +27,7 @@ from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.progress import plural
-from elmwright.pipeline.storage.files import join, read_json, write_json
+from elmwright.pipeline.storage.files import at, join
 
 Device = Literal["cpu", "cuda"]
 
@@ -50,7 +50,7 @@ def bound_device(config: RunConfig, folder: RunFolder) -> Device | None:
 
 def past_device(folder: RunFolder) -> Device | None:
     """What the run has trained on so far; None before its first training."""
-    if recorded := _device((read_json(_record(folder)) or {}).get("device")):
+    if recorded := _device((at(_record(folder)).read_json() or {}).get("device")):
         return recorded
     # A run of an earlier version, which kept no record.
     infos = list_checkpoints(folder.checkpoints)
@@ -100,7 +100,7 @@ def settle_device(
             'Training on CPUs, because no machine has a GPU now (train.device = "auto"). Set '
             'train.device = "cuda" and cluster.wait_minutes to wait for GPUs.'
         )
-    write_json(_record(folder), {"device": device})
+    at(_record(folder)).write_json({"device": device})
     return with_device(config, device)
 
 

@@ -44,7 +44,7 @@ from elmwright.jobs.training.driver.ray_storage import WithoutFolders
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.disk import explain
-from elmwright.pipeline.storage.files import clear, exists, join, read_json, write_bytes, write_json
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.object_store import file_system, with_patience
 
 log = logging.getLogger("elmwright")
@@ -115,7 +115,7 @@ def launch(
     one attempt, with Ray Train unless given.
     """
     take_back(folder.stop_request)
-    clear(folder.result)  # of a shorter training, or of a damaged checkpoint
+    at(folder.result).clear()  # of a shorter training, or of a damaged checkpoint
     restarts, ever_ran, reached, attempt = 0, False, _newest(folder), 0
     steps = config.train.max_steps
     with console.bar("training", steps, "steps", PLAIN_SECONDS, done=reached) as bar:
@@ -127,7 +127,7 @@ def launch(
                 config, folder, attempt, watcher, stopped, fit or fit_with_ray, again=ever_ran
             )
             if error is None:
-                if read_json(folder.result) is not None:
+                if at(folder.result).read_json() is not None:
                     bar.complete()  # perhaps before the last step: eval.patience
                 break
             if isinstance(error, CapacityLost) or (isinstance(error, NoCapacity) and ever_ran):
@@ -159,7 +159,7 @@ def launch(
                 time.sleep(POLL_SECONDS)
             if stopped():
                 break
-    if read_json(folder.result) is None:
+    if at(folder.result).read_json() is None:
         raise Interrupted(f"training is at {_where(folder)}; the same command resumes from there")
 
 
@@ -195,7 +195,11 @@ def _attempt(
                 watcher.stopping()
                 ask_to_stop(folder.stop_request)
                 asked, since = True, time.monotonic()
-            if asked and time.monotonic() - since > NO_SIGN and not exists(_begun(folder, attempt)):
+            if (
+                asked
+                and time.monotonic() - since > NO_SIGN
+                and not at(_begun(folder, attempt)).exists()
+            ):
                 return None
             if lost := capacity.lost():
                 return lost  # Ray would wait for ever
@@ -294,14 +298,14 @@ def worker(job: dict[str, Any]) -> None:
         return ray.train.get_preemption_info() is not None
 
     if ranks.rank == 0:
-        write_bytes(_begun(folder, attempt), b"")
-        clear(_begun(folder, attempt - 1))
+        at(_begun(folder, attempt)).write_bytes(b"")
+        at(_begun(folder, attempt - 1)).clear()
     try:
         train(config, folder, attempt, ranks, drained, resolve)
     except (UserError, Failed, OSError) as error:
         # Left in the run's folder: peers that lose this process may be the first to be reported.
         with suppress(OSError, UserError):
-            write_json(_mistake_file(folder, attempt), _ending(error, folder))
+            at(_mistake_file(folder, attempt)).write_json(_ending(error, folder))
         raise
 
 
@@ -323,8 +327,8 @@ def _mistake_file(folder: RunFolder, attempt: int) -> str:
 def _raise_ending(error: Exception, folder: RunFolder, attempt: int) -> None:
     """If an attempt failed by something that trying again would not change, say that."""
     path = _mistake_file(folder, attempt)
-    endings = [read_json(path) or {}]
-    clear(path)
+    endings = [at(path).read_json() or {}]
+    at(path).clear()
     failures = getattr(error, "worker_failures", None) or {}
     endings += [_ending(failure, folder) for failure in (error, *failures.values())]
     for ending in endings:

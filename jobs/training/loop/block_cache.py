@@ -21,8 +21,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.disk import TEMPORARY, atomic_file, sha256_bytes
-from elmwright.pipeline.storage.files import is_url
+from elmwright.pipeline.storage.disk import TEMPORARY, sha256_bytes
+from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.untrusted import is_digest
 
 log = logging.getLogger("elmwright")
@@ -37,7 +37,7 @@ _OURS = re.compile(rf"[0-9a-f]{{64}}|{re.escape(TEMPORARY)}[0-9a-f]{{64}}\.\d+")
 
 def block_cache(corpus: str, folder: Path, megabytes: int) -> "BlockCache | None":
     """A cache for this corpus, if it lies in a store and anything may be kept of it."""
-    return BlockCache(folder, megabytes * 1_000_000) if is_url(corpus) and megabytes else None
+    return BlockCache(folder, megabytes * 1_000_000) if at(corpus).is_remote and megabytes else None
 
 
 class BlockCache:
@@ -97,7 +97,7 @@ class BlockCache:
                 size.set(total + len(data))
                 self._writing.add(digest)
                 stack.callback(self._writing.discard, digest)
-                file = stack.enter_context(atomic_file(path))
+                file = stack.enter_context(at(path).writing())
                 # Whoever counts the files meanwhile must find this one as large as it will be,
                 file.truncate(len(data))
             file.write(data)

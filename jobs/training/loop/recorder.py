@@ -16,7 +16,7 @@ from elmwright.jobs.training.loop.machine_metrics import Machine
 from elmwright.jobs.training.loop.state import Trainer, saved_probes, saved_scores
 from elmwright.jobs.training.loop.step_clock import Clock
 from elmwright.jobs.training.loop.training_step import StepResult
-from elmwright.pipeline.storage.files import join, write_json
+from elmwright.pipeline.storage.files import at, join
 
 EARLY_STEPS = (1, 5, 10)
 """Steps of an attempt that the journal notes besides, for those who wait for the time left."""
@@ -81,7 +81,7 @@ class RunRecorder:
             probe=saved_probes(scores),
         )
         self._journal.flush()  # nothing is written after the result
-        write_json(self._folder.result, contents_data(result))
+        at(self._folder.result).write_json(contents_data(result))
 
     def close(self) -> None:
         """Write what is left of the journal."""

@@ -42,7 +42,7 @@ from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import keyed_hash
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.storage.files import is_url, join, read_bytes
+from elmwright.pipeline.storage.files import at, join
 
 log = logging.getLogger("elmwright")
 
@@ -171,7 +171,7 @@ def restore(
     trainer.step, trainer.skipped = state.step, set(state.skipped)
     trainer.best, trainer.best_step = state.best, state.best_step
     trainer.best_of, trainer.stale = state.best_of, state.stale
-    if is_url(checkpoint):
+    if at(checkpoint).is_remote:
         shutil.rmtree(path)
 
 
@@ -198,7 +198,7 @@ def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: Fi
     if other.softmax is None or other.vocab is None:
         log.info("train.init_from %s has no softmax: that starts fresh", name)
         return
-    words = read_bytes(join(folder.corpus, "vocab.txt")).decode("utf-8")
+    words = at(join(folder.corpus, "vocab.txt")).read_bytes().decode("utf-8")
     theirs = {word: number for number, word in enumerate(other.vocab)}
     shared = [
         (number, theirs[word])

@@ -34,7 +34,7 @@ from elmwright.pipeline.format.block import Block, remap, streams
 from elmwright.pipeline.format.lanes import block_at
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
-from elmwright.pipeline.storage.files import is_url, join
+from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.object_store import with_patience
 
 Array = NDArray[Any]
@@ -112,7 +112,7 @@ class Blocks:
         self._widest = widest
         self._shards = manifest.splits[split].shards
         self._corpus, self._cache = corpus, cache
-        self._open_limit = OPEN_INDEXES if is_url(corpus) else OPEN_SHARDS
+        self._open_limit = OPEN_INDEXES if at(corpus).is_remote else OPEN_SHARDS
         self._starts = np.cumsum([0, *(shard.blocks for shard in self._shards)])
         self._readers: OrderedDict[int, Future[ShardReader]] = OrderedDict()
         self._readers_lock = threading.Lock()

@@ -38,7 +38,7 @@ from elmwright.pipeline.reading.readers import Record, read
 from elmwright.pipeline.reading.sources import Chunk, SourceFile
 from elmwright.pipeline.records import to_data
 from elmwright.pipeline.report.statistics import Example, Gathered, gather
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at, join
 
 BATCH_BYTES = 2_000_000
 """Text that is cleaned at a time: enough for numpy, small enough for the caches."""
@@ -183,7 +183,7 @@ def clean_chunk(
     """Clean and tokenise a chunk; `given` says that it is of a held-out set given as files."""
     pieces = _local_copy(work, model)
     cleaner = Cleaner(config, model=pieces, filters=not given)
-    grams = ngrams.load_set(files.join(work, known)) if known and not given else None
+    grams = ngrams.load_set(join(work, known)) if known and not given else None
     state = _Chunk()
     for records, texts in read_batches(chunk, config):
         cleaned = cleaner.clean(texts)
@@ -220,12 +220,12 @@ def _local_copy(work: str, model: str | None) -> Path | None:
     """The path of the sentencepiece model on this machine."""
     if model is None:
         return None
-    path = files.join(work, model)
-    if not files.is_url(path):
+    path = join(work, model)
+    if not at(path).is_remote:
         return Path(path)
     local = _scratch() / Path(model).name
     if not local.exists():
-        files.write_bytes(str(local), files.read_bytes(path))
+        at(str(local)).write_bytes(at(path).read_bytes())
     return local
 
 
@@ -333,9 +333,9 @@ def _write_part(work: str, out: str, state: _Chunk) -> None:
     for place, name in ((0, "file"), (1, "offset"), (4, "words")):
         index[name] = [row[place] for row in state.rows]
     name = f"{out}-{len(state.parts):03d}"
-    text_parts.save_index(files.join(work, f"{name}.npy"), index)
+    text_parts.save_index(join(work, f"{name}.npy"), index)
     texts, lines = [row[2] for row in state.rows], [row[3] for row in state.rows]
-    text_parts.save(files.join(work, f"{name}.arrow"), text_parts.table_of({}, texts, lines))
+    text_parts.save(join(work, f"{name}.arrow"), text_parts.table_of({}, texts, lines))
     words_kept = int(index["words"].sum())
     state.parts.append(CleanPart(name, len(keys), words_kept))
     state.rows, state.keys, state.bands, state.size = [], [], [], 0
@@ -343,18 +343,18 @@ def _write_part(work: str, out: str, state: _Chunk) -> None:
 
 def _write_lists(work: str, out: str, state: _Chunk) -> None:
     if state.quarantine:
-        path = files.join(work, f"{out}.quarantine.jsonl")
-        files.write_bytes(path, _json_lines(state.quarantine))
+        path = join(work, f"{out}.quarantine.jsonl")
+        at(path).write_bytes(_json_lines(state.quarantine))
     if state.shared:
-        path = files.join(work, f"{out}.decontaminated.jsonl")
-        files.write_bytes(path, _json_lines(state.shared))
+        path = join(work, f"{out}.decontaminated.jsonl")
+        at(path).write_bytes(_json_lines(state.shared))
     if state.dropped:
         _write_dropped(work, out, state)
 
 
 def _write_dropped(work: str, out: str, state: _Chunk) -> None:
     name = f"{out}-dropped-{len(state.documents):03d}.jsonl.zst"
-    write_documents(files.join(work, name), state.dropped)
+    write_documents(join(work, name), state.dropped)
     state.documents.append(name)
     state.dropped, state.dropped_size = [], 0
 
@@ -367,4 +367,4 @@ def _json_lines(rows: Iterable[object]) -> bytes:
 
 def write_documents(path: str, rows: Iterable[object]) -> None:
     """Write dataclasses as compressed JSON Lines."""
-    files.write_bytes(path, pyarrow.compress(_json_lines(rows), codec="zstd", asbytes=True))
+    at(path).write_bytes(pyarrow.compress(_json_lines(rows), codec="zstd", asbytes=True))

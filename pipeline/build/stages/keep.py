@@ -34,7 +34,7 @@ from elmwright.pipeline.report.statistics import (
     gather,
     sentence_histogram,
 )
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at, join
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def keep_part(
 
     `copies_left` says that equal texts may both be there: their place then keeps them apart.
     """
-    index = text_parts.load_index(files.join(work, f"{part.name}.npy"))
-    arrow = files.join(work, f"{part.name}.arrow")
+    index = text_parts.load_index(join(work, f"{part.name}.npy"))
+    arrow = join(work, f"{part.name}.arrow")
     _, texts = text_parts.load(arrow)
     keys = doc_keys(index)
     place = np.zeros(len(index), np.int64)
@@ -164,16 +164,16 @@ def keep_part(
     types = 0
     for split, chosen in kept.items():
         name = f"{out}.{split}.arrow"
-        path = files.join(work, name)
+        path = join(work, name)
         _save_shuffled(path, part, index, chosen, sides.seed, copies=copies_left, rekey=by_sentence)
         words = words_of(chosen.texts)
         text_times = np.array(chosen.times, np.int64)
         splits[split] = _split_table(name, words, text_times)
         if split == "train":
-            types = save_counts(files.join(work, f"{out}.words.arrow"), words, text_times)
+            types = save_counts(join(work, f"{out}.words.arrow"), words, text_times)
     name = f"{out}-documents.jsonl.zst"
     if documents:
-        write_documents(files.join(work, name), documents)
+        write_documents(join(work, name), documents)
     return KeptPart(
         splits=splits,
         funnel=selection.funnel.counts if part.split == "train" else {},
@@ -332,9 +332,9 @@ def save_counts(path: str, words: Words, times: NDArray[np.int64]) -> int:
 def gather_lists(work: str, out: str, names: Sequence[str]) -> JoinedList:
     """Put lists of JSON Lines together."""
     lines = 0
-    with files.writing(files.join(work, f"{out}.jsonl")) as file:
+    with at(join(work, f"{out}.jsonl")).writing() as file:
         for name in names:
-            data = files.read_bytes(files.join(work, name))
+            data = at(join(work, name)).read_bytes()
             lines += data.count(b"\n")
             file.write(data)
     return JoinedList(f"{out}.jsonl", lines)

@@ -22,7 +22,7 @@ from elmwright.pipeline.format.manifest import Shard
 from elmwright.pipeline.format.packing import pack_words, words_of
 from elmwright.pipeline.format.shards import ShardReader, write_shard
 from elmwright.pipeline.report.statistics import coverage_points, zipf_points
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import join
 
 TYPES_PER_RANGE = 2_000_000
 """Entries of word counts one task adds up: about 300 MB."""
@@ -87,21 +87,19 @@ def count_range(work: str, out: str, names: Sequence[str], number: int, count: i
     """Add up the counts of all words whose hash is in one range; most frequent first."""
     width = (1 << 64) // count
     begin, end = number * width, (number + 1) * width
-    tables = [
-        text_parts.table_between(files.join(work, name), "hash", begin, end) for name in names
-    ]
+    tables = [text_parts.table_between(join(work, name), "hash", begin, end) for name in names]
     total = pyarrow.concat_tables(tables).group_by("text").aggregate([("count", "sum")])
     total = total.rename_columns({"count_sum": "count"})
     # Arrow compares texts by their bytes, which is the order the vocabulary wants.
     total = total.sort_by([("count", "descending"), ("text", "ascending")])
-    text_parts.save(files.join(work, f"{out}.arrow"), total)
+    text_parts.save(join(work, f"{out}.arrow"), total)
     counts = total["count"].to_numpy()
     lengths = np.minimum(pc.binary_length(total["text"]).to_numpy(), LONGEST)
     by_length = np.bincount(lengths, weights=counts, minlength=LONGEST + 1)
     values, types = np.unique(counts, return_counts=True)
     histogram = np.zeros(len(values), _HISTOGRAM)
     histogram["count"], histogram["types"] = values, types
-    text_parts.save_index(files.join(work, f"{out}.npy"), histogram)
+    text_parts.save_index(join(work, f"{out}.npy"), histogram)
     return WordCounts(out, tuple(int(n) for n in by_length))
 
 
@@ -131,7 +129,7 @@ def make_vocab(
         counts = _frequent(work, names, _cutoff(values, types, room, config.min_count))
         chosen = vocab.choose(counts, config.max_size, config.min_count)
     by_id = vocab.counts_by_id(chosen, counts, sentences, total)
-    sha256, counts_sha256 = vocab.save_vocab(files.join(work, out), chosen, by_id)
+    sha256, counts_sha256 = vocab.save_vocab(join(work, out), chosen, by_id)
     falling = np.repeat(values[::-1], types[::-1])
     by_length = np.sum(np.array(lengths, np.int64), axis=0)
     return VocabFiles(
@@ -151,9 +149,7 @@ def make_vocab(
 
 def _histogram(work: str, names: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Counts, rising, and how many words have each."""
-    rows = np.concatenate(
-        [text_parts.load_index(files.join(work, f"{name}.npy")) for name in names]
-    )
+    rows = np.concatenate([text_parts.load_index(join(work, f"{name}.npy")) for name in names])
     values, place = np.unique(rows["count"], return_inverse=True)
     types = np.bincount(place, weights=rows["types"], minlength=len(values))
     return values.astype(np.int64), types.astype(np.int64)
@@ -169,7 +165,7 @@ def _cutoff(values: NDArray[np.int64], types: NDArray[np.int64], room: int, min_
 def _frequent(work: str, names: Sequence[str], cutoff: int) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name in names:
-        columns, texts = text_parts.load(files.join(work, f"{name}.arrow"))
+        columns, texts = text_parts.load(join(work, f"{name}.arrow"))
         last = int(np.searchsorted(-columns["count"], -cutoff, side="right"))
         counts.update(zip(texts[:last], columns["count"][:last].tolist(), strict=True))
     return counts
@@ -178,7 +174,7 @@ def _frequent(work: str, names: Sequence[str], cutoff: int) -> dict[str, int]:
 def _counts_of(work: str, names: Sequence[str], wanted: set[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name in names:
-        columns, texts = text_parts.load(files.join(work, f"{name}.arrow"))
+        columns, texts = text_parts.load(join(work, f"{name}.arrow"))
         pairs = zip(texts, columns["count"].tolist(), strict=True)
         counts.update((word, times) for word, times in pairs if word in wanted)
     return counts
@@ -200,7 +196,7 @@ def make_shard(
     width = -(-(1 << 64) // n_shards)
     begin, end = number * width, min((number + 1) * width, 1 << 64)
     gathered: list[tuple[text_parts.Columns, list[str]]] = [
-        text_parts.load_between(files.join(work, name), "order", begin, end) for name in names
+        text_parts.load_between(join(work, name), "order", begin, end) for name in names
     ]
     columns = {
         name: np.concatenate([columns[name] for columns, _ in gathered]) for name in gathered[0][0]
@@ -209,9 +205,9 @@ def make_shard(
     if not texts:
         return PackedShard(None)
     words = words_of([texts[row] for row in sort_order(columns).tolist()])
-    ids = _word_ids(files.join(work, f"{vocab_name}.{vocab.VOCAB}"), vocab_sha256)
+    ids = _word_ids(join(work, f"{vocab_name}.{vocab.VOCAB}"), vocab_sha256)
     blocks = pack_words(words, np.arange(len(texts)), ids, steps)
-    shard = write_shard(files.join(work, out), split, number, blocks)
+    shard = write_shard(join(work, out), split, number, blocks)
     return PackedShard(shard, shard.words)
 
 
@@ -223,10 +219,10 @@ def _word_ids(path: str, _sha256: str) -> dict[str, int]:
 
 def unigram(work: str, _out: str, counts_name: str, tars: Sequence[str]) -> Unigram:
     """Perplexity of the train unigram model over the blocks of a held-out set."""
-    counts = vocab.load_counts(files.join(work, counts_name))
+    counts = vocab.load_counts(join(work, counts_name))
     heldout = np.zeros_like(counts)
     for tar in tars:
-        reader = ShardReader(files.join(work, tar))
+        reader = ShardReader(join(work, tar))
         blocks = (reader.read(number) for number in range(len(reader)))
         heldout += vocab.target_counts(blocks, counts.size)
     return Unigram(vocab.unigram_perplexity(counts, heldout))

@@ -23,7 +23,7 @@ from elmwright.pipeline.dedup import ngrams
 from elmwright.pipeline.dedup.keys import keys_of
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading.sources import Chunk
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at, join
 
 SAMPLE_BYTES = 4000
 """Longer sentences are left out of the sample for sentencepiece, which would skip them."""
@@ -64,7 +64,7 @@ def digest_files(
     _work: str, _out: str, paths: Sequence[str], _stats: Sequence[tuple[int, int]]
 ) -> FileDigests:
     """sha256 of each input file."""
-    return FileDigests(tuple(files.sha256(path) for path in paths))
+    return FileDigests(tuple(at(path).sha256() for path in paths))
 
 
 def make_ngrams(work: str, out: str, chunks: Sequence[Chunk], config: CorpusConfig) -> NgramSet:
@@ -76,7 +76,7 @@ def make_ngrams(work: str, out: str, chunks: Sequence[Chunk], config: CorpusConf
             tokens = cleaner.clean(texts).tokens
             hashes.append(np.unique(ngrams.ngram_hashes(tokens, config.decontaminate_ngram)[0]))
     joined = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
-    ngrams.save_set(files.join(work, f"{out}.npy"), joined)
+    ngrams.save_set(join(work, f"{out}.npy"), joined)
     return NgramSet(f"{out}.npy", len(np.unique(joined)))
 
 
@@ -108,14 +108,14 @@ def sample_chunk(
             smallest = shrink()
     smallest = shrink()
     data = "".join(f"{number:020d} {text}\n" for number, text in smallest.items()).encode()
-    files.write_bytes(files.join(work, f"{out}.txt"), data)
+    at(join(work, f"{out}.txt")).write_bytes(data)
     return SentenceSample(f"{out}.txt", len(smallest))
 
 
 def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConfig) -> PieceModel:
     """Train the sentencepiece model on the smallest hashes of all samples."""
     with ExitStack() as stack:
-        opened = [stack.enter_context(files.reading(files.join(work, name))) for name in samples]
+        opened = [stack.enter_context(at(join(work, name)).reading()) for name in samples]
         # Every sample is sorted by its hashes, which stand in front with all their digits.
         merged = (line for line, _ in groupby(heapq.merge(*opened)))
         chosen = [line.decode() for line in islice(merged, config.sentencepiece.sample)]
@@ -129,5 +129,5 @@ def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConf
             f"sentencepiece cannot be trained ({reason}); change [corpus.sentencepiece], most "
             "likely its size, or give more text",
         ) from error
-    files.write_bytes(files.join(work, f"{out}.model"), model)
+    at(join(work, f"{out}.model")).write_bytes(model)
     return PieceModel(f"{out}.model", len(chosen))

@@ -18,7 +18,7 @@ from elmwright.pipeline.build.stages.hashes import HELDOUT, WEIGHT, mix
 from elmwright.pipeline.dedup import key_tables, ngrams, text_parts
 from elmwright.pipeline.dedup import keys as dedup
 from elmwright.pipeline.dedup.clusters import Clusters, Links, band_rows, link_range, resolve
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import join
 
 SMALLEST = 64
 """Hashes looked at so that a small corpus still gets its held-out documents."""
@@ -103,7 +103,7 @@ def smallest_hashes(work: str, _out: str, names: Sequence[str], seed: int) -> Sm
     """The smallest held-out hashes of some parts."""
     smallest = np.zeros(0, np.uint64)
     for name in names:
-        index = text_parts.load_index(files.join(work, f"{name}.npy"))
+        index = text_parts.load_index(join(work, f"{name}.npy"))
         hashes = mix(doc_keys(index), seed, HELDOUT)
         smallest = np.sort(np.concatenate([smallest, hashes]))[:SMALLEST]
     return SmallestHashes(tuple(smallest.tolist()))
@@ -145,7 +145,7 @@ def _left_out(
 
 def document_keys(work: str, out: str, part: Part, sides: Sides) -> KeyCount:
     """The keys of all documents of a part, sorted."""
-    index = text_parts.load_index(files.join(work, f"{part.name}.npy"))
+    index = text_parts.load_index(join(work, f"{part.name}.npy"))
     rows_of = np.flatnonzero(~_left_out(work, part, index, [], sides.seed))
     index = index[rows_of]
     rows = np.zeros(len(index), dedup.KEY)
@@ -154,7 +154,7 @@ def document_keys(work: str, out: str, part: Part, sides: Sides) -> KeyCount:
     rows["file"] = index["file"] + part.first_file
     rows["heldout"] = _side(part, doc_keys(index), sides)
     rows["row"] = rows_of
-    key_tables.save(files.join(work, out), dedup.sort_table(rows, dedup.ORDER))
+    key_tables.save(join(work, out), dedup.sort_table(rows, dedup.ORDER))
     return KeyCount(len(rows))
 
 
@@ -164,14 +164,14 @@ def heldout_bands(
     """The band keys of all held-out documents: few, so one task can hold them."""
     tables = [_band_rows(work, part, losers, sides) for part in parts_of]
     keys = [np.unique(rows["hi"][rows["heldout"] > dedup.TRAIN]) for rows in tables]
-    ngrams.save_set(files.join(work, out), np.concatenate(keys))
+    ngrams.save_set(join(work, out), np.concatenate(keys))
     return KeyCount(sum(map(len, keys)))
 
 
 def join_sets(work: str, out: str, names: Sequence[str]) -> SetCount:
     """Join several sets to one."""
-    sets = [ngrams.load_set(files.join(work, name)) for name in names]
-    ngrams.save_set(files.join(work, out), np.concatenate(sets))
+    sets = [ngrams.load_set(join(work, name)) for name in names]
+    ngrams.save_set(join(work, out), np.concatenate(sets))
     return SetCount(len(names))
 
 
@@ -185,14 +185,14 @@ def band_keys(
     """
     rows = _band_rows(work, part, losers, sides)
     if near is not None:
-        known = ngrams.load_set(files.join(work, near))
+        known = ngrams.load_set(join(work, near))
         rows = rows[(rows["heldout"] > dedup.TRAIN) | np.isin(rows["hi"], known)]
-    key_tables.save(files.join(work, out), rows)
+    key_tables.save(join(work, out), rows)
     return KeyCount(len(rows))
 
 
 def _band_rows(work: str, part: Part, losers: Sequence[str], sides: Sides) -> NDArray[np.void]:
-    index = text_parts.load_index(files.join(work, f"{part.name}.npy"))
+    index = text_parts.load_index(join(work, f"{part.name}.npy"))
     rows_of = np.flatnonzero(~_left_out(work, part, index, losers, sides.seed))
     index = index[rows_of]
     return band_rows(
@@ -206,7 +206,7 @@ def _band_rows(work: str, part: Part, losers: Sequence[str], sides: Sides) -> ND
 
 
 def paths(work: str, names: Sequence[str]) -> list[str]:
-    return [files.join(work, name) for name in names]
+    return [join(work, name) for name in names]
 
 
 def sentence_keys(
@@ -219,8 +219,8 @@ def sentence_keys(
     unit: str,
 ) -> KeyCount:
     """The keys of all sentences (or lines) of a part that are still in, sorted."""
-    index = text_parts.load_index(files.join(work, f"{part.name}.npy"))
-    arrow = files.join(work, f"{part.name}.arrow")
+    index = text_parts.load_index(join(work, f"{part.name}.npy"))
+    arrow = join(work, f"{part.name}.arrow")
     _, texts = text_parts.load(arrow)
     dead = set(np.flatnonzero(_left_out(work, part, index, document_losers, sides.seed)).tolist())
     by_line = unit == dedup.LINE
@@ -247,7 +247,7 @@ def sentence_keys(
     rows["heldout"] = _side(part, doc_keys(index), sides)[owner]
     rows["file"], rows["offset"] = index["file"][owner] + part.first_file, index["offset"][owner]
     rows["row"], rows["sentence"] = owner, numbers
-    key_tables.save(files.join(work, out), dedup.sort_table(rows, dedup.ORDER))
+    key_tables.save(join(work, out), dedup.sort_table(rows, dedup.ORDER))
     return KeyCount(len(rows))
 
 
@@ -276,13 +276,13 @@ def link_keys(
     work: str, out: str, tables_of: Sequence[tuple[int, str]], reducer: int, n_reducers: int
 ) -> Links:
     """Link the documents that share a band key of one range (`clusters.py`)."""
-    known = [(part, files.join(work, name)) for part, name in tables_of]
-    return link_range(known, reducer, n_reducers, out=files.join(work, out))
+    known = [(part, join(work, name)) for part, name in tables_of]
+    return link_range(known, reducer, n_reducers, out=join(work, out))
 
 
 def resolve_clusters(work: str, out: str, edges: Sequence[str], only_one: bool) -> Clusters:
     """Join the links of all ranges, and decide who of a cluster stays (`clusters.py`)."""
-    return resolve(paths(work, edges), dedup=only_one, out=files.join(work, out))
+    return resolve(paths(work, edges), dedup=only_one, out=join(work, out))
 
 
 def reduce_keys(
@@ -296,7 +296,5 @@ def reduce_keys(
     once: bool,
 ) -> dedup.LoserCount:
     """Decide which rows of one range of keys lose (`keys.py`)."""
-    known = [(part, files.join(work, name)) for part, name in tables_of]
-    return dedup.reduce_keys(
-        known, reducer, n_reducers, unit=unit, once=once, out=files.join(work, out)
-    )
+    known = [(part, join(work, name)) for part, name in tables_of]
+    return dedup.reduce_keys(known, reducer, n_reducers, unit=unit, once=once, out=join(work, out))

@@ -37,8 +37,8 @@ from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference.elmo import Elmo
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest, canonical
-from elmwright.pipeline.storage.disk import sha256_bytes, sha256_file
-from elmwright.pipeline.storage.files import read_json
+from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.untrusted import read_object
 from tests.support.hostile import bounded, refusals, texts
 
@@ -55,7 +55,7 @@ def seal(checkpoint: Path, **changes: object) -> None:
     manifest = json.loads(path.read_text())
     for name in manifest["files"]:
         file = checkpoint / name
-        manifest["files"][name] = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+        manifest["files"][name] = {"bytes": file.stat().st_size, "sha256": at(file).sha256()}
     manifest.pop("sha256")
     manifest |= changes
     path.write_text(json.dumps(manifest | {"sha256": sha256_bytes(canonical(manifest))}))
@@ -105,7 +105,7 @@ def test_no_field_of_a_checkpoint_can_hang_those_who_resume_from_it(
     checkpoint: Path, name: str
 ) -> None:
     run = RunFolder.at(str(checkpoint.parent.parent.parent))
-    config = config_from(read_json(run.config) or {}, run.config)
+    config = config_from(at(run.config).read_json() or {}, run.config)
     manifest = Manifest.load(run.corpus)
     path = checkpoint / name
     content = json.loads(path.read_text())
@@ -147,7 +147,7 @@ def test_a_state_of_gigabytes_is_not_read(checkpoint: Path) -> None:
 @pytest.mark.parametrize("name", ["model", "softmax", "optimizer", "lanes"])
 def test_tensors_that_do_not_fit_are_named_by_those_who_resume(checkpoint: Path, name: str) -> None:
     run = RunFolder.at(str(checkpoint.parent.parent.parent))
-    config = config_from(read_json(run.config) or {}, run.config)
+    config = config_from(at(run.config).read_json() or {}, run.config)
     manifest = Manifest.load(run.corpus)
     path = checkpoint / f"{name}.safetensors"
     tensors = load_file(path)

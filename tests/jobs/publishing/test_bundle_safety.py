@@ -17,6 +17,7 @@ from elmwright.jobs.cli.command import main
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.storage.location import Location
 from tests.support.bundles import contents, copy
 
 
@@ -52,7 +53,7 @@ def test_a_file_that_was_verified_and_then_changed_is_read_again(
         time.sleep(0.01)
     verify_bundle(mine)
     with monkeypatch.context() as patch:
-        patch.setattr(bundle_format, "sha256_file", lambda path: pytest.fail(f"{path} is read"))
+        patch.setattr(Location, "sha256", lambda self: pytest.fail(f"{self.path} is read"))
         verify_bundle(mine)
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1

@@ -37,7 +37,7 @@ from elmwright.pipeline.cleaning.words import train_sentencepiece
 from elmwright.pipeline.config import Pieces
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.storage.files import write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.bundles import contents, copy
 from tests.support.places import ROOT
 
@@ -252,7 +252,7 @@ def test_provenance_names_the_mlflow_run_and_what_a_submission_came_from(
     """In a job there is no checkout: the submission below run.dir knows the commit."""
     run = tmp_path / "run"
     shutil.copytree(trained, run, symlinks=True)
-    write_json(run / "tracking.json", {"run_id": "abc123", "offset": 0})
+    at(run / "tracking.json").write_json({"run_id": "abc123", "offset": 0})
     config = export_module._run_config(str(run), [])
     target = Target("ray", address="http://head:8265")
     for version, commit in (

@@ -18,7 +18,7 @@ from elmwright.jobs.registry.find_registry import (
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.tiny import write_config
 from tests.support.tiny_runs.started_run import start
 
@@ -98,7 +98,7 @@ def test_the_password_of_a_run_s_server_comes_from_the_environment(
     # A run whose config names none, begun with the variable: tracking.json remembers the place.
     make_run(home, "b", published="mine")
     folder = RunFolder.at(str(home / "runs" / "b"))
-    write_json(folder.tracking, {"uri": "postgresql://me@db/mlflow", "run_id": "1", "cursor": 0})
+    at(folder.tracking).write_json({"uri": "postgresql://me@db/mlflow", "run_id": "1", "cursor": 0})
     assert registry_of_run(folder.root) == whole
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert registry_of_run(folder.root) == "postgresql://me@db/mlflow"

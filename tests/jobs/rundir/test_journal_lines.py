@@ -19,7 +19,7 @@ from elmwright.jobs.upkeep.status import read_progress, submission_here
 from elmwright.jobs.upkeep.verify import verify_path
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.storage.files import exists, read_json
+from elmwright.pipeline.storage.files import at
 from tests.support.tiny_runs.training import losses, prepare, weights
 
 pytestmark = pytest.mark.slow(39)
@@ -170,7 +170,7 @@ def logged(run: RunFolder) -> list[int]:
     """The steps of the loss in MLflow."""
     uri = f"sqlite:///{run.mlflow / 'mlflow.db'}"
     history = MlflowClient(uri, uri).get_metric_history(
-        (read_json(run.tracking) or {})["run_id"], "train/loss"
+        (at(run.tracking).read_json() or {})["run_id"], "train/loss"
     )
     return sorted(point.step for point in history)
 
@@ -254,5 +254,5 @@ def test_a_damaged_record_of_what_was_set_aside_stops_nobody(tmp_path: Path) -> 
     damage(path, 1, "zeros")
     Path(set_aside_path(path)).write_bytes(b"\x00\xff[1]\n{}\n7\n")
     Journal(path).close()
-    assert exists(set_aside_path(path))
+    assert at(set_aside_path(path)).exists()
     assert [r.kind for r, _ in read_journal(path, 0)].count("warning") == 1

@@ -17,7 +17,7 @@ from elmwright.jobs.rundir.moved_run import at_home
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.tracking.store import connect
 from elmwright.jobs.tracking.tracker import Tracker
-from elmwright.pipeline.storage.files import write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.tiny import manifest
 from tests.support.tiny_runs.shown_run import write_journal, write_run
 
@@ -82,7 +82,7 @@ def test_a_state_that_names_a_database_without_this_run_begins_a_new_one(
     folder = RunFolder(str(place), place / "scratch")
     shutil.copyfile(empty_database, folder.mlflow / "mlflow.db")
     state = json.loads(Path(folder.tracking).read_text())
-    write_json(folder.tracking, {**state, "uri": "sqlite:////elsewhere/run/mlflow/mlflow.db"})
+    at(folder.tracking).write_json({**state, "uri": "sqlite:////elsewhere/run/mlflow/mlflow.db"})
     tracker = Tracker(config, folder, manifest())
     assert tracker.run_id == ""
     tracker.start()

@@ -34,7 +34,7 @@ from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.build.driver import build_corpus
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.records import to_data
-from elmwright.pipeline.storage.files import write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.tiny import write_config, write_text
 
 pytestmark = pytest.mark.slow(12)
@@ -65,7 +65,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Pat
             )
         finally:
             ray.shutdown()
-        write_json(folder.config, to_dict(config))
+        at(folder.config).write_json(to_dict(config))
         folder.mlflow.mkdir()
         shutil.copyfile(empty_database, folder.mlflow / "mlflow.db")
         train(config, folder, begin_attempt(folder.attempt), Ranks(), lambda step: step >= 5)

@@ -23,7 +23,7 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.secrets.in_configs import take_out_secrets
 from elmwright.jobs.tracking.store import same_store
 from elmwright.jobs.tracking.tracker import Tracker, tracking_uri
-from elmwright.pipeline.storage.files import read_json, write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.servers import mlflow_server, wait_for
 from tests.support.tiny import command, manifest, write_config, write_text
 from tests.support.tiny_runs.shown_run import write_run
@@ -152,7 +152,7 @@ def test_the_password_of_mlflow_is_used_from_the_environment_and_left_nowhere(
     tracker = Tracker(config, folder, manifest())
     tracker.start()
     assert tracker.finish("FINISHED", 120) is None
-    assert (read_json(folder.tracking) or {})["uri"] == server
+    assert (at(folder.tracking).read_json() or {})["uri"] == server
     assert os.environ["MLFLOW_TRACKING_URI"] == with_password(server)
     seen = MlflowClient(with_password(server)).get_run(tracker.run_id)
     assert not [text for text in SECRETS if text in str(seen.to_dictionary())]
@@ -211,11 +211,11 @@ def test_the_same_mlflow_is_known_whatever_login_a_file_has() -> None:
 def old_run(home: Path) -> RunFolder:
     """A run whose files hold a password, as earlier versions let users do."""
     _, folder = write_run(home, tracking_uri="http://mlflow.lab:5000")
-    saved = read_json(folder.config) or {}
+    saved = at(folder.config).read_json() or {}
     saved["tracking"]["uri"] = f"http://me:{PASSWORD}@mlflow.lab:5000"
-    write_json(folder.config, saved)
+    at(folder.config).write_json(saved)
     state = {"uri": f"http://me:{PASSWORD}@mlflow.lab:5000", "run_id": "a", "experiment_id": "7"}
-    write_json(folder.tracking, {**state, "cursor": 0})
+    at(folder.tracking).write_json({**state, "cursor": 0})
     return folder
 
 
@@ -241,14 +241,14 @@ def test_a_run_that_holds_a_password_is_still_read_with_a_word_of_advice(
 def test_the_files_of_an_old_run_are_written_again_without_the_password(planted: Path) -> None:
     folder = old_run(planted)
     files = [folder.config, folder.tracking, folder.published]
-    before = {file: read_json(file) for file in files}
+    before = {file: at(file).read_json() for file in files}
     assert take_out_secrets(files) == [folder.config, folder.tracking]
     assert not found_in(Path(folder.root))
-    saved, was = read_json(folder.config) or {}, before[folder.config] or {}
+    saved, was = at(folder.config).read_json() or {}, before[folder.config] or {}
     assert saved["tracking"].pop("uri") == "http://mlflow.lab:5000"
     del was["tracking"]["uri"]
     assert saved == was
-    assert (read_json(folder.tracking) or {})["uri"] == "http://mlflow.lab:5000"
+    assert (at(folder.tracking).read_json() or {})["uri"] == "http://mlflow.lab:5000"
     assert take_out_secrets(files) == []
 
 
@@ -257,7 +257,9 @@ def test_the_server_of_ui_has_no_password_on_its_command_line(
 ) -> None:
     address = "postgresql+psycopg2://me@127.0.0.1:9/x"
     _, folder = write_run(planted, tracking_uri=address)
-    write_json(folder.tracking, {"uri": address, "run_id": "a", "experiment_id": "7", "cursor": 0})
+    at(folder.tracking).write_json(
+        {"uri": address, "run_id": "a", "experiment_id": "7", "cursor": 0}
+    )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address.replace("me@", f"me:{ESCAPED}@"))
     output = planted / "output.txt"
     with output.open("wb") as stream:

@@ -19,6 +19,7 @@ from elmwright.jobs.stages.stage import Run
 from elmwright.jobs.stages.workflow import ALL_STAGES
 from elmwright.model.config import ModelConfig, shape_problem
 from elmwright.pipeline.cleaning.language import code_problem
+from elmwright.pipeline.storage.disk import DiskLocation
 from tests.support.tiny import elmwright, write_config, write_text
 
 pytestmark = pytest.mark.slow(103)
@@ -171,9 +172,7 @@ def test_files_of_others_in_the_bundle_folder(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from elmwright.pipeline.build import corpus_folder
-
-    monkeypatch.setattr(corpus_folder, "free_bytes", lambda _path: 100)
+    monkeypatch.setattr(DiskLocation, "free_bytes", lambda _self: 100)
     [problem] = problems_of(tmp_path)
     assert "MB of disk" in problem
 

@@ -32,15 +32,8 @@ from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import to_data
-from elmwright.pipeline.storage.files import (
-    exists,
-    list_folder,
-    read_bytes,
-    read_json,
-    remove,
-    write_bytes,
-    write_json,
-)
+from elmwright.pipeline.storage.files import at
+from elmwright.pipeline.storage.object_store import StoreLocation
 from tests.support.s3_server import SECRET
 from tests.support.tiny import write_config
 from tests.support.tiny_runs.training import STEPS, losses, prepare, weights
@@ -75,7 +68,7 @@ def test_stopped_and_resumed_in_a_store_it_ends_in_the_bytes_of_a_run_on_disk(
     monkeypatch.setattr("elmwright.jobs.rundir.stop_request.LOOK_SECONDS", 0.01)
     config, run = in_store(tmp_path / "store", corpus, "resumed")
     stops = 0
-    while not exists(run.result):
+    while not at(run.result).exists():
         if stops == 0:
             ask_to_stop(run.stop_request)
         train(config, run, begin_attempt(run.attempt), Ranks())
@@ -98,12 +91,12 @@ def test_a_checkpoint_in_a_store_counts_only_with_its_manifest(
     config, run = in_store(tmp_path / "store", corpus, "counted")
     train(config, run, begin_attempt(run.attempt), Ranks())
     steps = [info.step for info in list_checkpoints(run.checkpoints)]
-    remove(f"{run.checkpoints}/step-{steps[-1]:08d}/MANIFEST.json")
+    at(f"{run.checkpoints}/step-{steps[-1]:08d}/MANIFEST.json").remove()
     assert [info.step for info in list_checkpoints(run.checkpoints)] == steps[:-1]
     # A flipped bit in the newest of those that count.
     path = f"{run.checkpoints}/step-{steps[-2]:08d}"
-    broken = read_json(f"{path}/state.json") or {}
-    write_json(f"{path}/state.json", {**broken, "step": 0})
+    broken = at(f"{path}/state.json").read_json() or {}
+    at(f"{path}/state.json").write_json({**broken, "step": 0})
     warnings: list[str] = []
     newest = newest_valid(run.checkpoints, warnings.append)
     assert newest is None or newest.step < steps[-2]
@@ -132,7 +125,7 @@ def test_a_journal_in_segments_reads_like_one_file(monkeypatch: pytest.MonkeyPat
     assert [r.values["x"] for r, _ in read_journal(place, 0)] == [1, 2, 3, 4]
     assert journal_end(place) == list(read_journal(place, 0))[-1][1]
     again.close()
-    assert len(list_folder(place)) == 2, "one segment an opening, until it is full"
+    assert len(at(place).list_files()) == 2, "one segment an opening, until it is full"
 
 
 def test_a_full_segment_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +136,7 @@ def test_a_full_segment_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch)
         journal.write(Metrics(step=step, values={"x": step}))
         journal.flush()
     journal.close()
-    assert 3 < len(list_folder(place)) < 19
+    assert 3 < len(at(place).list_files()) < 19
     assert [record.step for record, _ in read_journal(place, 0)] == list(range(1, 20))
 
 
@@ -157,11 +150,11 @@ def test_a_damaged_line_in_a_segment_is_read_around_and_noted(
             journal.write(Metrics(step=step, values={"x": step}))
             journal.flush()
     positions = [position for _, position in read_journal(place, 0)]
-    second = list_folder(place)[1].path
-    lines = read_bytes(second).splitlines(keepends=True)
+    second = at(place).list_files()[1].path
+    lines = at(second).read_bytes().splitlines(keepends=True)
     lost = int(second.rpartition("/")[2].removesuffix(".jsonl"))
     lines[0] = bytes(20) + b"\r" + lines[0][21:]
-    write_bytes(second, b"".join(lines))
+    at(second).write_bytes(b"".join(lines))
     with Journal(place) as journal:
         journal.write(Metrics(step=10, values={"x": 10}))
         assert f"1 damaged line, the first at byte {lost};" in journal.damage
@@ -169,7 +162,7 @@ def test_a_damaged_line_in_a_segment_is_read_around_and_noted(
     records = [r for r, _ in read_journal(place, 0) if r.kind == "metrics"]
     assert [r.step for r in records] == [step for step in range(1, 11) if step != gone]
     assert [r.step for r, _ in read_journal(place, positions[5])][:3] == [7, 8, 9]
-    assert exists(f"{place}.damaged")
+    assert at(f"{place}.damaged").exists()
 
 
 def test_a_segment_that_is_cut_short_leaves_the_others_readable(
@@ -183,18 +176,18 @@ def test_a_segment_that_is_cut_short_leaves_the_others_readable(
             journal.write(Metrics(step=step, values={"x": step}))
             journal.flush()
     everything = list(read_journal(place, 0))
-    middle = list_folder(place)[1]
+    middle = at(place).list_files()[1]
     begin = int(middle.path.rpartition("/")[2].removesuffix(".jsonl"))
     cut = begin + middle.bytes - 120
     left = [r.step for r, p in everything if not cut < p <= begin + middle.bytes]
     assert 4 < len(left) < 9
-    write_bytes(middle.path, read_bytes(middle.path)[:-120])
+    at(middle.path).write_bytes(at(middle.path).read_bytes()[:-120])
     with Journal(place) as journal:
         journal.write(Metrics(step=10, values={"x": 10}))
     records = [r for r, _ in read_journal(place, 0)]
     assert [r.step for r in records if r.kind == "metrics"] == [*left, 10]
     assert [r.kind for r in records].count("warning") == 1
-    write_bytes(f"{place}/999999999999.jsonl", b"{}\n")
+    at(f"{place}/999999999999.jsonl").write_bytes(b"{}\n")
     with pytest.raises(UserError, match=r"lacks its bytes \d+ to 999999999999; move"):
         Journal(place)
 
@@ -209,15 +202,13 @@ def test_a_segment_that_is_there_but_not_listed_is_not_written_over(
         for step in range(1, 10):
             journal.write(Metrics(step=step, values={"x": step}))
             journal.flush()
-    before = [(file.path, read_bytes(file.path)) for file in list_folder(place)]
+    before = [(file.path, at(file.path).read_bytes()) for file in at(place).list_files()]
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "elmwright.jobs.rundir.journal_lines.list_folder",
-            lambda folder: [file for file in list_folder(folder) if file.path != before[1][0]],
-        )
+        listed = [file for file in at(place).list_files() if file.path != before[1][0]]
+        patched.setattr(StoreLocation, "list_files", lambda _self: listed)
         with pytest.raises(UserError, match=rf"does not list {before[1][0]}, which exists; run"):
             Journal(place)
-    assert [(file.path, read_bytes(file.path)) for file in list_folder(place)] == before
+    assert [(file.path, at(file.path).read_bytes()) for file in at(place).list_files()] == before
     with Journal(place) as journal:
         journal.write(Metrics(step=10, values={"x": 10}))
     assert [r.step for r, _ in read_journal(place, 0)] == list(range(1, 11))
@@ -236,11 +227,11 @@ def test_a_lease_that_is_not_renewed_any_more_is_not_in_use(
         assert lease.is_held(place), "its counter moves"
     assert not lease.is_held(place)
     left = {"owner": "x", "count": 3, **to_data(lease.this_process())}
-    write_json(place, {**left, "host": "another-machine"})
+    at(place).write_json({**left, "host": "another-machine"})
     assert not lease.is_held(place), "its counter stands still"
     monkeypatch.setattr(lease, "EXPIRES", 20.0)
     assert lease.is_held(place)
-    write_json(place, {**left, "pid": 2**22 + 1})
+    at(place).write_json({**left, "pid": 2**22 + 1})
     assert not lease.is_held(place), "a process of this machine that is no more"
 
 
@@ -255,22 +246,23 @@ def test_a_lease_is_held_found_and_taken_over_when_its_holder_is_gone(
     with leased(place, holder), pytest.raises(UserError, match="in use by 'elm"):  # noqa: SIM117
         with leased(place, holder):
             pass
-    assert read_json(place) == {"owner": ""}, "given back"
+    assert at(place).read_json() == {"owner": ""}, "given back"
     looks: list[str] = []
+    read_json = StoreLocation.read_json
 
-    def look(path: str) -> Any:
+    def look(self: StoreLocation) -> Any:
         if threading.current_thread() is threading.main_thread():  # not the one that renews
-            looks.append(path)
-        return read_json(path)
+            looks.append(self.path)
+        return read_json(self)
 
-    monkeypatch.setattr(lease, "read_json", look)
+    monkeypatch.setattr(StoreLocation, "read_json", look)
     elsewhere = {**to_data(lease.this_process()), "host": "another-machine"}
-    write_json(place, {"owner": "gone", "count": 7, **elsewhere})
+    at(place).write_json({"owner": "gone", "count": 7, **elsewhere})
     with leased(place, lease.this_process()):
         assert len(looks) > 2, "another machine is given time to show itself"
     looks.clear()
-    write_json(
-        place, {"owner": "gone", "count": 7, **to_data(lease.this_process()), "pid": 2**22 - 3}
+    at(place).write_json(
+        {"owner": "gone", "count": 7, **to_data(lease.this_process()), "pid": 2**22 - 3}
     )
     with leased(place, lease.this_process()):
         assert len(looks) == 2, "before and after; a dead process of this machine is not waited for"
@@ -280,8 +272,8 @@ def test_of_two_that_take_over_at_once_one_gets_the_lease(monkeypatch: pytest.Mo
     monkeypatch.setattr(lease, "EXPIRES", 1.0)
     monkeypatch.setattr(lease, "SETTLE", 1.0)
     place = "s3://bucket/contested/run.lock"
-    write_json(
-        place, {"owner": "gone", "count": 7, **to_data(lease.this_process()), "host": "elsewhere"}
+    at(place).write_json(
+        {"owner": "gone", "count": 7, **to_data(lease.this_process()), "host": "elsewhere"}
     )
     got: list[str] = []
     together = threading.Barrier(2)
@@ -312,14 +304,14 @@ def test_a_store_run_needs_an_mlflow_server_and_is_locked(tmp_path: Path) -> Non
     config = load_config(str(path), ["tracking.uri=http://127.0.0.1:1"])
     folder = open_run_folder(config)
     with locked(folder):
-        held = read_json(f"{folder.root}/run.lock") or {}
+        held = at(f"{folder.root}/run.lock").read_json() or {}
         assert held["pid"] == os.getpid()
-    assert read_json(f"{folder.root}/run.lock") == {"owner": ""}
+    assert at(f"{folder.root}/run.lock").read_json() == {"owner": ""}
 
 
 def test_ray_train_may_make_folders_where_they_are_already(s3: Path) -> None:
     """A store that keeps folders on a disk refuses the empty object that stands for one."""
-    write_json("s3://bucket/there/one.json", {})
+    at("s3://bucket/there/one.json").write_json({})
     storage = _storage(RunFolder("s3://bucket/there", Path("scratch")))
     system, inner = storage["storage_filesystem"], storage["storage_path"]
     system.create_dir(f"{inner}/run-1")
@@ -347,7 +339,7 @@ def test_what_lies_beside_a_note_that_is_taken_back_stays_in_sight(s3: Path) -> 
     take_back(stop)
     take_back(stop)
     take_back("s3://bucket/notes/train/never")
-    assert read_json(attempt) == {"attempt": 1}
+    assert at(attempt).read_json() == {"attempt": 1}
     note = StopNote(stop)
     time.sleep(0.5)
     assert not note.found()

@@ -38,8 +38,9 @@ from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest, canonical
-from elmwright.pipeline.storage.disk import sha256_bytes, sha256_file
-from elmwright.pipeline.storage.files import read_json
+from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.files import at
+from elmwright.pipeline.storage.location import Location
 from tests.support.tiny_runs.training import prepare
 
 pytestmark = pytest.mark.slow(43)
@@ -114,7 +115,7 @@ def test_more_steps_give_a_new_bundle_and_a_new_version(flow: Flow) -> None:
     assert flow.provenance["checkpoint_step"] == 24
     assert found.published.version == 2
     config = json.loads((flow.folder.bundle / "config.json").read_text())
-    result = read_json(flow.folder.result)
+    result = at(flow.folder.result).read_json()
     assert config["evaluation"] == result["evaluation"]
     flow.run("train.max_steps=24")
     assert flow.trained == [20, 24], "up to date"
@@ -138,7 +139,7 @@ def test_a_model_that_went_further_is_evaluated_before_it_is_exported(flow: Flow
     assert flow.provenance["checkpoint_step"] == 20, "the result of then is still there"
     shutil.rmtree(Path(flow.folder.checkpoints, "step-00000020"))
     flow.run()
-    result = read_json(flow.folder.result)
+    result = at(flow.folder.result).read_json()
     assert (result["step"], flow.provenance["checkpoint_step"]) == (21, 21)
     assert result["evaluation"]["heldout"]["tokens"] > 400
 
@@ -202,11 +203,14 @@ def test_each_file_of_a_bundle_is_hashed_once_where_it_is_made_and_once_where_it
 ) -> None:
     hashed: Counter[tuple[str, int]] = Counter()
 
-    def note(path: Path) -> str:
-        hashed[path.name, path.stat().st_ino] += 1
-        return sha256_file(path)
+    digest = Location.sha256
 
-    monkeypatch.setattr(bundle, "sha256_file", note)
+    def note(location: Location) -> str:
+        path = Path(location.path)
+        hashed[path.name, path.stat().st_ino] += 1
+        return digest(location)
+
+    monkeypatch.setattr(Location, "sha256", note)
     monkeypatch.setattr(bundle, "SETTLED_NS", -(10**9))  # a run this small takes less time
     flow.run(f"export.alias={alias}")
     files = read_sums(flow.folder.bundle)
@@ -246,7 +250,7 @@ def test_damaged_notes_of_our_own_are_no_tracebacks(flow: Flow) -> None:
         Path(path).write_text("{ garbage")
     Path(list_checkpoints(flow.folder.checkpoints)[-1].path, "config.json").write_text("{ garbage")
     flow.run()
-    assert read_json(flow.folder.result)["step"] == 20
+    assert at(flow.folder.result).read_json()["step"] == 20
 
 
 def test_a_server_that_was_down_gets_everything_when_it_is_back(
@@ -287,7 +291,7 @@ def test_a_run_asked_to_stop_in_the_last_moment_of_its_last_stage_is_done(flow: 
     found = flow.run(until="train")
     assert found.train.step == 20
     database = f"sqlite:///{flow.folder.mlflow / 'mlflow.db'}"
-    state = read_json(flow.folder.tracking) or {}
+    state = at(flow.folder.tracking).read_json() or {}
     assert MlflowClient(database).get_run(state["run_id"]).info.status == "FINISHED"
 
 

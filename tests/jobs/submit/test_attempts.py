@@ -18,6 +18,7 @@ from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.attempts import DRIVER_FILE, Attempts
 from elmwright.jobs.submit.retries import STANDSTILLS
 from elmwright.jobs.submit.send import prepare
+from elmwright.pipeline.storage.disk import DiskLocation
 from tests.support.tiny import write_config
 from tests.support.waiting import wait_until
 
@@ -195,7 +196,7 @@ def test_a_job_whose_attempts_cannot_be_noted_goes_on_for_a_while(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("elmwright.jobs.submit.retries.write_json", full)
+    monkeypatch.setattr(DiskLocation, "write_json", full)
     config = load_config(str(write_config(tmp_path, tmp_path, tracking_uri="http://m:5000")))
     submission = prepare(config, Target("local"), "publish")
     count = tmp_path / "count"

@@ -20,7 +20,7 @@ import pytest
 from mlflow import MlflowClient
 
 from elmwright.jobs.rundir.journal import read_journal
-from elmwright.pipeline.storage.files import read_json, write_bytes
+from elmwright.pipeline.storage.files import at
 from tests.support.cluster.machines import Namespace, Network
 from tests.support.cluster.ray_nodes import RayHead
 from tests.support.cluster.user import PLANTED, Cluster, digests, until
@@ -100,7 +100,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         if network.separate:
             # In a namespace the host's name is 127.0.0.1, where gloo finds nobody.
             cluster.user |= {"GLOO_SOCKET_IFNAME": "eth0"}
-        write_bytes(f"s3://{BUCKET}/text.txt", cluster.text.read_bytes())
+        at(f"s3://{BUCKET}/text.txt").write_bytes(cluster.text.read_bytes())
         peace = cluster.submit("peace")
         found = cluster.wait("peace", "finished", "failed", "interrupted")
         assert found["state"] == "finished", cluster.run("logs", "peace")
@@ -113,7 +113,7 @@ def newest_step(place: str) -> int:
 
 
 def attempts(place: str) -> int:
-    return int((read_json(f"{place}/train/attempt.json") or {}).get("attempt", 0))
+    return int((at(f"{place}/train/attempt.json").read_json() or {}).get("attempt", 0))
 
 
 @pytest.mark.parametrize("how", ["killed", "cut"])

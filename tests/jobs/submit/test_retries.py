@@ -13,6 +13,7 @@ from elmwright.jobs.submit import job, retries
 from elmwright.jobs.submit.retries import STANDSTILLS, begin, end, worth_another
 from elmwright.jobs.submit.send import prepare
 from elmwright.pipeline.errors import Interrupted
+from elmwright.pipeline.storage.disk import DiskLocation
 from tests.support.tiny import write_config, write_text
 
 pytestmark = pytest.mark.slow(2)
@@ -100,7 +101,7 @@ def test_slurm_queues_a_job_again_whose_end_cannot_be_noted(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(retries, "write_json", full)
+    monkeypatch.setattr(DiskLocation, "write_json", full)
     answers = {"0": 0, "4": 0, "5": 1}
     for starts, answer in answers.items():
         monkeypatch.setenv("SLURM_RESTART_COUNT", starts)

@@ -18,7 +18,7 @@ from elmwright.jobs.upkeep.prune import prune, spare_checkpoints
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.verify_corpus import verify_corpus
-from elmwright.pipeline.storage.files import read_json, write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.tiny import damage
 
 
@@ -35,10 +35,10 @@ def run(trained: Path, corpus: Path, tmp_path: Path) -> RunFolder:
         for other in (root / "corpus" / "work").rglob(shard.name):
             other.unlink()
             os.link(shard, other)
-    config = read_json(root / "config.json") or {}
+    config = at(root / "config.json").read_json() or {}
     config["run"].update(dir=str(root), scratch=str(root / "scratch"))
     config["corpus"]["dir"] = ""
-    write_json(root / "config.json", config)
+    at(root / "config.json").write_json(config)
     return RunFolder.at(root)
 
 
@@ -146,13 +146,15 @@ def test_with_a_damaged_newest_checkpoint_none_is_removed(run: RunFolder) -> Non
 
 def test_what_training_ended_with_and_what_is_kept_for_good_stays(run: RunFolder) -> None:
     _, spare, _ = list_checkpoints(run.checkpoints)
-    write_json(run.result, {**(read_json(run.result) or {}), "checkpoint_sha256": spare.sha256})
+    at(run.result).write_json(
+        {**(at(run.result).read_json() or {}), "checkpoint_sha256": spare.sha256}
+    )
     assert spare_checkpoints(run) == []
-    write_json(run.result, {})
+    at(run.result).write_json({})
     assert [info.step for info in spare_checkpoints(run)] == [18]
-    config = read_json(run.config) or {}
+    config = at(run.config).read_json() or {}
     config["checkpoint"]["keep_every_steps"] = 9
-    write_json(run.config, config)
+    at(run.config).write_json(config)
     assert spare_checkpoints(run) == []
 
 

@@ -22,7 +22,7 @@ from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.tracking.tracker import Tracker
 from elmwright.jobs.upkeep import ui
-from elmwright.pipeline.storage.files import write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.browser import Browser, chromium
 from tests.support.servers import free_port
 from tests.support.tiny import command, manifest
@@ -136,8 +136,8 @@ def test_a_server_that_is_there_is_linked_to_and_none_is_started(
 ) -> None:
     _, folder = write_run(tmp_path, tracking_uri="http://mlflow.lab:5000/")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@mlflow.lab:5000")
-    write_json(folder.tracking, {"uri": "x", "run_id": "abc", "experiment_id": "7", "cursor": 0})
-    write_json(folder.published, {"name": "my model", "version": 3})
+    at(folder.tracking).write_json({"uri": "x", "run_id": "abc", "experiment_id": "7", "cursor": 0})
+    at(folder.published).write_json({"name": "my model", "version": 3})
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda link: bool(opened.append(link)) or True)
     monkeypatch.setattr(subprocess, "Popen", None)
@@ -161,7 +161,9 @@ def test_without_a_word_it_is_the_newest_run_here(
     for number, name in enumerate(("old", "new", "middle")):
         (tmp_path / name).mkdir()
         _, folder = write_run(tmp_path / name, tracking_uri=f"http://{name}.lab")
-        write_json(folder.tracking, {"uri": "", "run_id": name, "experiment_id": "1", "cursor": 0})
+        at(folder.tracking).write_json(
+            {"uri": "", "run_id": name, "experiment_id": "1", "cursor": 0}
+        )
         target = tmp_path / "runs" / name
         target.parent.mkdir(exist_ok=True)
         Path(folder.root).rename(target)
@@ -182,7 +184,7 @@ def test_a_run_without_charts_says_when_there_will_be_some(
 ) -> None:
     _, folder = write_run(tmp_path)
     if state:
-        write_json(folder.tracking, state)
+        at(folder.tracking).write_json(state)
     monkeypatch.chdir(tmp_path)
     assert main(["ui", "run"]) == 2
     told = "run has no charts yet: they begin with training; the corpus report is "
@@ -201,7 +203,7 @@ def test_a_browser_shows_charts_in_order_and_a_clean_console(
     folder = shown[1]
     registry = MlflowRegistry(f"sqlite:///{folder.mlflow / 'mlflow.db'}")
     version = publish_bundle(registry, bundle, "tiny", "candidate")
-    write_json(folder.published, {"name": "tiny", "version": version})
+    at(folder.published).write_json({"name": "tiny", "version": version})
     here, port = Path(folder.root).parents[1], str(free_port())
     with serving("runs/tiny", "--port", port, cwd=here) as links, Browser() as browser:
         browser.open(links["charts"])

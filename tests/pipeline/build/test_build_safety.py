@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.pipeline.build import corpus_folder, driver, ray_tasks
+from elmwright.pipeline.build import driver, ray_tasks
 from elmwright.pipeline.build.ray_tasks import Runner, task
 from elmwright.pipeline.build.sample import try_rules
 from elmwright.pipeline.build.up_to_date import vocab_file
@@ -17,7 +17,7 @@ from elmwright.pipeline.config import CorpusConfig, Pieces, Source, VocabConfig
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.verify_corpus import verify_corpus
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.disk import DiskLocation
 from tests.support.corpus.corpora import (
     digests,
     dropped,
@@ -130,15 +130,15 @@ def test_sweeping_that_is_interrupted_leaves_nothing_that_lies(
     before = digests(tmp_path / "out")
     removed = []
 
-    def remove(path):
-        if "work" in Path(path).parts:
-            removed.append(path)
+    def remove(self):
+        if "work" in Path(self.path).parts:
+            removed.append(self.path)
             if len(removed) > allowed:
                 raise KeyboardInterrupt
-        Path(path).unlink(missing_ok=True)
+        Path(self.path).unlink(missing_ok=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "remove", remove)
+        patch.setattr(DiskLocation, "remove", remove)
         with pytest.raises(KeyboardInterrupt):
             make(tmp_path / "out", replace(config, min_words=8))
     make(tmp_path / "out", config)
@@ -183,7 +183,7 @@ def test_a_build_that_goes_on_asks_for_less_disk(tmp_path, config, monkeypatch):
     size = (tmp_path / "in.txt").stat().st_size
     make(tmp_path / "out", config)
     (tmp_path / "out/MANIFEST.json").unlink()
-    monkeypatch.setattr(corpus_folder, "free_bytes", lambda _folder: 2 * size)
+    monkeypatch.setattr(DiskLocation, "free_bytes", lambda _self: 2 * size)
     make(tmp_path / "out", config)
     with pytest.raises(UserError, match="needs about"):
         make(tmp_path / "other", config)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import webdataset
 
-from elmwright.pipeline.build import corpus_folder, driver
+from elmwright.pipeline.build import driver
 from elmwright.pipeline.build.ray_tasks import Runner, Task
 from elmwright.pipeline.build.stages.repeats import count_pieces
 from elmwright.pipeline.build.up_to_date import corpus_key, is_current
@@ -27,6 +27,7 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.verify_corpus import verify_corpus
 from elmwright.pipeline.format.vocab import load_counts, load_vocab
 from elmwright.pipeline.progress import Advance
+from elmwright.pipeline.storage.disk import DiskLocation
 from tests.support.corpus.corpora import SHARDS, VOCAB, digests, make, sentences, some_text
 
 pytestmark = pytest.mark.usefixtures("ray_here")
@@ -259,7 +260,7 @@ def test_verification_names_the_damaged_file(tmp_path, damage):
 
 def test_too_little_disk_is_told_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_text(some_text(30))
-    monkeypatch.setattr(corpus_folder, "free_bytes", lambda _folder: 10)
+    monkeypatch.setattr(DiskLocation, "free_bytes", lambda _self: 10)
     with pytest.raises(UserError, match=r"needs about .* MB"):
         make(tmp_path / "out", CorpusConfig(sources=(str(tmp_path / "in.txt"),)))
 

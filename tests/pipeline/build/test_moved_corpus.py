@@ -12,7 +12,7 @@ import pytest
 from elmwright.pipeline.build.up_to_date import corpus_key, is_current
 from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.format.manifest import NAME, Manifest
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.disk import DiskLocation
 from tests.support.corpus.corpora import SHARDS, VOCAB, make, some_text
 
 pytestmark = pytest.mark.usefixtures("ray_here")
@@ -50,13 +50,13 @@ def copied(project: Path, name: str = "copy") -> Path:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files whose content was read for a digest."""
     found: list[str] = []
-    real = files.sha256
+    real = DiskLocation.sha256
 
-    def counted(path: str) -> str:
-        found.append(str(path))
-        return real(path)
+    def counted(self: DiskLocation) -> str:
+        found.append(self.path)
+        return real(self)
 
-    monkeypatch.setattr(files, "sha256", counted)
+    monkeypatch.setattr(DiskLocation, "sha256", counted)
     return found
 
 
@@ -128,7 +128,7 @@ def test_a_corpus_that_cannot_be_written_is_current_all_the_same(
     def refused(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(files, "write_json", refused)
+    monkeypatch.setattr(DiskLocation, "write_json", refused)
     assert is_current(corpus_of(target), KEY, CONFIG) is not None
 
 

@@ -16,7 +16,7 @@ from elmwright.pipeline.build.ray_tasks import Runner, read_mark, task
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import silent
 from elmwright.pipeline.records import BadField
-from elmwright.pipeline.storage.disk import atomic_file
+from elmwright.pipeline.storage.files import at
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 
@@ -63,7 +63,7 @@ def test_the_mark_of_a_task_gives_the_result_that_the_task_gave(tmp_path: Path) 
 
 def test_a_full_disk_in_a_task_is_told_in_one_sentence(tmp_path):
     def fill(_work: str, _out: str) -> Answer:
-        with atomic_file(tmp_path / "big") as file:
+        with at(tmp_path / "big").writing() as file:
             file.write(b"x")
             raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmwright.pipeline.dedup import key_tables
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.disk import DiskLocation
 
 ROW = np.dtype([("hi", "<u8"), ("row", "<u4"), ("side", "u1")])
 PART = np.dtype([("part", "<u4"), ("row", "<u4")])
@@ -29,15 +29,15 @@ def _random(rows):
 def reads(monkeypatch):
     """How many bytes each range read asked for and got."""
     seen = []
-    read_range = files.read_range
+    read_range = DiskLocation.read_range
 
-    def counted(path, begin, end):
-        data = read_range(path, begin, end)
+    def counted(self, begin, end):
+        data = read_range(self, begin, end)
         seen.append(len(data))
         return data
 
-    monkeypatch.setattr(files, "read_range", counted)
-    monkeypatch.setattr(files, "read_bytes", None)
+    monkeypatch.setattr(DiskLocation, "read_range", counted)
+    monkeypatch.setattr(DiskLocation, "read_bytes", None)
     return seen
 
 

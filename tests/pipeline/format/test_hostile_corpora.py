@@ -25,9 +25,9 @@ from elmwright.pipeline.format.shards import (
 from elmwright.pipeline.format.verify_corpus import verify_corpus
 from elmwright.pipeline.format.vocab import load_counts, load_vocab
 from elmwright.pipeline.reading import harvest
-from elmwright.pipeline.storage import files
-from elmwright.pipeline.storage.disk import sha256_bytes
-from elmwright.pipeline.storage.files import JSON_BYTES, read_json, read_range
+from elmwright.pipeline.storage.disk import DiskLocation, sha256_bytes
+from elmwright.pipeline.storage.files import at
+from elmwright.pipeline.storage.location import JSON_BYTES, Stat
 from elmwright.pipeline.storage.untrusted import read_row, read_small
 from tests.support.corpus.blocks import some_blocks
 from tests.support.hostile import VALUES, bounded, refusals, texts, waiting_at_most
@@ -306,18 +306,18 @@ def test_a_range_behind_the_end_of_a_file_takes_no_memory(tmp_path: Path) -> Non
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
     with bounded():
-        assert read_range(path, 4, 2**62) == b"456789"
-        assert read_range(path, 40, 2**62) == b""
+        assert at(path).read_range(4, 2**62) == b"456789"
+        assert at(path).read_range(40, 2**62) == b""
 
 
 def test_json_of_ours_that_is_nested_or_huge_counts_as_damaged(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(b'{"a": ' + b"[" * 100_000)
-    assert read_json(path) is None
+    assert at(path).read_json() is None
     with path.open("r+b") as file:
         file.truncate(4 << 30)
     with bounded():
-        assert read_json(path) is None
+        assert at(path).read_json() is None
 
 
 @pytest.mark.parametrize("kind", ["device", "pipe", "folder"])
@@ -332,7 +332,7 @@ def test_what_is_no_regular_file_is_not_read(kind: str, tmp_path: Path) -> None:
     with waiting_at_most(5), bounded():
         with pytest.raises(UserError, match=r"MANIFEST\.json cannot be read: .*regular file"):
             read_small(path)
-        assert read_json(path) is None
+        assert at(path).read_json() is None
 
 
 def test_a_file_that_grows_while_it_is_read_is_not_read_on(
@@ -340,10 +340,10 @@ def test_a_file_that_grows_while_it_is_read_is_not_read_on(
 ) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(b"{" + b" " * JSON_BYTES + b"}")
-    monkeypatch.setattr(files, "stat", lambda path: files.Stat(str(path), 1, 0))
+    monkeypatch.setattr(DiskLocation, "stat", lambda self: Stat(self.path, 1, 0))
     with pytest.raises(UserError, match=r"x\.json has more than 16,777,216 bytes"):
         read_small(path)
-    assert read_json(path) is None
+    assert at(path).read_json() is None
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00" * 100, b"\x0a\xff\xff\xff\xff\x0f", b"no model"])

@@ -19,7 +19,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import Block
 from elmwright.pipeline.format.manifest import Manifest, Shard, Split, Vocab
 from elmwright.pipeline.format.shards import write_shard
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import join
 from tests.support.corpus.plain_packing import pack
 
 pytestmark = pytest.mark.slow(10)
@@ -47,10 +47,10 @@ def write_corpus(folder: str | Path) -> Manifest:
     for number, begin in enumerate((0, 50, 70)):
         end = (50, 70, DOCUMENTS)[number]
         shard = write_shard(
-            files.join(folder, "shards"), "train", number, blocks(range(begin, end), begin)
+            join(folder, "shards"), "train", number, blocks(range(begin, end), begin)
         )
         shards.append(replace(shard, first_document=begin))
-    valid = write_shard(files.join(folder, "shards"), "valid", 0, blocks([1000], 1000))
+    valid = write_shard(join(folder, "shards"), "valid", 0, blocks([1000], 1000))
     manifest = Manifest(
         created_by="test",
         key="k",

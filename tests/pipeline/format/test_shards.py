@@ -17,7 +17,8 @@ from elmwright.pipeline.format.shards import (
     verify_shard,
     write_shard,
 )
-from elmwright.pipeline.storage.disk import atomic_file, sha256_bytes
+from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.files import at
 from tests.support.corpus.blocks import some_blocks
 
 
@@ -144,7 +145,7 @@ def test_an_atomic_file_keeps_the_old_content_on_error(tmp_path):
     path.write_bytes(b"old")
 
     def fail() -> None:
-        with atomic_file(path) as file:
+        with at(path).writing() as file:
             file.write(b"new")
             raise RuntimeError
 

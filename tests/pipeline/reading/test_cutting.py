@@ -18,7 +18,7 @@ from elmwright.pipeline.config import CorpusConfig, ShardsConfig, VocabConfig, a
 from elmwright.pipeline.reading import sources
 from elmwright.pipeline.reading.cutting import cut
 from elmwright.pipeline.reading.readers import Record, read
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at
 
 KEY = "6332be818805cb1471931cfcdf2aef3f642424be5d4b4bbe178c4a44c04ad5a5"
 PARAGRAPH = "The river was high that spring. “We must cross,” she said.\n"
@@ -50,7 +50,7 @@ def test_without_blank_lines_they_end_with_a_sentence() -> None:
 
 def records(path: Path, limit: int, **settings: str) -> list[Record]:
     config = CorpusConfig(sources=(str(path),), cut_documents=limit, **settings)  # type: ignore[arg-type]
-    stat = files.stat(path)
+    stat = at(path).stat()
     assert stat is not None
     [[piece]] = sources.cut([sources.source_file(stat, 0, "train", config)], config)
     return list(read(piece, config))
@@ -79,7 +79,7 @@ def test_cut_documents_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "novel.txt"
     path.write_text(PARAGRAPH * 40)
     config = CorpusConfig(sources=(str(path),), cut_documents=600)
-    stat = files.stat(path)
+    stat = at(path).stat()
     assert stat is not None
     [chunk] = sources.cut([sources.source_file(stat, 0, "train", config)], config)
     (tmp_path / "work" / "clean").mkdir(parents=True)

@@ -20,7 +20,7 @@ from elmwright.pipeline.reading import decode, readers
 from elmwright.pipeline.reading.readers import Record
 from elmwright.pipeline.reading.record import DAMAGED
 from elmwright.pipeline.reading.sources import Piece
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.disk import DiskLocation
 from tests.support.corpus.packed import PACKERS, Cut
 from tests.support.corpus.records import listed, problems, texts
 
@@ -335,10 +335,10 @@ def test_an_error_of_the_disk_is_left_to_the_runner(
             return io.BytesIO.read(self, size) if near_end else super().read(size)
 
     @contextmanager
-    def reading(path: str) -> Iterator[BinaryIO]:
-        yield CutEnd(Path(path).read_bytes())
+    def reading(self: DiskLocation) -> Iterator[BinaryIO]:
+        yield CutEnd(Path(self.path).read_bytes())
 
-    monkeypatch.setattr(files, "reading", reading)
+    monkeypatch.setattr(DiskLocation, "reading", reading)
     for name in ("a.txt", "a.txt.gz", "a.txt.zst", "a.warc", "a.parquet"):
         with pytest.raises(OSError, match="Input/output error"):
             read(tmp_path / name)

@@ -15,7 +15,8 @@ from elmwright.pipeline.config import CorpusConfig, Source
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading import decode, readers, sources
 from elmwright.pipeline.reading.sources import Piece, SourceFile
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.location import Stat
+from elmwright.pipeline.storage.object_store import StoreLocation
 from tests.support.corpus.records import listed
 
 LINES = [
@@ -98,14 +99,14 @@ def test_a_source_that_is_not_there_is_named(tmp_path: Path, source: str, senten
 def test_urls_name_files_folders_and_globs(
     monkeypatch: pytest.MonkeyPatch, url: str, found: list[str]
 ) -> None:
-    store = [
-        files.Stat(f"s3://box/{name}", 1, 1) for name in ("a.txt", "sub/.x", "sub/", "sub/b.txt")
-    ]
+    store = [Stat(f"s3://box/{name}", 1, 1) for name in ("a.txt", "sub/.x", "sub/", "sub/b.txt")]
     monkeypatch.setattr(
-        files, "stat", lambda path: next((s for s in store if s.path == path), None)
+        StoreLocation, "stat", lambda self: next((s for s in store if s.path == self.path), None)
     )
     monkeypatch.setattr(
-        files, "list_folder", lambda folder: [s for s in store if s.path.startswith(folder + "/")]
+        StoreLocation,
+        "list_files",
+        lambda self: [s for s in store if s.path.startswith(self.path + "/")],
     )
     assert [stat.path for stat in sources.expand(url)] == found
     with pytest.raises(UserError, match=r"s3://other in corpus\.sources does not exist"):
@@ -132,14 +133,14 @@ def test_urls_name_files_folders_and_globs(
 def test_the_format_goes_by_the_ending_unless_it_is_given(
     name: str, given: Any, expected: str
 ) -> None:
-    stat = files.Stat(name, 1, 1)
+    stat = Stat(name, 1, 1)
     file = sources.source_file(stat, 0, "train", CorpusConfig(), Source(format=given))
     assert file.format == expected
 
 
 def test_a_source_overrides_the_corpus() -> None:
     config = CorpusConfig(documents="line", text_field="body", encoding="latin-1")
-    stat = files.Stat("a.txt", 7, 9)
+    stat = Stat("a.txt", 7, 9)
     own = Source(documents="file", text_field="content", encoding="cp1252")
     assert sources.source_file(stat, 3, "train", config, own, 2) == SourceFile(
         "a.txt", 3, 7, 9, "train", 2, "text", "file", "content", "cp1252", name="a.txt"
@@ -151,13 +152,13 @@ def test_a_source_overrides_the_corpus() -> None:
 
 def test_parquet_inside_a_compression_is_refused() -> None:
     with pytest.raises(UserError, match="unpack it"):
-        sources.source_file(files.Stat("a.parquet.gz", 1, 1), 0, "train", CorpusConfig())
+        sources.source_file(Stat("a.parquet.gz", 1, 1), 0, "train", CorpusConfig())
 
 
 @pytest.mark.parametrize("encoding", ["klingon", "hex", "a\x00b"])
 def test_an_unknown_encoding_is_refused(encoding: str) -> None:
     with pytest.raises(UserError, match="is not an encoding Python knows"):
-        sources.source_file(files.Stat("a", 1, 1), 0, "train", CorpusConfig(encoding=encoding))
+        sources.source_file(Stat("a", 1, 1), 0, "train", CorpusConfig(encoding=encoding))
 
 
 def test_a_file_that_cannot_be_opened_is_named_before_the_build(

@@ -17,7 +17,8 @@ from elmwright.pipeline.config import CorpusConfig, Source
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.verify_corpus import verify_corpus
-from elmwright.pipeline.storage import files, object_store
+from elmwright.pipeline.storage import object_store
+from elmwright.pipeline.storage.files import at
 from tests.support.corpus.corpora import digests, make, sentences, some_text
 
 pytestmark = pytest.mark.slow(11)
@@ -32,29 +33,29 @@ def store(s3):
 
 
 def test_files_in_a_store_are_written_read_listed_and_removed(s3):
-    files.write_bytes("s3://bucket/a/one.txt", b"one\ntwo\n")
-    with files.writing("s3://bucket/a/b/two.txt") as file:
+    at("s3://bucket/a/one.txt").write_bytes(b"one\ntwo\n")
+    with at("s3://bucket/a/b/two.txt").writing() as file:
         file.write(b"x" * 3_000_000)
     with pytest.raises(ZeroDivisionError):
         write_half("s3://bucket/a/never.txt")
-    listed = files.list_folder("s3://bucket/a")
+    listed = at("s3://bucket/a").list_files()
     assert [(f.path, f.bytes) for f in listed] == [
         ("s3://bucket/a/b/two.txt", 3_000_000),
         ("s3://bucket/a/one.txt", 8),
     ]
-    with files.reading("s3://bucket/a/one.txt") as file:
+    with at("s3://bucket/a/one.txt").reading() as file:
         assert file.readline() == b"one\n"
         assert file.seek(0) == 0
         assert file.read() == b"one\ntwo\n"
-    assert files.read_range("s3://bucket/a/one.txt", 4, 7) == b"two"
-    assert [f.path for f in files.matching("s3://bucket/a/**/*.txt")] == [f.path for f in listed]
-    assert [f.path for f in files.matching("s3://bucket/a/[o]*.txt")] == ["s3://bucket/a/one.txt"]
-    assert files.sha256("s3://bucket/a/one.txt") == files.sha256(s3 / "bucket/a/one.txt")
-    files.place("s3://bucket/a/one.txt", "s3://bucket/a/three.txt")
-    assert files.read_bytes("s3://bucket/a/three.txt") == b"one\ntwo\n"
-    files.remove_folder("s3://bucket/a")
-    assert files.list_folder("s3://bucket/a") == []
-    assert not files.exists("s3://bucket/a/one.txt")
+    assert at("s3://bucket/a/one.txt").read_range(4, 7) == b"two"
+    assert [f.path for f in at("s3://bucket/a/**/*.txt").glob()] == [f.path for f in listed]
+    assert [f.path for f in at("s3://bucket/a/[o]*.txt").glob()] == ["s3://bucket/a/one.txt"]
+    assert at("s3://bucket/a/one.txt").sha256() == at(s3 / "bucket/a/one.txt").sha256()
+    at("s3://bucket/a/three.txt").copy_from(at("s3://bucket/a/one.txt"))
+    assert at("s3://bucket/a/three.txt").read_bytes() == b"one\ntwo\n"
+    at("s3://bucket/a").remove_folder()
+    assert at("s3://bucket/a").list_files() == []
+    assert not at("s3://bucket/a/one.txt").exists()
 
 
 def test_a_forked_process_opens_connections_of_its_own(s3):
@@ -73,7 +74,7 @@ def test_a_forked_process_opens_connections_of_its_own(s3):
 
 
 def write_half(path):
-    with files.writing(path) as file:
+    with at(path).writing() as file:
         file.write(b"half")
         raise ZeroDivisionError
 
@@ -81,13 +82,13 @@ def write_half(path):
 @pytest.mark.parametrize("path", ["s3://bucket/none.txt", "s3://no-such-bucket/x.txt"])
 def test_what_is_not_in_the_store_is_told_in_one_sentence(s3, path):
     with pytest.raises(UserError, match="does not exist"):
-        files.read_bytes(path)
+        at(path).read_bytes()
 
 
 def test_a_corpus_is_built_from_and_into_a_store_with_the_bytes_of_a_local_one(store, tmp_path):
-    files.write_bytes("s3://bucket/text/a.txt", some_text(300, 1).encode())
+    at("s3://bucket/text/a.txt").write_bytes(some_text(300, 1).encode())
     records = [json.dumps({"text": doc}) for doc in some_text(100, 2).split("\n\n")]
-    files.write_bytes("s3://bucket/text/deep/b.jsonl", "\n".join(records).encode())
+    at("s3://bucket/text/deep/b.jsonl").write_bytes("\n".join(records).encode())
     remote = CorpusConfig(sources=(Source("s3://bucket/text"),), dedup_lines="sentence")
     local = replace(remote, sources=(Source(str(store / "bucket/text")),))
     manifest = make("s3://bucket/corpus", remote)
@@ -177,14 +178,14 @@ class Dropping:
 def test_connections_that_drop_in_the_middle_lose_nothing(s3, monkeypatch):
     data = os.urandom(300_000)
     for number in range(6):
-        files.write_bytes(f"s3://bucket/drop/{number}.bin", data)
+        at(f"s3://bucket/drop/{number}.bin").write_bytes(data)
     proxy = Dropping(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]))
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
     object_store._connect.cache_clear()
     try:
 
         def read_all(_work, _out):
-            assert [files.read_bytes(f"s3://bucket/drop/{n}.bin") for n in range(6)] == [data] * 6
+            assert [at(f"s3://bucket/drop/{n}.bin").read_bytes() for n in range(6)] == [data] * 6
             return {}
 
         monkeypatch.setattr(object_store, "PAUSE", 0.01)
@@ -206,7 +207,7 @@ def test_connections_that_drop_in_the_middle_lose_nothing(s3, monkeypatch):
     ],
 )
 def test_globs_in_a_store_mean_what_they_mean_on_a_disk(pattern, matches, other):
-    expression = re.compile(files._translate(pattern))
+    expression = re.compile(object_store._translate(pattern))
     assert expression.fullmatch(matches)
     assert not expression.fullmatch(other)
 

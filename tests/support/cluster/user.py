@@ -8,7 +8,7 @@ from typing import Any
 
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.pipeline.storage.disk import sha256_bytes
-from elmwright.pipeline.storage.files import join, read_bytes
+from elmwright.pipeline.storage.files import at, join
 from tests.support.cluster.ray_nodes import RayHead
 from tests.support.tiny import elmwright, write_config, write_text
 
@@ -82,4 +82,4 @@ def until(condition: Callable[[], Any], seconds: float, about: Callable[[], str]
 
 def digests(folder: str | Path) -> dict[str, str]:
     names = ("model.safetensors", "softmax.safetensors", "weights.hdf5", "vocab.txt")
-    return {name: sha256_bytes(read_bytes(join(folder, "bundle", name))) for name in names}
+    return {name: sha256_bytes(at(join(folder, "bundle", name)).read_bytes()) for name in names}

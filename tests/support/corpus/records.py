@@ -7,11 +7,11 @@ from elmwright.pipeline.config import CorpusConfig, Source
 from elmwright.pipeline.reading import sources
 from elmwright.pipeline.reading.readers import Record
 from elmwright.pipeline.reading.sources import SourceFile
-from elmwright.pipeline.storage import files
+from elmwright.pipeline.storage.files import at
 
 
 def listed(path: Path, config: CorpusConfig | None = None, **fields: Any) -> SourceFile:
-    stat = files.stat(path)
+    stat = at(path).stat()
     assert stat is not None
     number, split = fields.pop("number", 0), fields.pop("split", "train")
     index = fields.pop("index", 0)

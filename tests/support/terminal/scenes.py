@@ -28,7 +28,7 @@ from elmwright.jobs.terminal.signals import stop_signals
 from elmwright.jobs.training.driver.display import Watcher
 from elmwright.pipeline.errors import Interrupted
 from elmwright.pipeline.progress import plural, stage
-from elmwright.pipeline.storage.files import write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.terminal.screen import LOOKED
 from tests.support.tiny import manifest, write_config
 
@@ -168,7 +168,7 @@ def write_checkpoint(folder: Path, step: int) -> None:
         "perplexity": {},
         "tokens": 0,
     }
-    write_json(place / MANIFEST, {**data, "sha256": sha256_bytes(canonical(data))})
+    at(place / MANIFEST).write_json({**data, "sha256": sha256_bytes(canonical(data))})
 
 
 def training(folder: Path) -> None:
@@ -360,7 +360,7 @@ def export(folder: Path) -> None:
     from elmwright.jobs.publishing import export as exporting
 
     run = Training(folder)
-    write_json(run.folder.config, to_dict(run.config))
+    at(run.folder.config).write_json(to_dict(run.config))
     checked = "2,000 held-out sentences score as the trainer says, all layers of 20 sentences agree"
     publish.check_export = lambda *_: None  # type: ignore[assignment]
     exporting.export_run = lambda *_, **__: ("bundle", checked)  # type: ignore[assignment]

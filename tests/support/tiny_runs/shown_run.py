@@ -15,7 +15,7 @@ from elmwright.jobs.rundir.journal_records import (
     Metrics,
 )
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.pipeline.storage.files import write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.tiny import manifest, write_config, write_text
 
 SHA = "ab" * 32
@@ -29,7 +29,7 @@ def write_run(home: Path, steps: int = 100, **changes: Any) -> tuple[RunConfig, 
     Path(folder.corpus).mkdir(parents=True)
     manifest().save(folder.corpus)
     Path(folder.corpus, "report.html").write_text("<h1>What the corpus is</h1>")
-    write_json(folder.config, to_dict(config))
+    at(folder.config).write_json(to_dict(config))
     write_journal(folder, range(2, steps + 1, 2), last=steps)
     return config, folder
 

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from elmwright.jobs.rundir.journal import read_journal
-from elmwright.pipeline.storage.disk import sha256_file
+from elmwright.pipeline.storage.files import at
 from tests.support.tiny import command, write_config, write_text
 
 STEPS = 240
@@ -57,7 +57,7 @@ class Run:
 
     def digests(self) -> dict[str, str]:
         names = ("model.safetensors", "softmax.safetensors", "weights.hdf5", "vocab.txt")
-        return {name: sha256_file(self.folder / "bundle" / name) for name in names}
+        return {name: at(self.folder / "bundle" / name).sha256() for name in names}
 
     @property
     def uri(self) -> str:

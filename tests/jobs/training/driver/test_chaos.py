@@ -20,7 +20,7 @@ from mlflow import MlflowClient
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
 from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.pipeline.storage.files import exists
+from elmwright.pipeline.storage.files import at
 from tests.support.servers import free_port
 from tests.support.tiny import elmwright
 from tests.support.tiny_runs.training import losses, prepare, process
@@ -171,10 +171,10 @@ def test_a_loop_that_loses_a_process_at_random_moments_ends_in_the_same_weights(
         runs.append(prepare(tmp_path / name, corpus, **settings)[1])
     peace, war = runs
     group(world, tmp_path / "peace", peace)
-    assert exists(peace.result)
+    assert at(peace.result).exists()
     draw = random.Random(SEED)
     struck = 0
-    while not exists(war.result):
+    while not at(war.result).exists():
         goal = newest(war) + draw.randint(1, 10) if struck < KILLS else None
         struck += group(world, tmp_path / "war", war, goal, draw)
     print(f"{world} × {threads}: {struck} processes killed")

@@ -22,7 +22,7 @@ from elmwright.jobs.training.driver.devices import (
     with_promised_gpus,
 )
 from elmwright.pipeline.errors import Interrupted, UserError
-from elmwright.pipeline.storage.files import read_json, write_json
+from elmwright.pipeline.storage.files import at
 from tests.support import saved
 from tests.support.tiny import write_config
 
@@ -71,7 +71,7 @@ def test_auto_decides_once_and_keeps_to_it(
 ) -> None:
     assert cluster.settle(*run) == "cuda"
     assert cluster.said == ["Training on 2 GPUs."]
-    assert read_json(f"{run[1].train}/device.json") == {"device": "cuda"}
+    assert at(f"{run[1].train}/device.json").read_json() == {"device": "cuda"}
     assert bound_device(*run) == "cuda"
     cluster.machines = [{"CPU": 8.0}]
     with pytest.raises(Interrupted, match=r"trains on GPUs, and train.processes needs 2 GPUs"):
@@ -133,7 +133,7 @@ def test_a_torch_without_cuda_is_named_with_its_machine(
 
 def test_a_damaged_record_counts_for_nothing(run: tuple[RunConfig, RunFolder]) -> None:
     for content in ({"device": "tpu"}, {"device": 3}, {}):
-        write_json(f"{run[1].train}/device.json", content)
+        at(f"{run[1].train}/device.json").write_json(content)
         assert bound_device(*run) is None
 
 

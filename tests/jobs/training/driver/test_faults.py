@@ -22,7 +22,7 @@ from elmwright.jobs.training.loop.exchange import PeerLost, Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import to_data
-from elmwright.pipeline.storage.files import read_json, write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.servers import free_port
 from tests.support.tiny import damage, write_config
 from tests.support.tiny_runs.training import losses, prepare, process, weights
@@ -137,7 +137,7 @@ def score_alone(rank: int, world: int, config_path: str, port: int, model: str) 
         window=10,
     )
     if rank == 0:
-        write_json(f"{folder.root}/score-{world}.json", to_data(score.saved()))
+        at(f"{folder.root}/score-{world}.json").write_json(to_data(score.saved()))
     if world > 1:
         dist.destroy_process_group()
 
@@ -151,7 +151,7 @@ def test_an_evaluation_is_the_same_for_any_number_of_processes(
     for world in (1, 2):
         port = free_port()
         mp.spawn(score_alone, (world, str(tmp_path / "tiny.toml"), port, model), nprocs=world)
-    one, two = (read_json(f"{run.root}/score-{world}.json") or {} for world in (1, 2))
+    one, two = (at(f"{run.root}/score-{world}.json").read_json() or {} for world in (1, 2))
     assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-6)
     assert (two["tokens"], two["characters"]) == (one["tokens"], one["characters"])
 
@@ -179,7 +179,7 @@ def test_two_processes_then_one_then_four_follow_the_undisturbed_curve(
             train_max_steps=until,
             tracking_every_steps=1,
         )
-        write_json(run.attempt, {"attempt": 1})
+        at(run.attempt).write_json({"attempt": 1})
         spawned(world, path)
     expected, found = losses(whole), losses(run)
     assert list(found) == list(range(1, LONG + 1))

@@ -20,7 +20,7 @@ from elmwright.jobs.terminal.console import Console
 from elmwright.jobs.training.driver import launch as launching
 from elmwright.jobs.training.driver.launch import launch
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
-from elmwright.pipeline.storage.files import exists, write_bytes, write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.tiny import manifest, write_config
 
 
@@ -42,7 +42,7 @@ class Fits:
             journal = Journal(folder.journal)
             journal.write(Metrics(step=config.train.max_steps, values={"train/loss": 1.5}))
             journal.close()
-            write_json(folder.result, {"step": config.train.max_steps})
+            at(folder.result).write_json({"step": config.train.max_steps})
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_run(
     def fit(config: RunConfig, folder: RunFolder, *_: object) -> None:
         while len(calls) < 5:
             time.sleep(0.01)
-        write_json(folder.result, {"step": config.train.max_steps})
+        at(folder.result).write_json({"step": config.train.max_steps})
 
     monkeypatch.setattr(launching.Watcher, "look", away)
     launch(*run, stopped=lambda: False, fit=fit)
@@ -165,7 +165,7 @@ def test_an_attempt_that_has_begun_is_left_to_itself(
     fits = Fits("finish")
 
     def fit(config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> None:
-        write_bytes(launching._begun(folder, attempt), b"")
+        at(launching._begun(folder, attempt)).write_bytes(b"")
         time.sleep(0.4)
         fits(config, folder, attempt, again)
 
@@ -181,7 +181,7 @@ def test_a_stop_leaves_a_note_for_the_workers_and_ends_as_resumable(
 
     def fit(*_: object) -> None:
         for _ in range(500):
-            if exists(folder.stop_request):
+            if at(folder.stop_request).exists():
                 seen.append(True)
                 return
             import time

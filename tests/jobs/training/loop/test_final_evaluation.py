@@ -28,7 +28,7 @@ from elmwright.jobs.using.score import Scorer
 from elmwright.model.formats.folder import load_folder
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Advance
-from elmwright.pipeline.storage.files import read_json, write_json
+from elmwright.pipeline.storage.files import at
 from tests.support.servers import free_port
 from tests.support.tiny_runs.training import prepare
 
@@ -104,7 +104,7 @@ def _on_two(rank: int, world: int, run: str, port: int) -> None:
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
     score = evaluate(*model_of(Path(run)), Ranks(rank, world), lanes=4, window=10, probe=30)
     assert score.probe is not None
-    write_json(f"{run}/probe-{rank}.json", vars(score.probe))
+    at(f"{run}/probe-{rank}.json").write_json(vars(score.probe))
     dist.destroy_process_group()
 
 
@@ -115,7 +115,7 @@ def test_several_processes_agree_on_the_probe(trained: Path, tmp_path: Path) -> 
     one = evaluate(*model_of(run), Ranks(), lanes=4, window=10, probe=30).probe
     assert one is not None
     for rank in range(2):
-        found = read_json(run / f"probe-{rank}.json") or {}
+        found = at(run / f"probe-{rank}.json").read_json() or {}
         assert (found["sentences"], found["tokens"]) == (30, one.tokens)
         assert found["perplexity"] == pytest.approx(one.perplexity, rel=1e-6)
 
@@ -125,7 +125,7 @@ def test_export_scores_the_probe_only_and_tells_the_trainers_number(
 ) -> None:
     bars = Bars()
     target, _ = export_run(str(trained), "latest", str(tmp_path / "b"), overrides=[], progress=bars)
-    result = read_json(trained / "train" / "result.json") or {}
+    result = at(trained / "train" / "result.json").read_json() or {}
     probe = result["probe"]["heldout"]
     assert (
         probe["sentences"] == 2000 or probe["tokens"] == result["evaluation"]["heldout"]["tokens"]
@@ -144,9 +144,9 @@ def test_a_run_of_an_older_version_is_scored_by_export_with_the_same_bytes(
     """Its checkpoints and result.json know of no probe."""
     run = tmp_path / "run"
     shutil.copytree(trained, run, symlinks=True)
-    result = read_json(run / "train" / "result.json") or {}
+    result = at(run / "train" / "result.json").read_json() or {}
     del result["probe"]
-    write_json(run / "train" / "result.json", result)
+    at(run / "train" / "result.json").write_json(result)
     bars = Bars()
     target, said = export_run(str(run), "latest", str(tmp_path / "b"), overrides=[], progress=bars)
     assert "the trainer's" in said
@@ -160,10 +160,10 @@ def test_a_limit_holds_for_training_for_export_and_for_what_is_compared(
 ) -> None:
     config, run = prepare(tmp_path, corpus, eval_final_tokens=450, train_max_steps=6)
     train(config, run, begin_attempt(run.attempt), Ranks())
-    result = read_json(run.result) or {}
+    result = at(run.result).read_json() or {}
     tokens = result["evaluation"]["heldout"]["tokens"]
     assert 200 < tokens <= 450, "whole blocks"
-    write_json(run.config, export_module.to_dict(config))
+    at(run.config).write_json(export_module.to_dict(config))
     target, _ = export_run(run.root, "result", str(tmp_path / "one"), overrides=[])
     mine = json.loads((target / "config.json").read_text())
     assert mine["evaluation"]["heldout"]["tokens"] == tokens
@@ -178,7 +178,7 @@ def test_a_limit_holds_for_training_for_export_and_for_what_is_compared(
 
 def test_a_checkpoint_says_nothing_new_where_the_limit_has_its_default(trained: Path) -> None:
     newest = list_checkpoints(trained / "train" / "checkpoints")[-1]
-    saved = read_json(Path(newest.path) / "config.json") or {}
+    saved = at(Path(newest.path) / "config.json").read_json() or {}
     assert "final_tokens" not in saved["run_config"]["eval"], "earlier versions would refuse it"
 
 
@@ -200,13 +200,13 @@ def test_asked_to_stop_in_the_last_evaluation_it_saves_and_evaluates_when_resume
     with monkeypatch.context() as now:
         now.setattr(evaluate_training, "evaluate_sets", interrupted)
         train(config, run, begin_attempt(run.attempt), Ranks())
-    assert read_json(run.result) is None
+    assert at(run.result).read_json() is None
     assert list_checkpoints(run.checkpoints)[-1].step == 6
     Path(run.stop_request).unlink()
     monkeypatch.setattr(training_step, "sampled_loss", pytest.fail)
     train(config, run, begin_attempt(run.attempt), Ranks())
     for key in ("checkpoint_sha256", "evaluation", "probe"):
-        assert (read_json(run.result) or {})[key] == (read_json(whole.result) or {})[key]
+        assert (at(run.result).read_json() or {})[key] == (at(whole.result).read_json() or {})[key]
 
 
 def test_the_last_checkpoint_is_on_disk_before_the_last_evaluation_begins(
@@ -226,10 +226,10 @@ def test_the_last_checkpoint_is_on_disk_before_the_last_evaluation_begins(
         with pytest.raises(Killed):
             train(config, run, begin_attempt(run.attempt), Ranks())
     assert list_checkpoints(run.checkpoints)[-1].step == 6
-    assert read_json(run.result) is None
+    assert at(run.result).read_json() is None
     monkeypatch.setattr(training_step, "sampled_loss", pytest.fail)
     train(config, run, begin_attempt(run.attempt), Ranks())
-    assert (read_json(run.result) or {})["step"] == 6
+    assert (at(run.result).read_json() or {})["step"] == 6
 
 
 def test_a_machine_that_is_taken_away_ends_the_last_evaluation(
@@ -246,7 +246,7 @@ def test_a_machine_that_is_taken_away_ends_the_last_evaluation(
 
     train(config, run, begin_attempt(run.attempt), Ranks(), drained)
     assert len(done) == 7
-    assert read_json(run.result) is None
+    assert at(run.result).read_json() is None
     assert list_checkpoints(run.checkpoints)[-1].step == 6
 
 
@@ -255,7 +255,7 @@ def test_the_last_checkpoint_is_listed_with_the_perplexity_of_the_last_evaluatio
 ) -> None:
     config, run = prepare(tmp_path, corpus, train_max_steps=6, eval_every_steps=3)
     train(config, run, begin_attempt(run.attempt), Ranks())
-    score = (read_json(run.result) or {})["evaluation"]["heldout"]
+    score = (at(run.result).read_json() or {})["evaluation"]["heldout"]
     passing, last = list_scored(run)
     assert last.perplexity == {"heldout": score["perplexity"]}
     assert last.tokens == score["tokens"] > passing.tokens > 0
@@ -271,7 +271,7 @@ def test_the_journal_says_now_and_then_how_far_the_last_evaluation_is(
     config, run = prepare(tmp_path, corpus, train_max_steps=2)
     train(config, run, begin_attempt(run.attempt), Ranks())
     records = [record for record, _ in read_journal(run.journal, 0) if record.kind == "scoring"]
-    tokens = (read_json(run.result) or {})["evaluation"]["heldout"]["tokens"]
+    tokens = (at(run.result).read_json() or {})["evaluation"]["heldout"]["tokens"]
     done = [record.done for record in records]
     assert {(record.step, record.tokens) for record in records} == {(2, tokens)}
     assert done == sorted(set(done))

@@ -34,9 +34,10 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import block_at
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import read_tar
-from elmwright.pipeline.storage import files, object_store
+from elmwright.pipeline.storage import object_store
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.files import join
+from elmwright.pipeline.storage.object_store import StoreLocation
 from tests.support.tiny_runs.training import losses, prepare, weights
 
 pytestmark = pytest.mark.slow(4)
@@ -178,13 +179,13 @@ def test_held_out_blocks_of_a_store_are_downloaded_once_for_all_evaluations(
     corpus: Path, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranges: list[tuple[str, int, int]] = []
-    real = files.read_range
+    real = StoreLocation.read_range
 
-    def note(path: str, begin: int, end: int) -> bytes:
-        ranges.append((path, begin, end))
-        return real(path, begin, end)
+    def note(self: StoreLocation, begin: int, end: int) -> bytes:
+        ranges.append((self.path, begin, end))
+        return real(self, begin, end)
 
-    monkeypatch.setattr(files, "read_range", note)
+    monkeypatch.setattr(StoreLocation, "read_range", note)
     config, _ = prepare(tmp_path, corpus)
     config = replace(
         config,
@@ -347,14 +348,14 @@ def test_a_full_disk_costs_the_cache_and_not_the_training(
 def test_a_transfer_that_is_damaged_once_is_repeated_and_twice_is_told(
     stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = files.read_range, []
+    real, calls = StoreLocation.read_range, []
 
-    def noisy(path: str, begin: int, end: int) -> bytes:
-        calls.append(path)
-        data = real(path, begin, end)
+    def noisy(self: StoreLocation, begin: int, end: int) -> bytes:
+        calls.append(self.path)
+        data = real(self, begin, end)
         return data if len(calls) == 2 else data[:-1]
 
-    monkeypatch.setattr(files, "read_range", noisy)
+    monkeypatch.setattr(StoreLocation, "read_range", noisy)
     blocks = open_blocks(stored)
     blocks.row(0)
     assert len(calls) == 2
@@ -367,15 +368,15 @@ def test_a_store_that_drops_connections_is_asked_again_and_given_up_in_a_sentenc
     stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store, "PAUSE", 0.001)
-    real, calls = files.read_range, []
+    real, calls = StoreLocation.read_range, []
 
-    def shaky(path: str, begin: int, end: int) -> bytes:
-        calls.append(path)
+    def shaky(self: StoreLocation, begin: int, end: int) -> bytes:
+        calls.append(self.path)
         if len(calls) != 4:
             raise OSError("When reading: AWS Error NETWORK_CONNECTION during GetObject")
-        return real(path, begin, end)
+        return real(self, begin, end)
 
-    monkeypatch.setattr(files, "read_range", shaky)
+    monkeypatch.setattr(StoreLocation, "read_range", shaky)
     blocks = open_blocks(stored)
     blocks.row(0)
     with pytest.raises(UserError, match=r"the object store failed 8 times .*NETWORK_CONNECTION"):

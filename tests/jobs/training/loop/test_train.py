@@ -23,7 +23,8 @@ from elmwright.jobs.training.loop.training_step import learning_rate
 from elmwright.model.config import OptimConfig
 from elmwright.model.softmax import draw_negatives
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.storage.files import exists, join, read_json, remove
+from elmwright.pipeline.storage.disk import DiskLocation
+from elmwright.pipeline.storage.files import at, join
 from tests.support.servers import free_port
 from tests.support.tiny_runs.training import STEPS, losses, prepare, process, weights
 
@@ -45,7 +46,7 @@ def test_two_processes_give_the_curve_and_the_evaluation_of_one(
             port = free_port()
             mp.spawn(process, (world, str(folder / "tiny.toml"), port), nprocs=world)
         curves.append(losses(run))
-        scores.append(read_json(run.result)["evaluation"]["heldout"])
+        scores.append(at(run.result).read_json()["evaluation"]["heldout"])
     assert list(curves[0]) == list(range(1, STEPS + 1))
     for step, loss in curves[0].items():
         assert curves[1][step] == pytest.approx(loss, rel=1e-5)
@@ -62,7 +63,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bytes(corpus: Path, tmp_path: P
     (tmp_path / "parts").mkdir()
     config, parts = prepare(tmp_path / "parts", corpus)
     stops = 0
-    while not exists(parts.result):
+    while not at(parts.result).exists():
         attempt = begin_attempt(parts.attempt)
         if stops < 3:
             ask_to_stop(parts.stop_request)  # stop at the next step boundary
@@ -79,11 +80,11 @@ def test_killed_between_the_last_checkpoint_and_the_result_it_is_evaluated_all_t
 ) -> None:
     config, run = prepare(tmp_path, corpus)
     train(config, run, begin_attempt(run.attempt), Ranks())
-    result = read_json(run.result)
+    result = at(run.result).read_json()
     assert result["evaluation"]["heldout"]["tokens"] > 0
-    remove(run.result)
+    at(run.result).remove()
     train(config, run, begin_attempt(run.attempt), Ranks())
-    assert read_json(run.result) == result
+    assert at(run.result).read_json() == result
 
 
 def test_the_journal_is_whole_before_the_result_is_there(
@@ -92,11 +93,15 @@ def test_the_journal_is_whole_before_the_result_is_there(
     """A kill right after the result: nobody would ever write the rest of the journal."""
     seen: list[tuple[str, int]] = []
 
-    def look(path: str, content: dict[str, object]) -> None:
-        seen.extend((record.kind, record.step) for record, _ in read_journal(run.journal, 0))
+    write_json = DiskLocation.write_json
+
+    def look(self: DiskLocation, content: dict[str, object]) -> None:
+        if self.path == run.result:
+            seen.extend((record.kind, record.step) for record, _ in read_journal(run.journal, 0))
+        write_json(self, content)
 
     monkeypatch.setattr("elmwright.jobs.rundir.journal.FILE_SECONDS", 60.0)  # a thread that sleeps
-    monkeypatch.setattr("elmwright.jobs.training.loop.recorder.write_json", look)
+    monkeypatch.setattr(DiskLocation, "write_json", look)
     config, run = prepare(tmp_path, corpus)
     train(config, run, begin_attempt(run.attempt), Ranks())
     assert {("metrics", STEPS), ("final", STEPS), ("checkpoint", STEPS)} <= set(seen)
@@ -129,7 +134,7 @@ def test_a_loss_that_is_not_finite_skips_the_update_and_is_recorded(
 
     monkeypatch.setattr(training_step, "sampled_loss", sometimes_nan)
     train(config, run, 1, Ranks())
-    state = read_json(join(list_checkpoints(run.checkpoints)[-1].path, "state.json"))
+    state = at(join(list_checkpoints(run.checkpoints)[-1].path, "state.json")).read_json()
     assert (state["step"], state["skipped"]) == (STEPS, [4])
 
 

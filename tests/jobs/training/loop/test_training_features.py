@@ -21,7 +21,7 @@ from elmwright.model.formats.bilm_format import write_options, write_weights
 from elmwright.model.formats.folder import load_folder, model_tensors
 from elmwright.model.optim import Optimizer
 from elmwright.pipeline.errors import Failed, UserError
-from elmwright.pipeline.storage.files import join, read_json
+from elmwright.pipeline.storage.files import at, join
 from tests.support.tiny_runs.training import STEPS, losses, prepare, weights
 
 pytestmark = pytest.mark.slow(13)
@@ -43,7 +43,7 @@ def go_on(config: RunConfig, run: RunFolder) -> None:
 
 
 def state(run: RunFolder) -> dict[str, object]:
-    return read_json(join(list_checkpoints(run.checkpoints)[-1].path, "state.json")) or {}
+    return at(join(list_checkpoints(run.checkpoints)[-1].path, "state.json")).read_json() or {}
 
 
 def test_a_step_of_two_windows_has_the_mean_loss_of_both(corpus: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_it_stops_when_evaluations_bring_nothing_and_the_best_is_the_result(
     monkeypatch.setattr(EVALUATE, scores({1: 3.0, 2: 2.0, 3: 2.5, 4: 2.4}))
     changes = {"eval_every_steps": 4, "eval_patience": 2, "checkpoint_keep_last": 1}
     run = trained(tmp_path / "run", corpus, train_max_steps=1000, **changes)
-    result = read_json(run.result) or {}
+    result = at(run.result).read_json() or {}
     infos = {info.step: info for info in list_checkpoints(run.checkpoints)}
     assert (result["step"], result["stopped_early"]) == (8, 2)
     assert result["checkpoint_sha256"] == infos[8].sha256
