@@ -8,17 +8,19 @@
 one autograd function runs a whole window: a single GEMM for the inputs of all steps, a loop that
 does only what is sequential, and in the backward pass one GEMM for each weight after the loop. The
 leading axis holds the directions: two independent LSTMs share every batched GEMM and pointwise
-call: half as many calls, at the same GEMM rate (measured from 256/64 to 4096/512).
+call, so there are half as many calls at the same GEMM rate (measured from 256/64 to 4096/512).
 
-Tensors are [direction, time, row, width]. Inside there are two layouts, each a file of its own:
-row by row, and by feature, whose products are faster but only pay where rows are many and gradients
-are wanted (a single sentence is read 6 times as fast row by row).
+Tensors are [direction, time, row, width]. Inside there are two layouts: row by row
+(`lstm_rows.py`), and by feature (`lstm_columns.py`), whose products are faster but only pay where
+rows are many and gradients are wanted (a single sentence is read 6 times as fast row by row).
 
-Kept for the backward pass: gates (4·dim), cell and tanh(cell) for each token and direction.
-Gradients are zero where a clip binds. Every sum has a fixed order: the result is deterministic.
+Kept for the backward pass: gates (4·dim), cell and tanh(cell) for each token and direction. It
+overwrites gates and tanh(cell) step by step with what the weight gradients need, because fresh
+buffers would cost the first touch of every page. Gradients are zero where a clip binds. Every sum
+has a fixed order: the result is deterministic.
 
-Rows of different length need no masks inside the loops. Steps past a row's end run on whatever
-stands there; their outputs are set to zero and the row's final state is read at its last valid
+Rows of different length need no masks inside the loops. Steps past a row's end compute with
+whatever is there. Their outputs are set to zero and the row's final state is read at its last valid
 step, so no gradient enters past it either.
 
 Under autocast the layer computes in float32: ten pointwise steps chained over a window are where
@@ -29,13 +31,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from elmwright.model.lstm_columns import LSTMColumns
-from elmwright.model.lstm_rows import LSTMRows
+from elmwright.model.lstm_columns import Columns
+from elmwright.model.lstm_rows import Rows
+from elmwright.model.lstm_step import Clips, Window, spare
 
 MANY_ROWS = 64
 """From so many rows on, training lays the window out by feature. At 1024/128 with 64 rows that took
-as long on one core and 5 % less on two; at 4096/512 with 128 rows, 5 % less on one."""
+as long on one core and 5 % less on two. At 4096/512 with 128 rows it took 5 % less on one."""
 
 
 def projected_lstm(
@@ -56,12 +60,118 @@ def projected_lstm(
     """
     if x.size(1) == 0 or x.size(2) == 0:
         return x.new_zeros(*x.shape[:3], m0.size(-1)), c0, m0
+    tensors: tuple[Tensor, ...] = (x, w, b, w_proj, c0, m0)
     if torch.is_autocast_enabled(x.device.type):
-        x, w, b, w_proj, c0, m0 = (t.float() for t in (x, w, b, w_proj, c0, m0))
+        tensors = tuple(tensor.float() for tensor in tensors)
+    is_tracked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    layout = Columns if is_tracked and x.size(2) >= MANY_ROWS else Rows
+    run: Any = _LSTM.apply
     with torch.autocast(x.device.type, enabled=False):
-        tracked = torch.is_grad_enabled() and any(
-            t.requires_grad for t in (x, w, b, w_proj, c0, m0)
-        )
-        run: Any = (LSTMColumns if tracked and x.size(2) >= MANY_ROWS else LSTMRows).apply
-        y, c, m = run(x, w, b, w_proj, c0, m0, cell_clip, proj_clip, lengths)
+        y, c, m = run(layout, lengths, Clips(cell_clip, proj_clip), *tensors)
     return y, c, m
+
+
+class _LSTM(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        layout: type[Rows | Columns],
+        lengths: Tensor | None,
+        clips: Clips,
+        x: Tensor,
+        w: Tensor,
+        b: Tensor,
+        w_proj: Tensor,
+        c0: Tensor,
+        m0: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dim = w_proj.size(1)
+        bias = b.clone()
+        bias[:, 2 * dim : 3 * dim] += 1.0  # the forget bias that no file stores
+        window = layout.forward(x, w, bias, w_proj, c0, m0, clips)
+        y, cells = window.y, layout.cells_by_step(window.cells)
+        if lengths is None:
+            c, m = cells[:, -1].clone(), y[:, -1].clone()
+        else:
+            y.masked_fill_(_past_end(lengths, x.size(1)), 0.0)
+            c, m = _at_end(cells, c0, lengths), _at_end(y, m0, lengths)
+        ctx.save_for_backward(x, w, w_proj, c0, m0, lengths, *window)
+        ctx.layout, ctx.clips = layout, clips
+        ctx.set_materialize_grads(False)
+        return y, c.contiguous(), m.contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, gy: Tensor | None, gc: Tensor | None, gm: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        x, w, w_proj, c0, m0, lengths, *saved = ctx.saved_tensors
+        window = Window(*saved)
+        with torch.autocast(x.device.type, enabled=False):
+            dm = torch.zeros_like(window.y)
+            if gy is not None:
+                ctx.layout.copy(dm, gy)
+                if lengths is not None:
+                    dm.masked_fill_(_past_end(lengths, x.size(1)), 0.0)
+            dc_end, dc0, dm0 = _final_grads(dm, gc, gm, c0, m0, lengths)
+            keeps_saved = keeps_graph()
+            if keeps_saved:
+                window = window._replace(
+                    gates=window.gates.clone(), tanh_cells=window.tanh_cells.clone()
+                )
+            dx, dw, db, dw_proj, dc0_by_steps, dm0_by_steps = ctx.layout.backward(
+                x, w, w_proj, c0, m0, window, dm, dc_end, ctx.clips
+            )
+        if not keeps_saved:
+            spare.give(window.gates, window.cells, window.tanh_cells)
+        return None, None, None, dx, dw, db, dw_proj, dc0 + dc0_by_steps, dm0 + dm0_by_steps
+
+
+def keeps_graph() -> bool:
+    """Whether the backward pass that is running was asked to keep the graph for another one.
+
+    A torch that no longer says so is assumed to keep it, which is only slower."""
+    autograd = getattr(torch._C, "_autograd", None)
+    ask = getattr(autograd, "_get_current_graph_task_keep_graph", None)
+    return True if ask is None else bool(ask())
+
+
+def _final_grads(
+    dm: Tensor, gc: Tensor | None, gm: Tensor | None, c0: Tensor, m0: Tensor, lengths: Tensor | None
+) -> tuple[list[Tensor | None], Tensor, Tensor]:
+    """Send the gradients of the final states to the steps they were read at.
+
+    Adds that of m into dm; returns that of c by step, and the starts of dc0 and dm0 (which only
+    rows of length 0 reach directly).
+    """
+    steps = dm.size(1)
+    dc_end: list[Tensor | None] = [None] * steps
+    dc0, dm0 = torch.zeros_like(c0), torch.zeros_like(m0)
+    if lengths is None:
+        dc_end[-1] = gc
+        if gm is not None:
+            dm[:, -1] += gm
+        return dc_end, dc0, dm0
+    ends = lengths.unsqueeze(-1)
+    if gc is not None:
+        dc_end = [gc * (ends == t + 1) for t in range(steps)]
+        dc0 += gc * (ends == 0)
+    if gm is not None:
+        for t in range(steps):
+            dm[:, t] += gm * (ends == t + 1)
+        dm0 += gm * (ends == 0)
+    return dc_end, dc0, dm0
+
+
+def _past_end(lengths: Tensor, steps: int) -> Tensor:
+    """[1, T, N, 1], true at steps that a row does not have."""
+    time = torch.arange(steps, device=lengths.device)
+    return (time.unsqueeze(1) >= lengths).view(1, steps, -1, 1)
+
+
+def _at_end(values: Tensor, initial: Tensor, lengths: Tensor) -> Tensor:
+    """Each row's value at its last valid step, or its initial value if it has none."""
+    last = (lengths - 1).clamp_min(0).view(1, 1, -1, 1)
+    last = last.expand(values.size(0), 1, values.size(2), values.size(3))
+    read = values.gather(1, last).squeeze(1)
+    return torch.where((lengths == 0).unsqueeze(-1), initial, read)

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmwright.model import lstm as module
-from elmwright.model.lstm import projected_lstm
-from elmwright.model.lstm_rows import keeps_graph
+from elmwright.model.lstm import keeps_graph, projected_lstm
 from elmwright.model.reference import ReferenceBiLM
 
 pytestmark = pytest.mark.slow(5)
