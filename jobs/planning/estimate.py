@@ -1,29 +1,29 @@
-"""How long a run takes and how much disk: rules of thumb, stated, for `check` and `init`.
+"""How long a run takes and how much disk it needs: rules of thumb for `check` and `init`.
 
-Training is counted in useful arithmetic (`model/flops.py`, with the sizes of a typical batch in
-place of a real one) at `GFLOPS` for each core. That is what runs on two cores of 2021 servers came
-to with everything a run does besides, and it is meant to err on the slow side: `check --measure`
-found two to three times as much per core on a server of 2023. The corpus is counted in bytes of
-text for each core.
+Training is counted in useful arithmetic (`model/flops.py`, with the sizes of a typical batch
+instead of a real one) at `GFLOPS` per core. Runs on two cores of 2021 servers reached this rate
+with everything else that a run does, and it is meant to be too low rather than too high:
+`check --measure` found two to three times as much per core on a server of 2023. The corpus is
+counted in bytes of text per core.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.planning.plan_record import Speed, Time
 from elmwright.model.config import ModelConfig
 
 GFLOPS = 16.0
-"""Useful arithmetic for each core that training keeps busy, in 10⁹ operations per second."""
+"""Useful arithmetic of each core that training keeps busy, in 10⁹ operations per second."""
 CORPUS_BYTES = 2_000_000
 """Bytes of text that a core makes into a corpus per second."""
 HARVEST_BYTES, HARVEST_STEPS, HARVEST_SECONDS = 33_000_000, 5_000_000, 60.0
 """Text in the documentation of an environment like ours, its tokens, and the processor time of
 reading it ("embedded:docstrings")."""
 START_SECONDS = 25.0
-"""What starting Ray, the training processes and MLflow takes, all together."""
+"""How long Ray, the training processes and MLflow take to start, all together."""
 LARGE_VOCABULARY, LARGE_LIMIT = 100_000, 1_000_000
-"""As in evaluate.py: from so many words on, so many tokens are scored unless the config says."""
+"""From this many words on, only this many tokens are scored by default, as in evaluate.py."""
 TYPES = 0.5
 """Distinct words in a batch for each token: what the character network spells."""
 POSITIONS = 8
@@ -37,7 +37,7 @@ def flops_per_token(config: RunConfig, vocabulary: int) -> float:
 
 
 def evaluation_flops_per_token(config: RunConfig, vocabulary: int) -> float:
-    """The same for scoring one token with the full softmax."""
+    """Useful arithmetic of scoring one token with the full softmax, both directions."""
     return _encoder_and_lstm(config.model) + _softmax(config.model, vocabulary)
 
 
@@ -54,99 +54,83 @@ def _softmax(model: ModelConfig, rows: int) -> float:
     return 2.0 * 2 * rows * model.projection_dim
 
 
-@dataclass(frozen=True)
-class Duration:
-    """Seconds, stage by stage."""
-
-    tokens_per_s: float
-    """Of training, all processes together."""
-    corpus: float
-    """Building the corpus; 0 where it is there."""
-    train: float
-    """The steps that are left."""
-    evaluate: float
-    """Evaluations during and after training, and export's comparison."""
-    start: float
-    """Starting programs."""
-
-    @property
-    def total(self) -> float:
-        return self.corpus + self.train + self.evaluate + self.start
-
-
-def busy_cores(config: RunConfig, cores: int) -> int:
-    """Cores that training keeps busy."""
-    return max(1, min(cores, config.train.processes * config.train.threads))
-
-
 def rule_of_thumb(config: RunConfig, vocabulary: int, cores: int) -> float:
     """Tokens per second of all processes together."""
-    return busy_cores(config, cores) * GFLOPS * 1e9 / flops_per_token(config, vocabulary)
+    busy_cores = max(1, min(cores, config.train.processes * config.train.threads))
+    return busy_cores * GFLOPS * 1e9 / flops_per_token(config, vocabulary)
 
 
 def duration(
     config: RunConfig,
+    speed: Speed,
     *,
     cores: int,
     vocabulary: int,
-    tokens_per_s: float,
     text_bytes: int,
     heldout_tokens: Sequence[int],
     steps_left: int,
     harvest_seconds: float = 0.0,
-) -> Duration:
-    """How long the rest of a run takes; evaluation at the arithmetic that training reaches.
+) -> Time:
+    """How long the rest of a run takes; evaluation computes as fast as training.
 
     `heldout_tokens` are those of each held-out set: each is scored up to the limit.
     """
-    arithmetic = tokens_per_s * flops_per_token(config, vocabulary)
+    arithmetic = speed.tokens_per_s * flops_per_token(config, vocabulary)
     every = config.eval.every_steps
     passing = sum(min(config.eval.max_tokens, tokens) for tokens in heldout_tokens)
     scored = (steps_left // every if every else 0) * passing
     if steps_left:
         limit = final_tokens(config, vocabulary)
         scored += sum(tokens if limit is None else min(limit, tokens) for tokens in heldout_tokens)
-    return Duration(
-        tokens_per_s=tokens_per_s,
-        corpus=text_bytes / (CORPUS_BYTES * cores) + harvest_seconds / cores,
-        train=steps_left * config.train.tokens / tokens_per_s,
-        evaluate=scored * evaluation_flops_per_token(config, vocabulary) / arithmetic,
-        start=START_SECONDS if steps_left or text_bytes else 0.0,
+    corpus = text_bytes / (CORPUS_BYTES * cores) + harvest_seconds / cores
+    train = steps_left * config.train.tokens / speed.tokens_per_s
+    evaluate = scored * evaluation_flops_per_token(config, vocabulary) / arithmetic
+    start = START_SECONDS if steps_left or text_bytes else 0.0
+    return Time(
+        corpus=corpus,
+        train=train,
+        evaluate=evaluate,
+        start=start,
+        total=corpus + train + evaluate + start,
+        steps_left=steps_left,
+        gflops_per_core=GFLOPS,
+        **vars(speed),
     )
 
 
 def final_tokens(config: RunConfig, vocabulary: int) -> int | None:
-    """Tokens of a set that the last evaluation scores, None for all: `evaluate.final_limit`, which
-    cannot be asked without torch."""
+    """Tokens of a held-out set that the last evaluation scores, or None for all.
+
+    The same as `evaluate.final_limit`, whose module imports torch.
+    """
     if config.eval.final_tokens:
         return config.eval.final_tokens
     return None if vocabulary < LARGE_VOCABULARY else LARGE_LIMIT
 
 
 def checkpoint_bytes(config: RunConfig, vocabulary: int) -> int:
-    """A checkpoint: weights, and what the optimiser remembers of each."""
+    """Size of a checkpoint: weights, optimiser state, LSTM states."""
     model = config.model
     weights = sum(model.parameter_counts().values()) + vocabulary * (model.projection_dim + 1)
-    remembered = 2 if config.optim.name == "adamw" else 1
+    moments = 2 if config.optim.name == "adamw" else 1
     states = 2 * model.n_layers * config.train.lanes * (model.dim + model.projection_dim)
-    return 4 * (weights * (1 + remembered) + states)
+    return 4 * (weights * (1 + moments) + states)
 
 
 def training_bytes(config: RunConfig, vocabulary: int) -> int:
-    """Disk that training and export take: checkpoints that are kept, the best, one being written,
-    the bundle with the biLM twice, and MLflow's copy of it."""
+    """Disk that training and export need: the checkpoints that are kept, the best, one being
+    written, the bundle with the biLM twice, and MLflow's copy of it."""
     model = config.model
-    section = config.checkpoint
-    kept = section.keep_last + 2
-    if section.keep_every_steps:
-        kept += config.train.max_steps // section.keep_every_steps
+    checkpoints = config.checkpoint.keep_last + 2
+    if config.checkpoint.keep_every_steps:
+        checkpoints += config.train.max_steps // config.checkpoint.keep_every_steps
     softmax = vocabulary * (model.projection_dim + 1)
     bundle = 4 * (2 * sum(model.parameter_counts().values()) + softmax)
-    return kept * checkpoint_bytes(config, vocabulary) + 2 * bundle
+    return checkpoints * checkpoint_bytes(config, vocabulary) + 2 * bundle
 
 
 def in_words(seconds: float) -> str:
-    """A duration as a person says it, to two figures or so."""
+    """A duration to about two figures: 5 s, 67 min, 1 h 40 min, 7 days."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)

@@ -1,25 +1,25 @@
-"""How fast this machine trains, measured: a second or two of real steps on the config's own shapes.
+"""How fast this machine trains: a second or two of real steps with the config's own shapes.
 
-One process makes the training loop's own step (`training_step.py`): its share of the lanes, the
-configured threads, the real model and optimiser, words of the user's text spelled as they are.
-Included is all that a step computes; not included are exchange between processes, reading blocks,
-evaluation and checkpoints. Other processes are assumed to be as fast, as long as there is a core
-for each thread.
+One process runs the training loop's own step (`training_step.py`) with its share of the lanes, the
+configured threads, the real model and optimiser, and words of the user's text. This includes all
+that a step computes, but not the exchange between processes, reading blocks, evaluation and
+checkpoints. Other processes are assumed to be as fast, as long as there is a core for each thread.
 
-A softmax of which only sampled rows are touched costs the same whatever its size, so it is measured
-with at most `ROWS` words: a vocabulary of 800,000 would fill the memory for nothing.
+A sampled softmax costs the same whatever its size, so it is measured with at most `ROWS` words: a
+vocabulary of 800,000 would fill the memory for nothing.
 """
 
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pydoc_data.topics import topics
 
 import numpy as np
 import torch
 
 from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.planning.plan_record import Speed
 from elmwright.jobs.training.loop.exchange import Beats, Ranks
 from elmwright.jobs.training.loop.state import Trainer
 from elmwright.jobs.training.loop.step_clock import Clock
@@ -31,25 +31,13 @@ from elmwright.model.optim import Optimizer
 from elmwright.model.softmax import Softmax
 
 ROWS = 50_000
-"""Words of the measured softmax, at most, where only sampled rows are touched."""
+"""The most words of a sampled softmax that is measured."""
 SECONDS = 1.5
 """How long to measure, after a first step that warms up; two steps at least."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What one process did."""
-
-    tokens_per_s: float
-    """Of this process."""
-    steps: int
-    """Steps that were timed."""
-    seconds: float
-    """How long they took."""
-
-
 DOCUMENTATION = "Python's own documentation"
-"""What is read where no text of the user's is at hand."""
+"""What is read if there is no text of the user's."""
 
 
 def documentation() -> list[str]:
@@ -60,28 +48,23 @@ def documentation() -> list[str]:
 
 def measure(
     config: RunConfig, sentences: Sequence[str], vocabulary: int, seconds: float = SECONDS
-) -> Measured:
-    """Time real steps of one training process on sentences of the text (words between spaces)."""
+) -> Speed:
+    """Time real steps of one training process on tokenised sentences."""
     lanes = config.train.lanes // config.train.processes
     config = replace(config, train=replace(config.train, lanes=lanes, processes=1))
     torch.set_num_threads(config.train.threads)
-    full = config.train.negatives >= vocabulary
-    this = _process(config, vocabulary if full else min(vocabulary, ROWS))
-    stream = _Stream(sentences, this.trainer.softmax.vocab_size, config)
-    step = 0
-
-    def one() -> None:
-        nonlocal step
+    is_full = config.train.negatives >= vocabulary
+    process = _process(config, vocabulary if is_full else min(vocabulary, ROWS))
+    stream = _Stream(sentences, process.trainer.softmax.vocab_size, config)
+    times: list[float] = []
+    # The first step warms up.
+    while len(times) < 3 or times[-1] - times[0] < seconds:
+        step = len(times)
         batches = [stream.batch(step + n) for n in range(config.train.accumulate)]
-        make_step(this, batches, wish=False)
-        step += 1
-
-    one()
-    begun = time.perf_counter()
-    while step < 3 or time.perf_counter() - begun < seconds:
-        one()
-    spent = time.perf_counter() - begun
-    return Measured((step - 1) * config.train.tokens / spent, step - 1, spent)
+        make_step(process, batches, wish=False)
+        times.append(time.perf_counter())
+    steps, spent = len(times) - 1, times[-1] - times[0]
+    return Speed(steps * config.train.tokens / spent, measured=True, steps=steps, seconds=spent)
 
 
 def _process(config: RunConfig, vocabulary: int) -> Process:
@@ -97,7 +80,7 @@ def _process(config: RunConfig, vocabulary: int) -> Process:
 
 
 class _Stream:
-    """Windows of the text, one for each lane, begun at equal distances and read round and round."""
+    """Windows of the text, one per lane, which start at equal distances and wrap around."""
 
     def __init__(self, sentences: Sequence[str], vocabulary: int, config: RunConfig) -> None:
         words = [w for s in sentences for w in (BEGIN_SENTENCE, *s.split(), END_SENTENCE)]
@@ -106,7 +89,7 @@ class _Stream:
         number = {word: n for n, word in enumerate(types)}
         self._chars = char_ids(types, config.model.max_chars)
         self._ids = np.minimum(np.arange(len(types)), vocabulary - 1)
-        """By falling frequency, as in a vocabulary: the sampled softmax counts on that."""
+        """By falling frequency, as in a vocabulary, which the sampled softmax relies on."""
         self._text = np.array([number[word] for word in words])
         self._lanes, self._window = config.train.lanes, config.train.window
 

@@ -1,12 +1,12 @@
 """What a config will cost and whether it can work, before anything is started: `elmwright check`.
 
-`describe` gathers the facts as a `Plan` (plan_record.py), `plan_warnings.py` looks in them for what
-a user may not want, and `plan_text.py` turns them into the few lines that a person reads first.
+`describe` gathers the facts as a `Plan` (plan_record.py), `plan_warnings.py` derives warnings from
+them, and `plan_text.py` turns them into a few lines of text.
 """
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
@@ -24,6 +24,7 @@ from elmwright.jobs.planning.plan_record import (
     Reachable,
     Sample,
     SourceSize,
+    Speed,
     Store,
     TextSize,
     Time,
@@ -56,7 +57,7 @@ from elmwright.pipeline.storage.files import at
 
 
 def describe(config: RunConfig, *, measure: bool = False) -> Plan:
-    """Everything that is known of a run before it starts: facts, problems and warnings."""
+    """Everything that is known about a run before it starts: facts, problems and warnings."""
     folder = RunFolder.of(config)
     run = Run(config, folder)
     stages = _pending(run)
@@ -72,7 +73,10 @@ def describe(config: RunConfig, *, measure: bool = False) -> Plan:
     time = None
     if not is_remote(config):
         words = vocabulary.words
-        speed = _measured(config, look, words, here) if measure else _estimated(config, words, here)
+        if measure:
+            speed = _measured(config, look, words, here)
+        else:
+            speed = Speed(estimate.rule_of_thumb(config, words, here))
         time = _time(config, folder, stages, speed, text, words, here)
     base = Problems().of(find_init_from, config, folder)
     parts = config.model.parameter_counts()
@@ -164,30 +168,29 @@ def _look(problems: Problems, config: RunConfig, train: list[SourceFile]) -> Loo
     """A sample of the text, None where there is none; notes what is wrong with all of it."""
     if not train:
         return None
-
     look = problems.of(look_at, train, config.corpus, config.run.seed)
     if look is None:
         return None
     broken = sum(look.broken.values())
-    if broken == look.documents:
-        why = max(look.broken, key=look.broken.__getitem__) if look.broken else "no text"
+    if not look.documents:
+        problems.note("the sources hold no text; check corpus.sources")
+    elif broken == look.documents:
+        why = max(look.broken, key=look.broken.__getitem__)
+        reason = f"({why}) {look.detail}".rstrip()
         problems.note(
-            f"none of {plural(broken, 'document')} can be read ({why}) {look.detail}".rstrip()
-            + "; check corpus.sources"
-            if broken
-            else "the sources hold no text; check corpus.sources"
+            f"none of {plural(broken, 'document')} can be read {reason}; check corpus.sources"
         )
     elif look.kept == 0:
         problems.note(
-            "the rules keep nothing of the sample; see which drops what with "
-            "elmwright corpus CONFIG --sample 1000"
+            "the rules keep nothing of the sample; 'elmwright corpus CONFIG --sample 1000' shows "
+            "which rule drops what"
         )
     pieces = config.corpus.sentencepiece
     marks = 4 + 256 * pieces.byte_fallback
     if config.corpus.tokenizer == "sentencepiece" and look.alphabet + marks > pieces.size:
         problems.note(
             f"corpus.sentencepiece.size = {pieces.size} is less than the {look.alphabet} characters"
-            f" of the sample and {marks} marks; make it larger"
+            f" of the sample plus {marks} marks; increase it"
         )
     return look
 
@@ -208,7 +211,7 @@ def _sample(look: Look | None) -> Sample | None:
 def _text(
     config: RunConfig, manifest: Manifest | None, look: Look | None, train: list[SourceFile]
 ) -> TextSize:
-    """How much text there is, as the corpus says or as the sample suggests."""
+    """How much text there is, known from the corpus or estimated from the sample."""
     if manifest:
         splits = {name: split.steps for name, split in manifest.splits.items()}
         tokens = splits.pop("train")
@@ -233,7 +236,7 @@ def _embedded(config: RunConfig) -> bool:
 def _disk(
     config: RunConfig, folder: RunFolder, stages: Sequence[str], text: TextSize, words: int
 ) -> Disk:
-    """The bytes that a run needs besides those it has, and those free where it writes."""
+    """The bytes that a run still needs, and those free where it writes."""
     place = folder.scratch if folder.remote else Path(folder.root)
     corpus = training = 0
     if not at(folder.corpus).is_remote:
@@ -250,33 +253,16 @@ def _bytes_in(*places: Path) -> int:
     return sum(sizes.values())
 
 
-@dataclass(frozen=True)
-class _Speed:
-    """How fast all training processes together are, and how that is known."""
-
-    tokens_per_s: float
-    measured: bool = False
-    text: str = ""
-    steps: int = 0
-    seconds: float = 0.0
-
-
-def _estimated(config: RunConfig, words: int, cores: int) -> _Speed:
-    return _Speed(estimate.rule_of_thumb(config, words, cores))
-
-
-def _measured(config: RunConfig, look: Look | None, words: int, cores: int) -> _Speed:
+def _measured(config: RunConfig, look: Look | None, words: int, cores: int) -> Speed:
     from elmwright.jobs.planning.measuring import DOCUMENTATION, documentation, measure
 
     sample = look.sentences if look else ()
-    one = measure(config, sample or documentation(), words)
+    process = measure(config, sample or documentation(), words)
     at_once = max(1, min(config.train.processes, cores // config.train.threads))
-    return _Speed(
-        tokens_per_s=one.tokens_per_s * at_once,
-        measured=True,
+    return replace(
+        process,
+        tokens_per_s=process.tokens_per_s * at_once,
         text="the sample" if sample else DOCUMENTATION,
-        steps=one.steps,
-        seconds=one.seconds,
     )
 
 
@@ -284,7 +270,7 @@ def _time(
     config: RunConfig,
     folder: RunFolder,
     stages: Sequence[str],
-    speed: _Speed,
+    speed: Speed,
     text: TextSize,
     words: int,
     cores: int,
@@ -292,27 +278,17 @@ def _time(
     """How long the rest of the run takes on this machine at this speed."""
     newest = max((info.step for info in list_checkpoints(folder.checkpoints)), default=0)
     steps_left = max(0, config.train.max_steps - newest) if "train" in stages else 0
-    building = "corpus" in stages
-    wants_harvest = building and _embedded(config) and not harvest.frozen_parts(folder.corpus)
-    took = estimate.duration(
+    builds_corpus = "corpus" in stages
+    harvests = builds_corpus and _embedded(config) and not harvest.frozen_parts(folder.corpus)
+    return estimate.duration(
         config,
+        speed,
         cores=cores,
         vocabulary=words,
-        tokens_per_s=speed.tokens_per_s,
-        text_bytes=text.bytes if building else 0,
+        text_bytes=text.bytes if builds_corpus else 0,
         heldout_tokens=list(text.heldout_sets.values()),
         steps_left=steps_left,
-        harvest_seconds=estimate.HARVEST_SECONDS if wants_harvest else 0.0,
-    )
-    return Time(
-        **vars(took),
-        total=took.total,
-        steps_left=steps_left,
-        measured=speed.measured,
-        gflops_per_core=estimate.GFLOPS,
-        text=speed.text,
-        steps=speed.steps,
-        seconds=speed.seconds,
+        harvest_seconds=estimate.HARVEST_SECONDS if harvests else 0.0,
     )
 
 

@@ -83,25 +83,35 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Time:
-    """Seconds that the rest of the run takes on this machine, stage by stage."""
+class Speed:
+    """How fast all training processes together are."""
 
     tokens_per_s: float
-    corpus: float
-    train: float
-    evaluate: float
-    start: float
-    total: float
-    steps_left: int
-    measured: bool
-    """Whether training speed was measured; else it is a rule of thumb."""
-    gflops_per_core: float
+    measured: bool = False
+    """Whether the speed was measured; else it is a rule of thumb."""
     text: str = ""
     """The text that was measured on."""
     steps: int = 0
     """Steps that were measured."""
     seconds: float = 0.0
     """How long those took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Time(Speed):
+    """Seconds that the rest of the run takes on this machine, stage by stage."""
+
+    corpus: float
+    """Building the corpus; 0 if it is finished."""
+    train: float
+    """The steps that are left."""
+    evaluate: float
+    """Evaluations during and after training, and export's comparison."""
+    start: float
+    """Starting programs."""
+    total: float
+    steps_left: int
+    gflops_per_core: float
 
 
 @dataclass(frozen=True)

@@ -4,33 +4,31 @@ import json
 import shutil
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
 from elmwright.jobs.planning.estimate import in_words
 from elmwright.jobs.planning.plan_record import MlflowServer, Plan, Sample, Time, shown_config
-from elmwright.jobs.terminal.wording import size
+from elmwright.jobs.terminal.wording import nearby, size
 from elmwright.pipeline.cleaning.language import name_of
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig
 from elmwright.pipeline.progress import plural
 
 LABEL = 12
-"""Columns of what stands in front of a line."""
+"""Columns of the label before a line."""
 SHOWN = 5
-"""Sources that get a line of their own."""
+"""How many sources get their own line."""
 
 
 def plan_lines(plan: Plan, name: str) -> Iterator[str]:
-    """What matters first, each line no wider than the terminal."""
+    """The plan, most important facts first, each line no wider than the terminal."""
     width = max(60, min(100, shutil.get_terminal_size((80, 24)).columns))
     for label, text in (*_text_rows(plan), *_model_rows(plan), *_machine_rows(plan)):
         yield from _wrapped(f"  {label:<{LABEL}}", text, width)
     for warning in plan.warnings:
-        yield from _wrapped("warning: ", warning, width, " " * 9)
-    if not plan.problems:
-        if plan.pending:
-            yield f"Nothing stands in the way: elmwright run {name}"
-        else:
-            yield "Everything is done already."
+        yield from _wrapped("warning: ", warning, width)
+    if not plan.problems and plan.pending:
+        yield f"Ready to start: elmwright run {name}"
+    elif not plan.problems:
+        yield "Everything is done already."
 
 
 def config_lines(plan: Plan) -> Iterator[str]:
@@ -46,13 +44,12 @@ def config_lines(plan: Plan) -> Iterator[str]:
     yield ""
 
 
-def _wrapped(label: str, text: str, width: int, indent: str | None = None) -> Iterator[str]:
-    indent = " " * len(label) if indent is None else indent
-    yield from textwrap.wrap(
+def _wrapped(label: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
         text,
         width,
         initial_indent=label,
-        subsequent_indent=indent,
+        subsequent_indent=" " * len(label),
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -60,7 +57,7 @@ def _wrapped(label: str, text: str, width: int, indent: str | None = None) -> It
 
 def _text_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     text, sources = plan.text, plan.sources
-    yield "run", f"{plan.config.run.name} in {_short(plan.sizes['run folder'])}"
+    yield "run", f"{plan.config.run.name} in {nearby(plan.sizes['run folder'])}"
     if text.known:
         yield "text", f"the corpus is built: {text.tokens:,} tokens to train on"
     else:
@@ -92,8 +89,8 @@ def _sample(sample: Sample, corpus: CorpusConfig) -> str:
     ]
     main = next(iter(sample.languages), "")
     key = "languages" if corpus.languages else "language"
-    wanted = corpus.languages or (corpus.language,)
-    fits = f" as in corpus.{key}" if main in {code.partition("-")[0] for code in wanted} else ""
+    codes = {code.partition("-")[0] for code in corpus.languages or (corpus.language,)}
+    fits = f" as in corpus.{key}" if main in codes else ""
     parts.append((", ".join(languages) or "language unknown") + fits)
     broken = sum(sample.broken.values())
     if broken:
@@ -104,25 +101,22 @@ def _sample(sample: Sample, corpus: CorpusConfig) -> str:
 
 def _model_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     parameters, train = plan.parameters, plan.config.train
-    own = parameters.encoder + parameters.lstm
     up_to = "" if plan.vocabulary.known else "up to "
     yield (
         "model",
-        f"{_millions(own)} parameters, and {up_to}{_millions(parameters.softmax)} of the "
-        f"softmax; a checkpoint is {plan.sizes['checkpoint']}",
+        f"{_millions(parameters.encoder + parameters.lstm)} parameters, and "
+        f"{up_to}{_millions(parameters.softmax)} in the softmax; a checkpoint takes "
+        f"{plan.sizes['checkpoint']}",
     )
     epochs = ""
     if plan.text.tokens:
         times = train.max_steps * train.tokens / plan.text.tokens
         about = "" if plan.text.known else "about "
-        shown = (
-            f"{times:,.0f}" if times >= 10 else f"{times:.1f}" if times >= 0.1 else f"{times:.2g}"
-        )
-        epochs = f": {about}{shown} times the text"
-    yield (
-        "training",
-        f"{plural(train.max_steps, 'step')} of {train.tokens:,} tokens{epochs}",
-    )
+        digits = ",.0f" if times >= 10 else ".1f"
+        if times < 0.1:
+            digits = ".2g"
+        epochs = f": {about}{times:{digits}} times the text"
+    yield "training", f"{plural(train.max_steps, 'step')} of {train.tokens:,} tokens{epochs}"
     base = plan.init_from
     if base.model:
         state = "found, of the same shape" if base.folder else "not used"
@@ -133,11 +127,9 @@ def _model_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _machine_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     cores = plan.cores
-    wanted = f"{plural(cores.processes, 'process')} × {plural(cores.threads, 'thread')}"
-    if plan.cluster:
-        yield "cores", f"{wanted} on the cluster at {plan.cluster}"
-    else:
-        yield "cores", f"{wanted} on {plural(cores.here, 'core')}"
+    place = f"the cluster at {plan.cluster}" if plan.cluster else plural(cores.here, "core")
+    processes = f"{plural(cores.processes, 'process')} × {plural(cores.threads, 'thread')}"
+    yield "cores", f"{processes} on {place}"
     yield "disk", f"about {size(plan.disk.needed)} needed, {size(plan.disk.free)} free"
     if plan.time:
         yield "time", _time(plan.time)
@@ -147,14 +139,10 @@ def _machine_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _mlflow(server: MlflowServer, run: str) -> str:
-    if server.uri.startswith("sqlite"):
-        return _database(server.uri, run)
-    return f"{server.uri} {'answers' if server.answers else 'does not answer'}"
-
-
-def _database(uri: str, run: str) -> str:
-    file = uri.removeprefix("sqlite:///")
-    return "a file in the run's folder" if file.startswith(f"{run}/mlflow/") else _short(file)
+    if not server.uri.startswith("sqlite"):
+        return f"{server.uri} {'answers' if server.answers else 'does not answer'}"
+    file = server.uri.removeprefix("sqlite:///")
+    return "a file in the run's folder" if file.startswith(f"{run}/mlflow/") else nearby(file)
 
 
 def _time(time: Time) -> str:
@@ -177,11 +165,3 @@ def _millions(count: int) -> str:
     if count >= 10_000_000:
         return f"{count / 1e6:,.0f} M"
     return f"{count / 1e6:.1f} M" if count >= 100_000 else f"{count:,}"
-
-
-def _short(path: str) -> str:
-    """Relative to here where it is below."""
-    try:
-        return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
-        return path

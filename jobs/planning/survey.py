@@ -1,9 +1,9 @@
-"""What kind of text is in a user's files, so that `elmwright init` need not ask.
+"""What kind of text a user's files hold, so that `elmwright init` need not ask.
 
-Formats go by the endings of names. The beginnings of a few files then tell which field of a record
-holds the text, what separates documents in plain text and whether it is tokenised already; a sample
-(`pipeline/build/preview.py`) tells the language and how many words there are. All of this is a
-guess that is written into the config for the user to see and change.
+Formats are recognised by the endings of names. The beginnings of a few files show which field of a
+record holds the text, what separates documents in plain text and whether it is tokenised already;
+a sample (`pipeline/build/preview.py`) shows the language and the number of words. All of this is a
+guess, written into the config for the user to see and change.
 """
 
 import json
@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -25,24 +24,24 @@ from elmwright.pipeline.reading.sources import SourceFile
 from elmwright.pipeline.storage.files import at
 
 HEAD = 300_000
-"""Bytes at the beginning of a file that are looked at."""
+"""Bytes at the beginning of a file that are inspected."""
 FILES = 12
-"""Files whose beginnings are looked at."""
+"""Files whose beginnings are inspected."""
 WHOLE = 30_000_000
 """Larger files are not read as one document (`corpus.max_document_mb`)."""
 DOCUMENT = 1_000
-"""Characters from which what stands between blank lines is a document, not a paragraph."""
+"""Characters from which text between blank lines is a document, not a paragraph."""
 TEXT = 20
-"""Characters that a field of text has on average, at least: names and numbers have fewer."""
+"""The least average length of a field of text, in characters: names and numbers are shorter."""
 USUAL = ("text", "content", "body", "article", "document", "raw_content", "page_content", "story")
-"""Names that fields of text often have, the surest first."""
+"""Usual names of fields of text, the most certain first."""
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "km", "my", "bo", "dz"})
 """Languages that are written without spaces between words."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found."""
+    """Properties of a user's text, on which a config depends."""
 
     files: int
     """Files in all sources."""
@@ -52,46 +51,51 @@ class Survey:
     """Words and sentences in them, about."""
     fields: tuple[str, ...]
     """For each source, the field of its records that holds the text; "" where it has none."""
-    documents: str
+    documents: str = "blank-line"
     """corpus.documents."""
-    tokenizer: str
+    tokenizer: str = "ptb"
     """corpus.tokenizer."""
-    language: str
-    """The code of most of the text."""
-    share: float
-    """The share of it that is in this language; 0 where nobody can tell."""
-    longest: int
+    language: str = "en"
+    """Code of the language of most of the text."""
+    share: float = 1.0
+    """Share of the text that is in this language; 0 if unknown."""
+    longest: int = 0
     """Characters of the longest document, about."""
     alphabet: int = 0
     """Distinct characters that pieces of words would have to spell."""
 
 
 def survey(paths: Sequence[str]) -> Survey:
-    """Look at what paths, folders and globs name; a `UserError` for one that names nothing."""
-    found: list[SourceFile] = []
+    """Inspect the files that paths, folders and globs name; `UserError` for one that names none."""
+    files: list[SourceFile] = []
     fields = []
     for index, path in enumerate(paths):
-        mine: list[SourceFile] = []
-        if path != EMBEDDED:
-            stats = sources.expand(path, "--source")
-            plain = CorpusConfig()
-            mine = [
-                sources.source_file(stat, len(found) + n, "train", plain, Source(path), index)
-                for n, stat in enumerate(stats)
-            ]
-        fields.append(text_field(mine))
-        found += mine
-    if not found:
-        return Survey(
-            0, HARVEST_BYTES, HARVEST_STEPS, tuple(fields), "blank-line", "ptb", "en", 1.0, 0
-        )
-    if not sum(file.bytes for file in found):
+        stats = [] if path == EMBEDDED else sources.expand(path, "--source")
+        source_files = [
+            sources.source_file(stat, number, "train", CorpusConfig(), Source(path), index)
+            for number, stat in enumerate(stats, len(files))
+        ]
+        fields.append(text_field(source_files))
+        files += source_files
+    if not files:
+        return Survey(0, HARVEST_BYTES, HARVEST_STEPS, tuple(fields))
+    if not any(file.bytes for file in files):
         raise UserError(
             "no-text", f"the files of --source {paths[0]} are empty; name some with text"
         )
-    plain_text = [file for file in found if file.format == "text"]
-    documents = separator(plain_text, [head for file in _some(plain_text) if (head := _head(file))])
-    look = _look(found, fields, documents)
+    plain_text = [file for file in files if file.format == "text"]
+    heads = [_head(file) for file in _spread(plain_text)]
+    documents = separator(plain_text, [head for head in heads if head])
+
+    def sample(tokenizer: str, language: str) -> Look:
+        read = [
+            replace(file, documents=documents, text_field=fields[file.source] or "text")
+            for file in files
+        ]
+        config = CorpusConfig(tokenizer=tokenizer, language=language)  # type: ignore[arg-type]
+        return look_at(read, config)
+
+    look = sample("ptb", "en")
     if not look.sentences:
         raise UserError(
             "no-text",
@@ -99,51 +103,35 @@ def survey(paths: Sequence[str]) -> Survey:
         )
     language, share = next(iter(look.languages.items()), ("en", 0.0))
     tokenizer = "sentencepiece" if language in WITHOUT_SPACES else "ptb"
-    if tokenizer == "ptb" and is_tokenised(_head(file) for file in _some(plain_text)):
+    if tokenizer == "ptb" and is_tokenised(heads):
         tokenizer = "whitespace"
     if (language, tokenizer) != ("en", "ptb"):
-        look = _look(found, fields, documents, tokenizer, language)
+        look = sample(tokenizer, language)
     longest = look.longest
     if documents == "file":
-        longest = max(longest, *(text_bytes(file) for file in plain_text))
+        longest = max(longest, *map(text_bytes, plain_text))
     return Survey(
-        len(found),
-        look.text_bytes,
-        look.steps,
-        tuple(fields),
-        documents,
-        tokenizer,
-        language,
-        share,
-        longest,
-        look.alphabet,
+        files=len(files),
+        bytes=look.text_bytes,
+        steps=look.steps,
+        fields=tuple(fields),
+        documents=documents,
+        tokenizer=tokenizer,
+        language=language,
+        share=share,
+        longest=longest,
+        alphabet=look.alphabet,
     )
 
 
-def _look(
-    found: Sequence[SourceFile],
-    fields: Sequence[str],
-    documents: str,
-    tokenizer: str = "ptb",
-    language: str = "en",
-) -> Look:
-    read = [
-        replace(file, documents=documents, text_field=fields[file.source] or "text")
-        for file in found
-    ]
-    config = CorpusConfig(tokenizer=tokenizer, language=language)  # type: ignore[arg-type]
-    return look_at(read, config)
+def _spread(files: Sequence[SourceFile], count: int = FILES) -> list[SourceFile]:
+    """At most `count` files from all over the list."""
+    step = max(1.0, len(files) / count)
+    return [files[int(n * step)] for n in range(min(count, len(files)))]
 
 
-def _some(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """A few files from all over the list."""
-    return (
-        [files[n * len(files) // FILES] for n in range(FILES)] if len(files) > FILES else [*files]
-    )
-
-
-def _bytes_of(file: SourceFile) -> bytes:
-    """The first bytes of a file, unpacked."""
+def _first_bytes(file: SourceFile) -> bytes:
+    """The first bytes of a file, decompressed."""
     data = b""
     with at(file.path).reading() as stream:
         for block in blocks(stream, file.path, 0, -1):
@@ -154,8 +142,8 @@ def _bytes_of(file: SourceFile) -> bytes:
 
 
 def _head(file: SourceFile) -> str:
-    """The beginning of a text file, without a last line that was cut."""
-    data = _bytes_of(file)
+    """The beginning of a text file, without an incomplete last line."""
+    data = _first_bytes(file)
     if len(data) == HEAD and b"\n" in data:
         data = data[: data.rindex(b"\n") + 1]
     return decode(data, file.encoding)[0].replace("\r\n", "\n")
@@ -164,16 +152,16 @@ def _head(file: SourceFile) -> str:
 def separator(files: Sequence[SourceFile], heads: Sequence[str]) -> str:
     """What separates documents in plain text: blank-line, line or file.
 
-    Blank lines do, if what is between them is as long as a document, or is several lines that each
-    end a sentence. Otherwise they separate paragraphs, and a file is a document: the order of
-    paragraphs is kept, and long files can be cut.
+    Blank lines separate documents if the text between them is as long as a document, or is several
+    lines that each end a sentence. Otherwise they separate paragraphs, and a file is a document:
+    the order of paragraphs is kept, and long files can be cut.
     """
     if not files:
         return "blank-line"
-    whole = max(map(text_bytes, files)) < WHOLE
+    can_be_whole = max(map(text_bytes, files)) < WHOLE
     groups = [group for head in heads for group in re.split(r"\n[ \t]*\n\s*", head.strip())]
     if len(groups) <= len(heads):
-        return "file" if whole else "line"
+        return "file" if can_be_whole else "line"
     sizes = sorted(map(len, groups))
     half, seen = sum(sizes) / 2, 0
     for size in sizes:  # half of the text is in groups at least so long
@@ -183,13 +171,13 @@ def separator(files: Sequence[SourceFile], heads: Sequence[str]) -> str:
     lines = [group.split("\n") for group in groups]
     ended = [bool(re.search(r"[.!?…。！？][\"'”’»)]*\s*$", line)) for ls in lines for line in ls]
     by_sentence = median(map(len, lines)) >= 2 and sum(ended) > 0.8 * len(ended)
-    if size >= DOCUMENT or by_sentence or not whole:
+    if size >= DOCUMENT or by_sentence or not can_be_whole:
         return "blank-line"
     return "file"
 
 
 def is_tokenised(heads: Iterable[str]) -> bool:
-    """Whether full stops and commas stand apart from the words before them."""
+    """Whether full stops and commas are separated from the words before them."""
     text = "\n".join(heads)
     marks = len(re.findall(r"(?<=\S)[.,](?=\s)|(?<=\s)[.,](?=\s)", text))
     apart = len(re.findall(r"(?<=\s)[.,](?=\s)", text))
@@ -202,7 +190,7 @@ def text_field(files: Sequence[SourceFile]) -> str:
     sizes: Counter[str] = Counter()
     records = 0
     names: dict[str, None] = {}
-    for file in _some(tables)[:4]:
+    for file in _spread(tables, 4):
         for record in _records(file):
             records += 1
             names.update(dict.fromkeys(record))
@@ -225,15 +213,15 @@ def text_field(files: Sequence[SourceFile]) -> str:
 def _records(file: SourceFile) -> list[dict[str, Any]]:
     if file.format == "parquet":
         return _rows(file)
-    found = []
-    for line in islice(_bytes_of(file).split(b"\n"), 100):
+    records = []
+    for line in _first_bytes(file).split(b"\n")[:100]:
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # cut, or broken: the corpus will say which
+            continue  # incomplete, or invalid: building the corpus reports which
         if isinstance(record, dict):
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
 def _rows(file: SourceFile) -> list[dict[str, Any]]:

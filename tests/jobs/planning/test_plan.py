@@ -14,7 +14,7 @@ from elmwright.jobs.cli.command import main
 from elmwright.jobs.config.toml_file import config_hash, load_config
 from elmwright.jobs.planning import estimate
 from elmwright.jobs.planning.plan import describe
-from elmwright.jobs.planning.plan_record import Plan
+from elmwright.jobs.planning.plan_record import Plan, Speed
 from elmwright.jobs.planning.plan_text import plan_lines
 from elmwright.jobs.training.loop.evaluate import final_limit
 from tests.support.tiny import write_config, write_text
@@ -42,7 +42,7 @@ def warnings_of(tmp_path: Path, text: str, **changes: object) -> str:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_the_first_screen_says_what_matters_and_fits(
+def test_the_plan_fits_the_terminal_and_has_every_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -74,7 +74,7 @@ def test_the_first_screen_says_what_matters_and_fits(
     assert "[corpus]" not in shown
 
 
-def test_the_resolved_config_is_printed_only_when_asked_for(tmp_path: Path) -> None:
+def test_full_prints_the_resolved_config(tmp_path: Path) -> None:
     config = write_config(tmp_path, write_text(tmp_path / "text.txt", 60))
     code, shown = check(config, "--full")
     assert code == 0
@@ -82,7 +82,7 @@ def test_the_resolved_config_is_printed_only_when_asked_for(tmp_path: Path) -> N
     assert config_hash(load_config(str(config))) in shown
 
 
-def test_json_has_all_of_it_and_the_keys_it_had(tmp_path: Path) -> None:
+def test_json_has_the_whole_plan(tmp_path: Path) -> None:
     path = write_config(tmp_path, write_text(tmp_path / "text.txt", 60))
     code, shown = check(path, "--json")
     plan = json.loads(shown)
@@ -119,7 +119,7 @@ def test_sources_that_match_nothing_are_refused_with_exit_2(
     assert len(json.loads(shown)["problems"]) == 2
 
 
-def test_text_in_another_language_is_said(tmp_path: Path) -> None:
+def test_text_in_another_language_gets_a_warning(tmp_path: Path) -> None:
     shown = " ".join(plan_lines(plan_of(tmp_path, GERMAN * 40), "x"))
     assert "German (de);" in shown
     assert "as in corpus" not in shown
@@ -130,7 +130,7 @@ def test_text_in_another_language_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_a_heldout_share_that_is_a_whole_document_is_said(tmp_path: Path) -> None:
+def test_a_heldout_share_smaller_than_a_document_gets_a_warning(tmp_path: Path) -> None:
     novel = ENGLISH * 200
     alone = {"corpus_documents": "file", "corpus_heldout": {"heldout": 0.01}}
     assert "corpus.cut_documents" in warnings_of(tmp_path, novel, **alone)
@@ -138,7 +138,7 @@ def test_a_heldout_share_that_is_a_whole_document_is_said(tmp_path: Path) -> Non
     assert "corpus.cut_documents" not in cut
 
 
-def test_more_processes_than_cores_is_said(tmp_path: Path) -> None:
+def test_more_processes_than_cores_get_a_warning(tmp_path: Path) -> None:
     many = 2 * len(os.sched_getaffinity(0))
     warned = warnings_of(
         tmp_path, ENGLISH * 60, train_processes=many, train_lanes=2 * many, eval_lanes=many
@@ -146,14 +146,14 @@ def test_more_processes_than_cores_is_said(tmp_path: Path) -> None:
     assert f"= {many}, more than the {many // 2} core" in warned
 
 
-def test_adagrad_in_a_short_run_is_said(tmp_path: Path) -> None:
+def test_adagrad_in_a_short_run_gets_a_warning(tmp_path: Path) -> None:
     assert "Adagrad" in warnings_of(tmp_path, ENGLISH * 60)
     assert "Adagrad" not in warnings_of(tmp_path, ENGLISH * 60, optim_name="adamw")
 
 
-def test_what_cannot_be_read_and_what_the_rules_leave(tmp_path: Path) -> None:
+def test_a_sample_that_the_rules_drop_and_too_few_pieces_are_problems(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, ENGLISH * 60, corpus_min_words=500)
-    assert "the rules keep nothing" in plan.problems[0]
+    assert "--sample 1000" in plan.problems[0]
     plan = plan_of(
         tmp_path, "日本語の文字はたくさんあります。" * 40, corpus_tokenizer="sentencepiece"
     )
@@ -162,7 +162,7 @@ def test_what_cannot_be_read_and_what_the_rules_leave(tmp_path: Path) -> None:
     assert "characters of the sample" in describe(config).problems[0]
 
 
-def test_a_corpus_that_is_built_is_not_taken_for_room_that_training_has(tmp_path: Path) -> None:
+def test_a_finished_corpus_does_not_count_as_disk_space_of_training(tmp_path: Path) -> None:
     before = plan_of(tmp_path, ENGLISH * 50).disk.needed
     run = tmp_path / "run"
     (run / "corpus").mkdir(parents=True)
@@ -178,16 +178,16 @@ def test_a_corpus_that_is_built_is_not_taken_for_room_that_training_has(tmp_path
     assert needed == training - 1000
 
 
-def test_the_last_evaluation_is_counted_as_far_as_it_goes() -> None:
+def test_the_last_evaluation_is_counted_up_to_its_limit() -> None:
     config = load_config("original", ["eval.every_steps=0"])
 
     def seconds(final: int, *sets: int) -> float:
         section = replace(config.eval, final_tokens=final)
         return estimate.duration(
             replace(config, eval=section),
+            Speed(1.0),
             cores=1,
             vocabulary=800_000,
-            tokens_per_s=1.0,
             text_bytes=0,
             heldout_tokens=sets,
             steps_left=1,
@@ -203,7 +203,7 @@ def test_the_last_evaluation_is_counted_as_far_as_it_goes() -> None:
             assert found == final_limit(final, vocabulary)
 
 
-def test_another_database_than_the_runs_own_is_named(tmp_path: Path) -> None:
+def test_a_database_outside_the_run_is_named(tmp_path: Path) -> None:
     def mlflow(**changes: object) -> str:
         lines = plan_lines(plan_of(tmp_path, ENGLISH * 50, **changes), "x")
         return next(line for line in lines if line.startswith("  MLflow")).split(None, 1)[1]
@@ -212,7 +212,7 @@ def test_another_database_than_the_runs_own_is_named(tmp_path: Path) -> None:
     assert mlflow(tracking_uri=f"sqlite:///{tmp_path}/all.db") == f"{tmp_path}/all.db"
 
 
-def test_servers_that_do_not_answer_are_said(tmp_path: Path) -> None:
+def test_servers_that_do_not_answer_are_reported(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -225,7 +225,7 @@ def test_servers_that_do_not_answer_are_said(tmp_path: Path) -> None:
     assert "cannot connect to the Ray cluster" in plan.problems[0]
 
 
-def test_the_time_can_be_measured_by_real_steps(tmp_path: Path) -> None:
+def test_measure_times_real_steps(tmp_path: Path) -> None:
     config = load_config(str(write_config(tmp_path, write_text(tmp_path / "text.txt", 60))))
     plan = describe(config, measure=True)
     assert plan.time.measured is True
@@ -237,7 +237,7 @@ def test_the_time_can_be_measured_by_real_steps(tmp_path: Path) -> None:
     assert demo.time.text == "Python's own documentation"
 
 
-def test_the_rule_of_thumb_counts_the_arithmetic_that_a_step_does() -> None:
+def test_the_rule_of_thumb_counts_the_arithmetic_of_a_step() -> None:
     """Against the exact count of `model.flops` on a typical batch: the same within a third."""
     import torch
 
@@ -253,7 +253,7 @@ def test_the_rule_of_thumb_counts_the_arithmetic_that_a_step_does() -> None:
         assert rule == pytest.approx(exact, rel=0.34), recipe
 
 
-def test_durations_are_said_as_people_say_them() -> None:
+def test_durations_in_words() -> None:
     said = {
         5: "5 s",
         100: "2 min",
