@@ -1,9 +1,9 @@
 """Elmwright: from raw text to a published, drop-in ELMo.
 
-`from elmwright import Elmo` is all a user of a finished model needs (`SentenceVectors` is there
-too). `shards` gives the sentences of a corpus. A mistake of the caller raises `UserError`. The
-names are resolved on first use, so that `import elmwright` (and the command's `--help`) never pays
-for importing torch.
+`from elmwright import Elmo` is all that a user of a finished model needs. `SentenceVectors` is for
+scikit-learn, and `shards` gives the sentences of a corpus. A mistake of the caller raises
+`UserError`. Names are resolved on first use, so `import elmwright` (and the command's `--help`)
+does not import torch.
 
 The top room of jobs/: it may import every other room. They take only `__version__` from it.
 """

@@ -19,16 +19,17 @@ from elmwright.jobs.cli.early import (
 from elmwright.jobs.cli.output import print_json
 from elmwright.jobs.runbook.find_corpus import corpus_of
 from elmwright.jobs.terminal.wording import tell, terminal_width
-from elmwright.jobs.using.argument_checks import check_output, check_query
+from elmwright.jobs.using.argument_checks import check_output, check_query, check_score_output
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import silent
+from elmwright.pipeline.records import to_data
 
 
 def embed(options: Namespace) -> None:
     from elmwright.jobs.using.embed_output import output_format
 
     output = Path(options.output)
-    mix = None if options.mix is None else _numbers(options.mix)
+    mix = () if options.mix is None else _numbers(options.mix)
     output_format(output, options.format)
     check_output(output, options.force)
     check_model(options.model, options.require_signature)
@@ -36,22 +37,24 @@ def embed(options: Namespace) -> None:
     if options.cache:
         check_file(options.cache, "table of fill-cache")
     from elmwright.jobs.terminal.console import Console
-    from elmwright.jobs.using.embed import embed_file
+    from elmwright.jobs.using.embed import Recipe, embed_file
 
+    recipe = Recipe(
+        layers="mix" if mix else options.layers,
+        mix=tuple(options.gamma * weight for weight in mix),
+        batch_size=options.batch_size,
+        carry_state=options.carry_state,
+        device=options.device,
+        table=options.cache,
+    )
     sentence = embed_file(
         options.model,
         options.input,
         output,
-        layers=options.layers,
-        mix=mix,
-        gamma=options.gamma,
+        recipe,
         kind=options.format,
-        batch_size=options.batch_size,
-        carry_state=options.carry_state,
-        force=options.force,
         workers=options.workers,
-        device=options.device,
-        table=options.cache,
+        force=options.force,
         progress=silent if options.quiet else Console(sys.stderr).progress,
     )
     tell(sentence)
@@ -69,9 +72,7 @@ def _numbers(text: str) -> list[float]:
 def score(options: Namespace) -> None:
     output = None if options.output is None else Path(options.output)
     if output is not None:
-        check_output(output, options.force)
-        if output.suffix not in (".tsv", ".jsonl"):
-            raise UserError("argument", f"{output.name} ends neither in .tsv nor in .jsonl")
+        check_score_output(output, options.force)
     check_model(options.model, options.require_signature)
     check_text(options.input)
     from elmwright.jobs.using.score import score_file
@@ -96,7 +97,7 @@ def neighbours(options: Namespace) -> None:
     corpus = text_or_corpus(options.corpus or run_of(options.model))
     from elmwright.jobs.using.neighbours import as_table, find_neighbours, write_page
 
-    found = find_neighbours(
+    result = find_neighbours(
         options.model,
         options.word,
         options.sentence,
@@ -107,11 +108,11 @@ def neighbours(options: Namespace) -> None:
         device=options.device,
     )
     if page is not None:
-        write_page(found, page)
+        write_page(result, corpus, page)
     if options.json:
-        print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
+        print(json.dumps(to_data(result), indent=1, ensure_ascii=False))
         return
-    print(as_table(found, sys.stdout.isatty(), terminal_width(sys.stdout)))
+    print(as_table(result, sys.stdout.isatty(), terminal_width(sys.stdout)))
     if page is not None:
         tell(f"\nwrote {page}")
 

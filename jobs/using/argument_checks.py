@@ -7,7 +7,7 @@ from elmwright.pipeline.errors import UserError
 
 
 def check_output(output: Path, force: bool) -> None:
-    """Refuse an output that is there already, or cannot be."""
+    """Refuse an output that exists or cannot be created."""
     if output.is_dir():
         raise UserError("output", f"{output} is a folder; name a file to write")
     if output.exists() and not force:
@@ -21,8 +21,15 @@ def check_output(output: Path, force: bool) -> None:
         )
 
 
+def check_score_output(output: Path, force: bool) -> None:
+    """`check_output` for the two formats of `elmwright score`."""
+    check_output(output, force)
+    if output.suffix not in (".tsv", ".jsonl"):
+        raise UserError("argument", f"{output.name} ends neither in .tsv nor in .jsonl")
+
+
 def check_query(word: str, sentence: str, count: int) -> None:
-    """Refuse a word that is not in its sentence, and no neighbours at all."""
+    """Refuse a word that is not in its sentence, and a count below 1."""
     words = sentence.split()
     if word not in words:
         raise UserError(

@@ -1,33 +1,32 @@
-"""`elmwright embed`: the layer representations of a text, of any size, in a file.
+"""`elmwright embed`: writes the layer representations of a text of any size to a file.
 
-The text is cut after line ends into pieces of 256 KB. Each becomes a part file beside the output,
-atomically; when all are there they are joined, in order, and the output takes its name. So one
-mechanism serves two purposes: several Ray workers make parts at the same time, and a command that
-was killed finds its parts and resumes, if model, text and options are still the same. The price is
-room on the disk for the vectors twice. (However it was made, a file holds the same vectors up to
-rounding, about 1e-6: word types are encoded with those they are met with.)
+The text is cut at line ends into pieces of 256 KB. The vectors of each piece are written to a part
+file beside the output. When all parts exist they are joined, in order, and the result is renamed to
+the output. So several Ray workers can make parts at the same time, and a command that was killed
+resumes from its parts if model, text and options are unchanged. This needs disk space for the
+vectors twice. (Two runs give the same vectors up to rounding, about 1e-6, because word types are
+encoded together with those that occur near them.)
 
-A part is nothing but float32 numbers, sentence after sentence: which words they belong to is in the
-text, which the join reads again.
+A part contains only float32 numbers, sentence after sentence. Their words are in the text, which is
+read again when the parts are joined.
 
-With `carry_state` a sentence depends on those before it: the text is one piece then, made by one
-process, and begun anew if it was killed.
+With `carry_state` a sentence depends on those before it, so the text is one piece, made by one
+process, and a killed command starts again from the beginning.
 """
 
-import hashlib
 import json
-import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from elmwright.jobs.environment.machine_use import cores, starting_ray
+from elmwright.jobs.cluster.local_ray import start_local_ray
+from elmwright.jobs.environment.machine_use import cores
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.work_folder import alone_in
 from elmwright.jobs.terminal.signals import stop_signals
@@ -50,7 +49,7 @@ from elmwright.pipeline.storage.disk import explained, sync_to_disk
 from elmwright.pipeline.storage.files import at
 
 PART_BYTES = 1 << 18
-"""Text of a part, about 45,000 words: what a kill costs each worker at most."""
+"""Bytes of text per part, about 45,000 words: the most that a kill costs each worker."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,7 @@ class Embedder:
     def __init__(self, folder: str, recipe: Recipe, threads: int = 0) -> None:
         import torch
 
+        from elmwright.jobs.using.fill_cache import use_table
         from elmwright.model.inference.elmo import Elmo
 
         if threads:
@@ -87,8 +87,6 @@ class Embedder:
         )
         self.elmo.eval()
         if recipe.table:
-            from elmwright.jobs.using.fill_cache import use_table
-
             use_table(self.elmo, Path(recipe.table))
         n_layers = self.elmo.bilm.config.n_layers + 1
         if recipe.layers == "mix" and len(recipe.mix) != n_layers:
@@ -97,31 +95,23 @@ class Embedder:
             )
         self.n_layers = n_layers if recipe.layers == "all" else 1
 
-    def digest(self) -> str:
-        """The sha256 of the weights, wherever they were read from."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.elmo.bilm.state_dict().items()):
-            digest.update(f"{name}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.cpu().contiguous().numpy().data)
-        return digest.hexdigest()
-
     def embed_piece(
         self, text: Path, piece: Piece, part: Path, advance: Advance = lambda _n, _detail="": None
     ) -> int:
-        """Write the part file of a piece; the bytes of text it had."""
+        """Write the part file of a piece, and return its size in bytes of text."""
         size, start, words = self.recipe.batch_size, time.monotonic(), 0
         exactly = size if self.recipe.carry_state else None
         with at(part).writing() as file:
             for batch, read in batches(read_sentences(text, piece), exactly):
                 for vectors in self.elmo.embed(batch, batch_size=size):
-                    file.write(np.ascontiguousarray(_chosen(vectors, self.recipe)).data)
+                    file.write(np.ascontiguousarray(_combine(vectors, self.recipe)).data)
                 words += sum(map(len, batch))
                 advance(read, f"{words / (time.monotonic() - start):,.0f} words/s")
         return piece.end - piece.start
 
 
-def _chosen(vectors: Vectors, recipe: Recipe) -> Vectors:
-    """(layers + 1, words, width) → the layers asked for, or their mix."""
+def _combine(vectors: Vectors, recipe: Recipe) -> Vectors:
+    """(layers + 1, words, width) → the chosen layers, or their mix."""
     if recipe.layers == "mix":
         return np.asarray(np.tensordot(np.array([recipe.mix], np.float32), vectors, 1), np.float32)
     return choose_layers(vectors, recipe.layers)
@@ -131,54 +121,53 @@ def embed_file(
     model: str,
     source: str,
     output: Path,
+    recipe: Recipe = Recipe(),  # noqa: B008 - it is frozen
     *,
-    layers: str = "all",
-    mix: Sequence[float] | None = None,
-    gamma: float = 1.0,
-    batch_size: int = 32,
-    carry_state: bool = False,
-    force: bool = False,
     kind: str | None = None,
     workers: int = 1,
-    device: str = "cpu",
-    table: str = "",
+    force: bool = False,
     progress: Progress = silent,
 ) -> str:
-    """Embed every line of `source` into `output`; a sentence about what was written."""
+    """Embed every line of `source` into `output`, and return a sentence about the result."""
     kind = output_format(output, kind)
     check_output(output, force)
-    if batch_size < 1 or workers < 1:
+    if recipe.batch_size < 1 or workers < 1:
         raise UserError("argument", "--batch-size and --workers must be at least 1")
-    if carry_state and workers > 1:
+    if recipe.carry_state and workers > 1:
         raise UserError(
             "argument", "--carry-state reads line after line, so it cannot use --workers"
         )
-    if mix is not None:
-        layers, mix = "mix", tuple(gamma * share for share in mix)
     folder = str(resolve(model))
+    from elmwright.jobs.using.fill_cache import tensors_digest
     from elmwright.jobs.using.pretrained import choose_device
 
-    table = str(Path(table).absolute()) if table else ""
-    recipe = Recipe(layers, tuple(mix or ()), batch_size, carry_state, choose_device(device), table)
+    table = str(Path(recipe.table).absolute()) if recipe.table else ""
+    recipe = replace(recipe, device=choose_device(recipe.device), table=table)
     embedder = Embedder(folder, recipe)
-    once = is_stream(source)  # cannot be read again, so its parts would be of no use
-    with _work_folder(output, keep=not once) as work, text_file(source, work) as text:
+    can_resume = not is_stream(source)  # a stream cannot be read again
+    with _work_folder(output, can_resume) as work, text_file(source, work) as text:
         warn_of_unknown(Path(folder), text)
-        whole = None if carry_state else PART_BYTES
-        parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, whole))}
-        _keep_or_clear(work, None if once else _key(embedder, text))
-        with progress("embedding", text.stat().st_size, "bytes") as advance:
-            left = {}
+        status = text.stat()
+        key = None
+        if can_resume:
+            digest = tensors_digest(embedder.elmo.bilm.state_dict())
+            path = str(text.absolute())
+            key = PartsKey(digest, path, status.st_size, status.st_mtime_ns, recipe, PART_BYTES)
+        _clear_other_parts(work, key)
+        size = None if recipe.carry_state else PART_BYTES
+        parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, size))}
+        with progress("embedding", status.st_size, "bytes") as advance:
+            missing = {}
             for part, piece in parts.items():
                 if part.exists():
                     advance(piece.end - piece.start)
                 else:
-                    left[part] = piece
+                    missing[part] = piece
             if workers == 1:
-                for part, piece in left.items():
+                for part, piece in missing.items():
                     embedder.embed_piece(text, piece, part, advance)
-            elif left:
-                _embed_on_ray(folder, recipe, text, left, workers, advance)
+            elif missing:
+                _embed_on_ray(folder, recipe, text, missing, workers, advance)
         shape = embedder.n_layers, embedder.elmo.width
         lines, words = _join(text, parts, shape, work / "joined", kind)
         with explained(output):
@@ -189,23 +178,23 @@ def embed_file(
 
 
 @contextmanager
-def _work_folder(output: Path, keep: bool = True) -> Iterator[Path]:
-    """The folder of parts, for this process alone; it stays if there are parts to resume from."""
+def _work_folder(output: Path, can_resume: bool) -> Iterator[Path]:
+    """The folder of parts, locked. It is kept on failure if parts can be resumed from."""
     work = output.absolute().with_name(f".{output.name}.parts")
     with alone_in(work, output):
         try:
             yield work
         finally:
-            if work.is_dir() and not (keep and any(work.glob("part-*"))):
+            if work.is_dir() and not (can_resume and any(work.glob("part-*"))):
                 shutil.rmtree(work)
 
 
 @dataclass(frozen=True)
 class PartsKey:
-    """All that the parts of an interrupted command depend on."""
+    """Everything that the parts of an interrupted command depend on."""
 
     model: str
-    """Digest of its files."""
+    """Digest of its weights."""
     text: str
     """The path of the text."""
     size: int
@@ -214,24 +203,12 @@ class PartsKey:
     part_bytes: int
 
 
-def _key(embedder: Embedder, text: Path) -> PartsKey:
-    status = text.stat()
-    return PartsKey(
-        model=embedder.digest(),
-        text=str(text.absolute()),
-        size=status.st_size,
-        mtime_ns=status.st_mtime_ns,
-        recipe=embedder.recipe,
-        part_bytes=PART_BYTES,
-    )
-
-
-def _keep_or_clear(work: Path, key: PartsKey | None) -> None:
-    """Parts of the same text, model and options stay; all others go."""
+def _clear_other_parts(work: Path, key: PartsKey | None) -> None:
+    """Remove the parts of another text or model, or of other options."""
     note = work / "key.json"
     if key is not None and at(note).read_json() == to_data(key):
         return
-    note.unlink(missing_ok=True)  # first: it must not vouch for what comes next
+    note.unlink(missing_ok=True)  # first, or it would vouch for later parts
     for part in work.glob("part-*"):
         part.unlink()
     if key is not None:
@@ -241,7 +218,7 @@ def _keep_or_clear(work: Path, key: PartsKey | None) -> None:
 def _join(
     text: Path, parts: dict[Path, Piece], shape: tuple[int, int], joined: Path, kind: str
 ) -> tuple[int, int]:
-    """Parts → one file; its sentences and words."""
+    """Join parts into one file; return the numbers of sentences and words."""
     line = words = 0
     n_layers, width = shape
     with explained(joined), vectors_file(joined, kind) as add:
@@ -261,9 +238,14 @@ def _join(
 
 
 def _embed_on_ray(
-    folder: str, recipe: Recipe, text: Path, left: dict[Path, Piece], workers: int, advance: Advance
+    folder: str,
+    recipe: Recipe,
+    text: Path,
+    missing: dict[Path, Piece],
+    workers: int,
+    advance: Advance,
 ) -> None:
-    """Parts made by several processes of this machine, each with the model in its memory."""
+    """Make parts with several processes on this machine, each with its own copy of the model."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray.exceptions import RayActorError, RayTaskError
@@ -274,33 +256,24 @@ def _embed_on_ray(
         import torch
 
         workers = min(workers, torch.cuda.device_count())
-    workers = min(workers, len(left))
+    workers = min(workers, len(missing))
     threads = max(1, cores() // workers)
     try:
-        with starting_ray():
-            ray.init(
-                address="local",
-                num_cpus=workers,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-                object_store_memory=128 * 2**20,
-            )
+        start_local_ray(workers)
     except (SystemExit, KeyboardInterrupt):
-        # SystemExit: Ray's own SIGTERM handler, before we take the signal back.
+        # SystemExit comes from Ray's own SIGTERM handler, before we take the signal back.
         ray.shutdown()
         raise Interrupted("while Ray was starting; the same command resumes") from None
-    except Exception as error:  # Ray raises no narrower one when its own start times out
-        reason = str(error).splitlines()[0]
-        raise Failed(f"Ray did not start ({reason}); --workers 1 does without it") from error
+    except Interrupted as error:
+        raise Interrupted(f"{error}, or use --workers 1, which needs no Ray") from error
     with stop_signals() as stop:
-        stop.take()  # Ray has taken SIGTERM, and would end with its number as exit code
+        stop.take()  # Ray has taken SIGTERM, and would exit with its number
     try:
         actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=2, max_task_retries=2)(Embedder)
         pool = ActorPool([actor.remote(folder, recipe, threads) for _ in range(workers)])
         done = pool.map_unordered(
-            lambda maker, item: maker.embed_piece.remote(text.absolute(), item[1], item[0]),
-            list(left.items()),
+            lambda worker, item: worker.embed_piece.remote(text.absolute(), item[1], item[0]),
+            list(missing.items()),
         )
         for size in done:
             advance(size)
@@ -310,8 +283,8 @@ def _embed_on_ray(
         raise
     except RayActorError as error:
         raise Failed(
-            "the workers died again and again, perhaps for lack of memory; the same command "
-            "resumes from what is done, best with fewer --workers"
+            "the workers died repeatedly, perhaps for lack of memory; run the same command again "
+            "with fewer --workers, and it resumes from the finished parts"
         ) from error
     finally:
         ray.shutdown()

@@ -1,17 +1,17 @@
-"""The files that hold vectors: one entry a sentence, written as they come.
+"""Writes files of vectors, sentence by sentence.
 
-    .hdf5      dataset "0", "1", … (line numbers): float32 (layers, words, width), as bilm-tf has it
-    .parquet   a row a sentence: line, tokens, shape [layers, words, width], vectors (flat float32)
-    .npz       array "0", "1", …: the same arrays for `numpy.load`, nothing pickled
+    .hdf5      dataset "0", "1", … (line numbers): float32 (layers, words, width), as in bilm-tf
+    .parquet   a row per sentence: line, tokens, shape [layers, words, width], vectors (float32)
+    .npz       array "0", "1", …: the same arrays for `numpy.load`, without pickle
 
-The same vectors give the same bytes. HDF5 and Parquet are written in bounded memory; npz, a zip,
-keeps a directory of its entries (about half a kilobyte a sentence) until it is closed, so corpora
+The same vectors give the same bytes. HDF5 and Parquet are written in bounded memory. npz, a zip,
+keeps a directory of its entries (about half a kilobyte per sentence) until it is closed, so corpora
 belong in the other two.
 """
 
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +30,20 @@ ROW_GROUP_FLOATS = 1 << 22
 """Numbers in a Parquet row group: 16 MB, unless a single sentence has more."""
 
 
-def output_format(path: Path, asked: str | None) -> str:
-    """The format asked for, or the one the name ends in."""
-    found = asked or SUFFIXES.get(path.suffix.lower())
-    if found is None:
+def output_format(path: Path, kind: str | None) -> str:
+    """The format `kind`, or by default the one of the path's suffix."""
+    kind = kind or SUFFIXES.get(path.suffix.lower())
+    if kind is None:
         endings = ", ".join(SUFFIXES)
         raise UserError(
             "argument", f"{path.name} ends in none of {endings}; add --format {'|'.join(FORMATS)}"
         )
-    return found
+    return kind
 
 
-@contextmanager
-def vectors_file(path: Path, kind: str) -> Iterator[Add]:
-    """A file of vectors at `path`; call what it gives for one sentence after the other."""
-    with {"hdf5": _hdf5, "parquet": _parquet, "npz": _npz}[kind](path) as add:
-        yield add
+def vectors_file(path: Path, kind: str) -> AbstractContextManager[Add]:
+    """Create a file of vectors; the context is a function that adds a sentence."""
+    return {"hdf5": _hdf5, "parquet": _parquet, "npz": _npz}[kind](path)
 
 
 @contextmanager
@@ -98,7 +96,7 @@ def _parquet(path: Path) -> Iterator[Add]:
         ]
         return pa.Table.from_arrays(columns, schema=schema)
 
-    # Vectors do not compress, and have no values in common.
+    # Vectors do not compress, and their values do not repeat.
     options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
     with parquet.ParquetWriter(path, schema, **options) as file:
 

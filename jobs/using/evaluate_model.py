@@ -14,9 +14,7 @@ from elmwright.jobs.training.loop.evaluate import (
 )
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.side_by_side import side_by_side
-from elmwright.model.bilm import BiLM
-from elmwright.model.formats.folder import load_folder
-from elmwright.model.softmax import Softmax
+from elmwright.jobs.using.pretrained import load_language_model
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Advance, Progress, silent
@@ -27,7 +25,7 @@ from elmwright.pipeline.storage.untrusted import read_object, whole
 def evaluate_model(
     model: str, corpus: str, split: str | None, progress: Progress = silent
 ) -> Scores:
-    """`elmwright eval`: a MODEL on the held-out sets of a corpus, with the model's vocabulary."""
+    """The scores of a MODEL on the held-out sets of a corpus, with the model's vocabulary."""
     if (
         not at(join(corpus, "MANIFEST.json")).exists()
         and at(join(corpus, "corpus/MANIFEST.json")).exists()
@@ -44,7 +42,8 @@ def evaluate_folder(
     max_tokens: int | None = None,
     progress: Progress = silent,
 ) -> Scores:
-    """A verified folder on the held-out sets of a corpus; `name` is what the user calls it."""
+    """The scores of a verified folder on the held-out sets of a corpus; `name` is the user's name
+    for it in errors."""
     manifest = Manifest.load(corpus)
     splits = [name for name in manifest.splits if name != "train"]
     if split is not None and split not in splits:
@@ -53,19 +52,20 @@ def evaluate_folder(
         )
     if not splits:
         raise UserError("split-missing", f"{corpus} has no held-out set; set corpus.heldout")
-    bilm, softmax, word_ids, lanes = _load(folder, name)
+    model = load_language_model(folder, name=name)
+    lanes = _recorded_lanes(folder)
 
     def work(ranks: Ranks, advance: Advance) -> dict[str, Score]:
         return evaluate_sets(
-            bilm,
-            softmax,
+            model.bilm,
+            model.softmax,
             corpus,
             manifest,
             ranks,
             lanes=lanes,
             window=_eval_window(manifest.block_steps),
             max_tokens=max_tokens,
-            word_ids=word_ids,
+            word_ids=model.word_ids,
             only=split,
             advance=advance,
         )
@@ -76,16 +76,17 @@ def evaluate_folder(
 
 
 def probe_folder(folder: Path, corpus: str, probes: Probes, progress: Progress = silent) -> Probes:
-    """Score the same first sentences as the trainer did with a model's own files."""
+    """The scores of a verified folder on the first sentences that the trainer scored, too."""
     manifest = Manifest.load(corpus)
-    bilm, softmax, word_ids, lanes = _load(folder)
+    model = load_language_model(folder)
+    lanes = _recorded_lanes(folder)
     total = sum(probe.tokens for probe in probes.values())
 
     def work(ranks: Ranks, advance: Advance) -> Probes:
         return {
             split: evaluate_probe(
-                bilm,
-                softmax,
+                model.bilm,
+                model.softmax,
                 corpus,
                 manifest,
                 split,
@@ -93,7 +94,7 @@ def probe_folder(folder: Path, corpus: str, probes: Probes, progress: Progress =
                 ranks,
                 lanes=lanes,
                 window=_eval_window(manifest.block_steps),
-                word_ids=word_ids,
+                word_ids=model.word_ids,
                 advance=advance,
             )
             for split, probe in probes.items()
@@ -103,21 +104,8 @@ def probe_folder(folder: Path, corpus: str, probes: Probes, progress: Progress =
         return side_by_side(lanes, work, advance)
 
 
-def _load(folder: Path, name: str = "") -> tuple[BiLM, Softmax, dict[str, int], int]:
-    """A model that can score: biLM, softmax, vocabulary, and the lanes it was measured with."""
-    loaded = load_folder(folder, with_softmax=True)
-    if loaded.softmax is None or loaded.vocab is None:
-        raise UserError(
-            "model-incomplete",
-            f"{name or folder} has no softmax, so it cannot score text; use a bundle or "
-            "a checkpoint",
-        )
-    word_ids = {word: number for number, word in enumerate(loaded.vocab)}
-    return loaded.bilm, loaded.softmax, word_ids, recorded_lanes(loaded.folder)
-
-
-def recorded_lanes(folder: Path) -> int:
-    """The evaluation lanes a bundle or checkpoint was measured with, so that scores compare."""
+def _recorded_lanes(folder: Path) -> int:
+    """The lanes that a bundle or checkpoint was evaluated with, for comparable scores."""
     path = folder / "config.json"
     content = read_object(path)
     try:

@@ -9,7 +9,7 @@ LAYERS = ("all", "top", "mean")
 
 
 def choose_layers(vectors: NDArray[np.float32], layers: str) -> NDArray[np.float32]:
-    """(layers + 1, words, width) → the same with only the chosen layers; one for top and mean."""
+    """(layers + 1, words, width) → (chosen layers, words, width)."""
     if layers == "all":
         return vectors
     if layers == "mean":

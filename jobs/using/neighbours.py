@@ -1,23 +1,22 @@
 """`elmwright neighbours`: where a text uses a word as a given sentence does.
 
-The paper's demonstration that ELMo tells the senses of a word apart: the occurrence of a word in
-its sentence is compared, by the cosine of its vectors in one layer, with every occurrence of the
-same word in a text (with `any_word`, of every word). The text is read as a stream and only the k
-nearest are kept, so its size does not matter; sentences without the word are not even embedded.
-In place of a text there may be a corpus folder: then its held-out sentences are read, which
-training has not seen and which are tokenised as the model expects.
+This is the paper's demonstration that ELMo distinguishes the senses of a word. The occurrence of a
+word in its sentence is compared, by the cosine of its vectors in one layer, with every occurrence
+of the same word in a text (with `any_word`, of every word). The text is read as a stream, only the
+k nearest are kept, and sentences without the word are not embedded. If a corpus folder is given
+instead of a text, its held-out sentences are read. Training has not seen them, and they are
+tokenised as the model expects.
 
-The sentence itself is left out where the text has it, and of equal sentences the first is shown.
+The sentence itself is skipped if the text contains it, and of equal sentences the first is shown.
 """
 
 import heapq
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +36,9 @@ from elmwright.pipeline.report.page import render_page
 from elmwright.pipeline.storage.files import at, join
 
 CONTEXT = 12
-"""Words shown on either side."""
+"""Words shown on each side."""
 HELDOUT_SENTENCES = 20_000
-"""Sentences read of a corpus's held-out sets: enough to find a word in, and soon embedded."""
+"""Most sentences that are read from the held-out sets of a corpus."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Occurrence:
     """A word in a sentence."""
 
     similarity: float
-    """Cosine with the word in the sentence given, −1 to 1."""
+    """Cosine with the word in the query, −1 to 1."""
     line: int
     """Line of the text, from 0."""
     position: int
@@ -56,7 +55,7 @@ class Occurrence:
     """The sentence."""
 
     def parts(self) -> tuple[str, str, str]:
-        """What stands before the word (shortened), the word, and what stands after it."""
+        """The text before the word (shortened), the word, and the text after it."""
         at = self.position
         before, after = self.words[max(0, at - CONTEXT) : at], self.words[at + 1 :][:CONTEXT]
         cut = "… " if at > CONTEXT else "", " …" if len(self.words) > at + 1 + CONTEXT else ""
@@ -64,29 +63,24 @@ class Occurrence:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The nearest occurrences, and what they were compared with."""
+class Neighbours:
+    """The nearest occurrences of a word; the fields are the keys of `--json`."""
 
-    query: Occurrence
-    """The word in the sentence given."""
-    neighbours: list[Occurrence]
-    """Nearest first."""
-    compared: int
-    """Occurrences that were looked at."""
+    word: str
+    sentence: tuple[str, ...]
+    """The query that has the word."""
+    position: int
+    """Which word of it, from 0."""
     layer: str
     """The layer compared."""
-    source: str
-    """The text."""
+    compared: int
+    """Occurrences that were compared."""
+    neighbours: list[Occurrence]
+    """Nearest first."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "word": self.query.words[self.query.position],
-            "sentence": self.query.words,
-            "position": self.query.position,
-            "layer": self.layer,
-            "compared": self.compared,
-            "neighbours": [asdict(occurrence) for occurrence in self.neighbours],
-        }
+    @property
+    def query(self) -> Occurrence:
+        return Occurrence(1.0, -1, self.position, self.sentence)
 
 
 def find_neighbours(
@@ -99,45 +93,51 @@ def find_neighbours(
     layer: str = "top",
     any_word: bool = False,
     device: str = "cpu",
-) -> Found:
+) -> Neighbours:
     """The `count` occurrences in the text at `source` that are nearest to `word` in `sentence`."""
     words = sentence.split()
     check_query(word, sentence, count)
-    place = resolve(model)
-    elmo = Elmo.from_pretrained(place, device=device)
+    folder = resolve(model)
+    elmo = Elmo.from_pretrained(folder, device=device)
     elmo.eval()
     position = words.index(word)
-    own = _unit(choose_layers(elmo.embed([words])[0], layer)[0, position])
+    query = _unit(choose_layers(elmo.embed([words])[0], layer)[0, position])
     nearest: list[tuple[float, int, int, tuple[str, ...]]] = []  # a heap, the worst on top
     compared = 0
-    with TemporaryDirectory() as folder, _text(source, Path(folder)) as text:
-        warn_of_unknown(place, text)
-        for line, given, vectors in _embedded(elmo, text, None if any_word else word):
-            if given == words:
+    with TemporaryDirectory() as scratch, _text(source, Path(scratch)) as text:
+        warn_of_unknown(folder, text)
+        for line, other, vectors in _embed_lines(elmo, text, None if any_word else word):
+            if other == words:
                 continue
-            cosines = _unit(choose_layers(vectors, layer)[0]) @ own
+            cosines = _unit(choose_layers(vectors, layer)[0]) @ query
             for at, similarity in enumerate(cosines.tolist()):
-                if any_word or given[at] == word:
-                    compared += 1
-                    _offer(nearest, (similarity, -line, -at, tuple(given)), count)
+                if not any_word and other[at] != word:
+                    continue
+                compared += 1
+                candidate = (similarity, -line, -at, tuple(other))
+                if not any(entry[2:] == candidate[2:] for entry in nearest):
+                    heapq.heappush(nearest, candidate)
+                if len(nearest) > count:
+                    heapq.heappop(nearest)
     if compared == 0:
-        what = "words" if any_word else f"other sentence with the word {word!r}"
+        target = "words" if any_word else f"other sentence with the word {word!r}"
         raise UserError(
-            "argument", f"{source} has no {what}; give a larger text, or try --any-word"
+            "argument", f"{source} has no {target}; give a larger text, or try --any-word"
         )
-    return Found(
-        Occurrence(1.0, -1, position, tuple(words)),
-        [Occurrence(s, -line, -at, given) for s, line, at, given in sorted(nearest, reverse=True)],
-        compared,
+    return Neighbours(
+        word,
+        tuple(words),
+        position,
         layer,
-        source,
+        compared,
+        [Occurrence(s, -line, -at, other) for s, line, at, other in sorted(nearest, reverse=True)],
     )
 
 
 @contextmanager
 def _text(source: str, folder: Path) -> Iterator[Path]:
-    """The text at `source` as a file. Of a corpus folder it is the held-out sentences, as many as
-    `HELDOUT_SENTENCES`, written into `folder`."""
+    """The text at `source` as a file. For a corpus folder this is a file in `folder` with at most
+    `HELDOUT_SENTENCES` held-out sentences."""
     if not at(join(source, "MANIFEST.json")).exists():
         with text_file(source, folder) as text:
             yield text
@@ -163,38 +163,22 @@ def heldout_sentences(corpus: str) -> Iterator[list[str]]:
             yield from sentences(block)
 
 
-def _offer(
-    nearest: list[tuple[float, int, int, tuple[str, ...]]],
-    candidate: tuple[float, int, int, tuple[str, ...]],
-    count: int,
-) -> None:
-    """Keep it if it is among the `count` best and the same sentence is not there already."""
-    if len(nearest) == count and candidate <= nearest[0]:
-        return
-    if any(kept[2:] == candidate[2:] for kept in nearest):
-        return
-    if len(nearest) == count:
-        heapq.heapreplace(nearest, candidate)
-    else:
-        heapq.heappush(nearest, candidate)
-
-
-def _embedded(
+def _embed_lines(
     elmo: Elmo, text: Path, word: str | None
 ) -> Iterator[tuple[int, list[str], npt.NDArray[np.float32]]]:
-    """Line number, words and vectors of each sentence that has the word (or any)."""
+    """Line number, words and vectors of each sentence that contains the word (or any word)."""
     (whole,) = pieces(text, None)
     numbers: list[int] = []
 
-    def wanted() -> Iterator[tuple[list[str], int]]:
+    def matching() -> Iterator[tuple[list[str], int]]:
         for line, (words, size) in enumerate(read_sentences(text, whole)):
             if words if word is None else word in words:
                 numbers.append(line)
                 yield words, size
 
-    for batch, _ in batches(wanted()):
-        for given, vectors in zip(batch, elmo.embed(batch), strict=True):
-            yield numbers.pop(0), given, vectors
+    for batch, _ in batches(matching()):
+        for words, vectors in zip(batch, elmo.embed(batch), strict=True):
+            yield numbers.pop(0), words, vectors
 
 
 def _unit(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -206,53 +190,52 @@ LEFT = 21
 """Columns left of the sentences."""
 
 
-def as_table(found: Found, bold: bool = False, width: int | None = None) -> str:
-    """For a terminal of this width: the word is bold, or in brackets where there is no bold."""
-    marks = ("\033[1m", "\033[0m") if bold else ("[", "]")
-    room = None if width is None else width - LEFT - 2
+def as_table(result: Neighbours, bold: bool = False, width: int | None = None) -> str:
+    """Lines for a terminal of this width; the word is bold, or in brackets without `bold`."""
+    begin, end = ("\033[1m", "\033[0m") if bold else ("[", "]")
 
     def sentence(occurrence: Occurrence) -> str:
         before, word, after = map(_printable, occurrence.parts())
-        if room is not None:
-            before, after = around(before.split(), after.split(), room - len(word))
-        return " ".join(filter(None, (before, f"{marks[0]}{word}{marks[1]}", after)))
+        if width is not None:
+            columns = width - LEFT - 2 - len(word)
+            before, after = around(before.split(), after.split(), columns)
+        return " ".join(filter(None, (before, f"{begin}{word}{end}", after)))
 
-    rows = [f"{o.similarity:10.4f} {o.line + 1:>8}  {sentence(o)}" for o in found.neighbours]
+    rows = [f"{o.similarity:10.4f} {o.line + 1:>8}  {sentence(o)}" for o in result.neighbours]
     return "\n".join(
         [
-            f"nearest of {plural(found.compared, 'occurrence')}, layer {found.layer}, to",
-            f"{'':{LEFT}}{sentence(found.query)}",
+            f"nearest of {plural(result.compared, 'occurrence')}, layer {result.layer}, to",
+            f"{'':{LEFT}}{sentence(result.query)}",
             f"{'cosine':>10} {'line':>8}",
             *rows,
         ]
     )
 
 
-def around(before: list[str], after: list[str], room: int) -> tuple[str, str]:
-    """As much of both sides of a word as fits, whole words; what is left out is an ellipsis."""
+def around(before: list[str], after: list[str], width: int) -> tuple[str, str]:
+    """As many words of both sides as fit into `width` columns, with ellipses for the others."""
     cut_before, cut_after = before[:1] == ["…"], after[-1:] == ["…"]
     before, after = before[cut_before:], after[: len(after) - cut_after]
     while before or after:
         left = " ".join(["…"] * cut_before + before)
         right = " ".join(after + ["…"] * cut_after)
-        if len(left) + len(right) + 2 <= room:
+        if len(left) + len(right) + 2 <= width:
             return left, right
-        # The longer side first: what stands near the word says most.
-        if len(left) > len(right) and before:
+        # Shorten the longer side: the words nearest to the word say most.
+        if before and (len(left) > len(right) or not after):
             before, cut_before = before[1:], True
-        elif after:
-            after, cut_after = after[:-1], True
         else:
-            before, cut_before = before[1:], True
+            after, cut_after = after[:-1], True
     return "…" if cut_before else "", "…" if cut_after else ""
 
 
 def _printable(text: str) -> str:
-    """The text is foreign: what could steer a terminal is shown as �."""
+    """The text with � for characters that could control a terminal."""
     return "".join(char if char.isprintable() else "�" for char in text)
 
 
-def write_page(found: Found, path: Path) -> None:
-    """Write the neighbours as a page: one file that loads nothing."""
-    text = render_page(Path(__file__).with_name("neighbours.html"), found=found)
+def write_page(result: Neighbours, source: str, path: Path) -> None:
+    """Write the result as one HTML file that loads nothing; the text is escaped."""
+    template = Path(__file__).with_name("neighbours.html")
+    text = render_page(template, result=result, source=source)
     at(path).write_bytes(text.encode("utf-8"))

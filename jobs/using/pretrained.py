@@ -1,17 +1,20 @@
-"""`elmwright.Elmo`: the ELMo layer, opened by any name of a model.
+"""Opens models: `elmwright.Elmo`, the ELMo layer of any MODEL, and models that can score text.
 
 The layer itself (`model/inference/elmo.py`) reads folders and knows no registry. Here a MODEL (a
-bundle, a checkpoint, `models:/name@alias`, a bilm folder) becomes a verified folder first, so that
-a notebook needs one line for any of them.
+bundle, a checkpoint, `models:/name@alias`, a bilm folder) is first resolved to a verified folder.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from elmwright.jobs.registry.resolve import resolve
+from elmwright.model.bilm import BiLM
+from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference import elmo
+from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
 
 
@@ -22,27 +25,51 @@ class Elmo(elmo.Elmo):
     def from_pretrained(
         cls, folder: Path | str, *, device: torch.device | str = "cpu", **options: Any
     ) -> "Elmo":
-        """`folder` is any MODEL, `device` also "auto"; `options` are those of the layer, and
+        """Open `folder`, which is any MODEL; `device` may be "auto". `options` are those of the
+        layer, and
 
         `tracking_uri`: where a `models:/` URI is looked up (by default what MLflow itself would
         use, MLFLOW_TRACKING_URI first);
         `require_signature`: a public key that the bundle must be signed with.
         """
-        found = resolve(
+        verified = resolve(
             str(folder), options.pop("tracking_uri", ""), options.pop("require_signature", "")
         )
-        opened = super().from_pretrained(found, device=choose_device(str(device)), **options)
-        assert isinstance(opened, cls)  # noqa: S101 - for the type checker
-        return opened
+        layer = super().from_pretrained(verified, device=choose_device(str(device)), **options)
+        assert isinstance(layer, cls)  # noqa: S101 - for the type checker
+        return layer
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A model that can score text."""
+
+    bilm: BiLM
+    softmax: Softmax
+    word_ids: dict[str, int]
+    """The number of each word of the vocabulary."""
+
+
+def load_language_model(folder: Path, device: str = "cpu", name: str = "") -> LanguageModel:
+    """Load a verified folder with its softmax; `name` is the user's name for it in errors."""
+    loaded = load_folder(folder, device, with_softmax=True)
+    if loaded.softmax is None or loaded.vocab is None:
+        raise UserError(
+            "model-incomplete",
+            f"{name or folder} has no softmax or no vocabulary, so it cannot score text; use a "
+            "bundle with its softmax.safetensors, or a checkpoint",
+        )
+    word_ids = {word: number for number, word in enumerate(loaded.vocab)}
+    return LanguageModel(loaded.bilm, loaded.softmax, word_ids)
 
 
 def choose_device(name: str) -> str:
-    """`auto` is a GPU where there is one; a device that was asked for and is not there, or is none,
-    is an error."""
-    there = torch.cuda.is_available()
+    """The torch device of this name, where `auto` is a GPU if there is one; UserError if torch
+    cannot use it."""
+    has_gpu = torch.cuda.is_available()
     if name == "auto":
-        return "cuda" if there else "cpu"
-    if name.partition(":")[0] == "cuda" and not there:
+        return "cuda" if has_gpu else "cpu"
+    if name.partition(":")[0] == "cuda" and not has_gpu:
         raise UserError(
             "device", "there is no GPU that torch can use here; take --device cpu (or auto)"
         )

@@ -6,13 +6,14 @@ For a sentence w1 … wn, natural logarithms, full softmax, states fresh for eve
     backward   Σ log P(w_t | </S> wn … w_t+1) + log P(<S> | </S> wn … w1)
     mean       of the two
 
-that is n + 1 predictions in each direction, the end mark's included, without which a sentence could
-stop anywhere for nothing. A word outside the vocabulary is scored as `<UNK>`, which is easy to
-predict where such words are common: the column `unknown` counts them, and sentences should be
-compared where it is equal. Sums favour short sentences; divide by `words` + 1 to filter by quality.
+These are n + 1 predictions in each direction. The end mark is one of them, because otherwise a
+sentence could stop anywhere at no cost. A word outside the vocabulary is scored as `<UNK>`, which
+is easy to predict where such words are common. The column `unknown` counts them, and only
+sentences with equal counts should be compared. Sums favour short sentences: divide by `words` + 1
+to filter by quality.
 
-`elmwright eval` carries states from sentence to sentence, as training does, so its perplexity is
-not the one these sums give, though the predictions are the same ones.
+`elmwright eval` carries states from sentence to sentence, as training does, so its perplexity
+differs from these sums although it makes the same predictions.
 """
 
 import io
@@ -31,30 +32,27 @@ import numpy.typing as npt
 import torch
 
 from elmwright.jobs.registry.resolve import resolve
-from elmwright.jobs.using.argument_checks import check_output
-from elmwright.jobs.using.pretrained import choose_device
+from elmwright.jobs.using.argument_checks import check_score_output
+from elmwright.jobs.using.pretrained import choose_device, load_language_model
 from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
 from elmwright.jobs.using.unknown_words import warn_of_unknown
 from elmwright.model.bilm import States
-from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference.elmo import WINDOW, TypeCache
 from elmwright.model.softmax import nll
-from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import BOS, BOS_ID, EOS, EOS_ID, UNK_ID
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.storage.files import at
 
 Logs = npt.NDArray[np.float64]
 STEPS_AT_ONCE = 2048
-"""Positions, padding included, that are run together."""
+"""Positions per batch, padding included."""
 
 
 @dataclass(frozen=True)
 class SentenceScore:
-    """What a model thinks of a sentence."""
+    """The log-probabilities of a sentence."""
 
     words: list[str]
-    """Its words."""
     unknown: list[bool]
     """Which of them are outside the vocabulary."""
     forward: Logs
@@ -68,24 +66,19 @@ class SentenceScore:
 
 
 class Scorer:
-    """A model with its softmax. Long sentences take no more memory than a window of them."""
+    """A model with its softmax. Memory use does not grow with the length of sentences."""
 
     def __init__(self, folder: Path, device: str = "cpu", name: str = "") -> None:
-        """Load a verified folder; `name` is what the user calls it."""
+        """Load a verified folder; `name` is the user's name for it in errors."""
         self.device = device
-        loaded = load_folder(folder, device, with_softmax=True)
-        if loaded.softmax is None or loaded.vocab is None:
-            raise UserError(
-                "model-incomplete",
-                f"{name or folder} has no softmax or no vocabulary, so it cannot score text; use a "
-                "bundle with its softmax.safetensors, or a checkpoint",
-            )
-        self.bilm, self.softmax = loaded.bilm, loaded.softmax
-        self.ids = {word: number for number, word in enumerate(loaded.vocab)}
+        model = load_language_model(folder, device, name)
+        self.bilm = model.bilm
+        self.softmax = model.softmax
+        self.ids = model.word_ids
         self._cache = TypeCache()
 
     def score(self, sentences: Sequence[Sequence[str]]) -> list[SentenceScore]:
-        """The scores of sentences, in their order."""
+        """The scores of sentences, in the order of the sentences."""
         scores: dict[int, SentenceScore] = {}
         group: list[int] = []
         for i in sorted(range(len(sentences)), key=lambda i: len(sentences[i])):
@@ -130,26 +123,26 @@ class Scorer:
         targets: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64],
     ) -> Logs:
-        """[2, N, T] of what each step predicts; nothing of meaning past a sentence's end."""
-        read = torch.from_numpy(index).to(self.device)
-        wanted = torch.from_numpy(targets).to(self.device)
-        left = torch.from_numpy(lengths).to(self.device)
-        states = States.zeros(self.bilm.config, read.size(1), self.device)
+        """[2, N, T] log-probabilities of the targets; meaningless past the end of a sentence."""
+        all_inputs = torch.from_numpy(index).to(self.device)
+        all_targets = torch.from_numpy(targets).to(self.device)
+        all_lengths = torch.from_numpy(lengths).to(self.device)
+        states = States.zeros(self.bilm.config, len(lengths), self.device)
         logs = np.zeros(index.shape)
-        for start in range(0, read.size(2), WINDOW):
-            part = slice(start, start + WINDOW)
-            here = read[:, :, part]
-            steps = (left - start).clamp(0, here.size(2))
-            output = self.bilm.run(types, here[0], here[1], states, lengths=steps)
+        for start in range(0, index.shape[2], WINDOW):
+            window = slice(start, start + WINDOW)
+            forward, backward = all_inputs[:, :, window]
+            steps = (all_lengths - start).clamp(0, forward.size(1))
+            output = self.bilm.run(types, forward, backward, states, lengths=steps)
             states = output.states
             for direction, top in enumerate((output.top_forward, output.top_backward)):
                 loss = nll(
                     top.reshape(-1, top.size(-1)),
-                    wanted[direction, :, part].reshape(-1),
+                    all_targets[direction, :, window].reshape(-1),
                     self.softmax.weight,
                     self.softmax.bias,
                 )
-                logs[direction, :, part] = -loss.view(top.shape[:2]).double().cpu().numpy()
+                logs[direction, :, window] = -loss.view(top.shape[:2]).double().cpu().numpy()
         return logs
 
 
@@ -162,11 +155,10 @@ def score_file(
     device: str = "cpu",
     force: bool = False,
 ) -> str:
-    """Score every line of `source`; a sentence about the result."""
+    """Score every line of `source` to a file or standard output, and return a sentence about the
+    result."""
     if output is not None:
-        check_output(output, force)
-        if output.suffix not in (".tsv", ".jsonl"):
-            raise UserError("argument", f"{output.name} ends neither in .tsv nor in .jsonl")
+        check_score_output(output, force)
     as_json = output is not None and output.suffix == ".jsonl"
     device = choose_device(device)
     model_folder = resolve(model)
@@ -176,7 +168,7 @@ def score_file(
     with TemporaryDirectory() as folder, text_file(source, Path(folder)) as text:
         (whole,) = pieces(text, None)
         warn_of_unknown(model_folder, text)
-        with _opened(output) as out:
+        with _open_output(output) as out:
             if not as_json:
                 print(*(WORD_COLUMNS if words else COLUMNS), sep="\t", file=out)
             for batch, _ in batches(read_sentences(text, whole)):
@@ -197,7 +189,7 @@ WORD_COLUMNS = ("line", "position", "word", "unknown", "forward", "backward", "m
 
 
 def _write(out: TextIO, line: int, score: SentenceScore, words: bool, as_json: bool) -> None:
-    """A sentence as a JSON object, a row, or a row a word with the end mark's as the last."""
+    """Write a JSON object, a row, or a row per word and one for the end mark."""
     sums = [float(logs.sum()) for logs in (score.forward, score.backward, score.mean)]
     count, unknown = len(score.words), sum(score.unknown)
     if as_json:
@@ -217,15 +209,23 @@ def _write(out: TextIO, line: int, score: SentenceScore, words: bool, as_json: b
             score.mean,
             strict=True,
         )
-        for position, (word, odd, *logs) in enumerate(rows):
-            print(line, position, word, int(odd), *(f"{x:.6f}" for x in logs), sep="\t", file=out)
+        for position, (word, is_unknown, *logs) in enumerate(rows):
+            print(
+                line,
+                position,
+                word,
+                int(is_unknown),
+                *(f"{x:.6f}" for x in logs),
+                sep="\t",
+                file=out,
+            )
     else:
         numbers = (f"{x:.6f}" for x in sums)
         print(line, count, unknown, *numbers, " ".join(score.words), sep="\t", file=out)
 
 
 @contextmanager
-def _opened(output: Path | None) -> Iterator[TextIO]:
+def _open_output(output: Path | None) -> Iterator[TextIO]:
     if output is None:
         yield sys.stdout
         return

@@ -3,9 +3,8 @@
     classifier = make_pipeline(SentenceVectors("runs/demo/bundle"), LogisticRegression())
     classifier.fit(sentences, labels)
 
-A sentence is a string (its words separated by spaces) or a list of words. Nothing is learned by
-`fit`; the biLM stays as it is. scikit-learn is an optional dependency (`elmwright[sklearn]`), and
-only this file imports it.
+A sentence is a string (its words separated by spaces) or a list of words. `fit` learns nothing.
+scikit-learn is an optional dependency (`elmwright[sklearn]`) that only this file imports.
 """
 
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         batch_size: int = 32,
     ) -> None:
         """`model` is any MODEL; `pooling` over the words is mean or max; `layers` is top, mean, or
-        all (each pooled, one behind the other)."""
+        all (each pooled, then concatenated)."""
         self.model = model
         self.pooling = pooling
         self.layers = layers

@@ -1,11 +1,11 @@
-"""Text given to a model, one tokenised sentence a line: read in byte ranges, in bounded memory.
+"""Reads text for a model, one tokenised sentence per line, in byte ranges and in bounded memory.
 
-A line is what ends in a newline; its words are what white space separates. An empty line is a
-sentence of no words, so that line numbers always agree with the file's. What comes through a pipe
-is copied to a file first: only a file can be cut into ranges, and read twice.
+A line ends with a newline, and white space separates its words. An empty line is a sentence of no
+words, so line numbers always agree with the file's. Text from a pipe is first copied to a file,
+because only a file can be cut into ranges and read twice.
 
 A sentence is in memory as a whole, because the backward model begins at its end. So a line of more
-than a megabyte, which is no sentence but a file without line ends, is refused.
+than a megabyte, which is rather a file without line ends, is refused.
 """
 
 import os
@@ -23,7 +23,7 @@ from elmwright.pipeline.errors import UserError
 MAX_LINE_BYTES = 1 << 20
 """About 180,000 words."""
 WORDS_AT_ONCE = 8192
-"""Words of sentences that are read ahead, to be run beside others of their length. With the
+"""Words that are read ahead, so that sentences of similar length are run together. With the
 original model their vectors take 100 MB."""
 LINES_AT_ONCE = 1024
 BOM = b"\xef\xbb\xbf"
@@ -40,24 +40,24 @@ class Piece:
 
 
 def pieces(path: Path, size: int | None) -> list[Piece]:
-    """Cut a file after line ends into pieces of about `size` bytes; in one piece without it."""
-    with _opened(path) as file:
-        whole = os.fstat(file.fileno()).st_size
-        if whole == 0:
-            raise UserError("no-text", f"{path} is empty; give one tokenised sentence a line")
+    """Cut a file at line ends into pieces of about `size` bytes, or into one piece for None."""
+    with _open(path) as file:
+        total = os.fstat(file.fileno()).st_size
+        if total == 0:
+            raise UserError("no-text", f"{path} is empty; give one tokenised sentence per line")
         cuts = [0]
-        while size is not None and cuts[-1] + size < whole:
+        while size is not None and cuts[-1] + size < total:
             file.seek(cuts[-1] + size - 1)
             file.readline(MAX_LINE_BYTES + size)
             cuts.append(file.tell())
-        if cuts[-1] != whole:
-            cuts.append(whole)
+        if cuts[-1] != total:
+            cuts.append(total)
     return [Piece(start, end) for start, end in pairwise(cuts)]
 
 
 def read_sentences(path: Path, piece: Piece) -> Iterator[tuple[list[str], int]]:
-    """Each line of a piece as its words, and the bytes it took."""
-    with _opened(path) as file:
+    """The words of each line of a piece, and its size in bytes."""
+    with _open(path) as file:
         file.seek(piece.start)
         at = piece.start
         while at < piece.end:
@@ -71,7 +71,7 @@ def read_sentences(path: Path, piece: Piece) -> Iterator[tuple[list[str], int]]:
                 raise UserError(
                     "file-unreadable",
                     f"{path}: the line at byte {at:,} has more than {MAX_LINE_BYTES:,} bytes; "
-                    "give one tokenised sentence a line",
+                    "give one tokenised sentence per line",
                 )
             text = line.removeprefix(BOM) if at == 0 else line
             at += len(line)
@@ -89,9 +89,9 @@ def read_sentences(path: Path, piece: Piece) -> Iterator[tuple[list[str], int]]:
 def batches(
     sentences: Iterator[tuple[list[str], int]], exactly: int | None = None
 ) -> Iterator[tuple[list[list[str]], int]]:
-    """Sentences to be embedded together, and the bytes they took.
+    """Batches of sentences, each with its size in bytes of text.
 
-    Either `exactly` so many at a time, or as many as are worth sorting by length.
+    A batch has `exactly` so many sentences, or by default as many as are worth sorting by length.
     """
     batch: list[list[str]] = []
     read = words = 0
@@ -111,8 +111,7 @@ def batches(
 
 @contextmanager
 def text_file(source: str, folder: Path) -> Iterator[Path]:
-    """The file behind `source`. Standard input (`-`) is copied into `folder` for as long; so is a
-    named pipe."""
+    """The path of a file, or of a temporary copy in `folder` of standard input (`-`) or a pipe."""
     if not is_stream(source):
         yield Path(source)
         return
@@ -122,10 +121,10 @@ def text_file(source: str, folder: Path) -> Iterator[Path]:
             if source == "-":
                 shutil.copyfileobj(sys.stdin.buffer, file)
             else:
-                with _opened(Path(source)) as pipe:
+                with _open(Path(source)) as pipe:
                     shutil.copyfileobj(pipe, file)
         yield copy
-    except UserError as error:  # the user knows nothing of a copy
+    except UserError as error:  # the user does not know of the copy
         name = "standard input" if source == "-" else source
         raise error.saying(str(error).replace(str(copy), name)) from error
     finally:
@@ -133,19 +132,16 @@ def text_file(source: str, folder: Path) -> Iterator[Path]:
 
 
 def is_stream(source: str) -> bool:
-    """Whether it can be read only once."""
+    """Whether a source can be read only once."""
     return source == "-" or Path(source).is_fifo() or Path(source).is_char_device()
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _open(path: Path) -> BinaryIO:
     try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
+        return path.open("rb")
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError)
         raise UserError(
             "file-missing" if is_missing else "file-unreadable",
             f"{path} cannot be read: {error.strerror}; check the path",
         ) from error
-    with file:
-        yield file

@@ -1,12 +1,12 @@
-"""Says so when a text does not look as the model expects.
+"""Warns if a text does not look as the model expects.
 
-A model knows the words of its vocabulary, cut as its corpus was cut: `dog .`, not `dog.`. Raw text
-is embedded and scored all the same, with poor results and without an error. So a sample of the text
-is compared with the vocabulary first, which takes a fraction of a second.
+A model knows the words of its vocabulary, tokenised as its corpus was: `dog .`, not `dog.`. Raw
+text can be embedded and scored without an error, but with poor results. So a sample of the text is
+compared with the vocabulary first, which takes a fraction of a second.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from elmwright.jobs.using.sentences import pieces, read_sentences
 
 SAMPLE_SENTENCES = 2000
 LEAST_WORDS = 10
-"""Shorter texts prove nothing."""
+"""Shorter texts are not judged."""
 SHARE = 1 / 3
-"""Of the words that may be unknown without a warning."""
+"""Largest share of unknown words without a warning."""
 
 
 def warn_of_unknown(model: Path, text: Path) -> None:
@@ -27,15 +27,14 @@ def warn_of_unknown(model: Path, text: Path) -> None:
     (whole,) = pieces(text, None)
     sample = [words for words, _ in islice(read_sentences(text, whole), SAMPLE_SENTENCES)]
     known = set(vocabulary.read_text(encoding="utf-8").split("\n"))
-    said = about_unknown(known, [word for words in sample for word in words])
-    if said:
-        print(f"warning: {said}", file=sys.stderr)
+    warning = unknown_warning(known, [word for words in sample for word in words])
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
-def about_unknown(known: Iterable[str], words: list[str]) -> str:
-    """The sentence to warn with, or nothing."""
-    vocabulary = set(known)
-    unknown = [word for word in words if word not in vocabulary]
+def unknown_warning(known: Collection[str], words: list[str]) -> str:
+    """A warning about words that are not known, or an empty string."""
+    unknown = [word for word in words if word not in known]
     if len(words) < LEAST_WORDS or len(unknown) <= SHARE * len(words):
         return ""
     examples = ", ".join(repr(word) for word in dict.fromkeys(unknown[:100]))

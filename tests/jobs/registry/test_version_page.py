@@ -11,7 +11,7 @@ from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.training_facts import TrainingFacts, training_facts, training_svg
 from elmwright.jobs.rundir.journal_records import Evaluation
-from elmwright.jobs.using.neighbours import Found, Occurrence, as_table, write_page
+from elmwright.jobs.using.neighbours import Neighbours, Occurrence, as_table, write_page
 from elmwright.pipeline.report.report import render
 from tests.support import saved
 from tests.support.browser import ask, complaints, needs_chromium
@@ -182,20 +182,20 @@ def test_the_card_says_full_softmax_and_first_tokens_where_that_is_so() -> None:
     assert f"Scored: the first {whole - 1:,} tokens of the {whole:,} of `heldout`." in full
 
 
-def found(source: str = "text.txt", layer: str = "top") -> Found:
+def neighbours(layer: str = "top") -> Neighbours:
     words = ("It", "may", "raise", "an", "exception", "x" * 300)
     near = [Occurrence(0.99 - n / 100, n, 2, (*words, str(n))) for n in range(10)]
-    return Found(Occurrence(1.0, -1, 2, words), near, 107, layer, source)
+    return Neighbours("raise", words, 2, layer, 107, near)
 
 
 def test_the_neighbours_page_says_what_is_compared(tmp_path: Path) -> None:
-    write_page(found(), tmp_path / "page.html")
+    write_page(neighbours(), "text.txt", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "compared with 107 other places in <code>text.txt</code>: the 10 nearest" in page
     assert "vectors in the top layer, where 1 is equal" in page
     assert "<nav" not in page  # one section needs no table of contents
     assert "Cosine</th>" in page
-    write_page(found(layer="1"), tmp_path / "page.html")
+    write_page(neighbours("1"), "text.txt", tmp_path / "page.html")
     assert "vectors in layer 1, where" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -203,7 +203,8 @@ def test_the_neighbours_page_says_what_is_compared(tmp_path: Path) -> None:
 def pages(tmp_path: Path) -> dict[str, Path]:
     report = tmp_path / "report.html"
     report.write_text(render(demo_manifest(), demo_statistics(), title="News and web, 2024"))
-    write_page(found("s3://bucket/" + "very/" * 30 + "long.txt"), tmp_path / "neighbours.html")
+    source = "s3://bucket/" + "very/" * 30 + "long.txt"
+    write_page(neighbours(), source, tmp_path / "neighbours.html")
     return {"report": report, "neighbours": tmp_path / "neighbours.html"}
 
 
@@ -290,12 +291,13 @@ def test_no_text_of_the_picture_is_cut_off_or_covers_another(
 def test_neighbours_fit_the_terminal_and_keep_what_is_near_the_word(width: int) -> None:
     words = tuple("one two three four five six seven eight nine ten eleven twelve".split() * 2)
     near = [Occurrence(0.9, 4, position, words) for position in (0, 5, 23)]
-    table = as_table(Found(near[1], near, 3, "top", "text.txt"), width=width)
+    result = Neighbours("six", words, 5, "top", 3, near)
+    table = as_table(result, width=width)
     assert max(map(len, table.split("\n"))) <= width
     rows = table.split("\n")[3:]
     assert [re.findall(r"\[(\w+)\]", row) for row in rows] == [["one"], ["six"], ["twelve"]]
     assert "five [six] seven" in rows[1]
     assert all(row.count("…") in (1, 2) for row in rows if width < 120)
-    whole = as_table(Found(near[1], near, 3, "top", "text.txt"))
+    whole = as_table(result)
     assert " ".join((*words[:5], "[six]", *words[6:18])) in whole
     assert "… …" not in table

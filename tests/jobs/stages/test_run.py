@@ -23,7 +23,7 @@ from elmwright.jobs.bundles.bundle import FILES, SUMS
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
 from elmwright.jobs.publishing.choose_checkpoint import list_scored
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.using.embed import embed_file
+from elmwright.jobs.using.embed import Recipe, embed_file
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.format.manifest import Manifest
 from tests.support.tiny import elmwright, imported
@@ -190,15 +190,7 @@ def test_embedding_through_every_kind_of_model_gives_the_reference_vectors(
             done = elmwright("embed", model, text, "-o", out)
             assert done.returncode == 0, done.stderr
         else:
-            embed_file(
-                str(model),
-                str(text),
-                out,
-                layers="all",
-                batch_size=2,
-                carry_state=False,
-                force=False,
-            )
+            embed_file(str(model), str(text), out, Recipe(batch_size=2))
         with h5py.File(out) as file:
             assert set(file) == {"0", "1", "2"}
             assert file["1"].shape == (3, 0, 16)

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from elmwright.jobs.using.embed import embed_file
+from elmwright.jobs.using.embed import Recipe, embed_file
 from tests.support.places import GOLDEN
 
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the golden vectors are not here")
@@ -31,9 +31,7 @@ def test_line_n_belongs_to_row_n_mod_batch_size(tmp_path: Path, model: Path, car
     text = tmp_path / "text.txt"
     text.write_text("\n".join(lines) + "\n", encoding="utf-8")
     out = tmp_path / "out.hdf5"
-    embed_file(
-        str(model), str(text), out, layers="all", batch_size=3, carry_state=carry, force=False
-    )
+    embed_file(str(model), str(text), out, Recipe(batch_size=3, carry_state=carry))
     worst = 0.0
     with h5py.File(out) as found:
         assert len(found) == len(lines)

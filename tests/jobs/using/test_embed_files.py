@@ -17,10 +17,11 @@ from pyarrow import parquet
 
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.using import embed, sentences
-from elmwright.jobs.using.embed import embed_file
+from elmwright.jobs.using.embed import Recipe, embed_file
 from elmwright.model.reference import ReferenceBiLM
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Code
 from tests.support.embedded import LINES, read_vectors
+from tests.support.mistakes import mistake
 from tests.support.random_model import SHAPE, write_random_model
 from tests.support.tiny import write_text
 
@@ -43,28 +44,26 @@ def test_every_format_holds_the_reference_vectors(
         assert tokens == [line.split() for line in LINES]
 
 
-def test_layers_can_be_chosen_and_mixed(
-    model: Path, text: Path, expected: list[np.ndarray]
-) -> None:
+def test_layers_are_chosen_and_mixed(model: Path, text: Path, expected: list[np.ndarray]) -> None:
     for number, (options, wanted) in enumerate(
         [
-            ({"layers": "top"}, lambda v: v[2:]),
-            ({"layers": "mean"}, lambda v: v.mean(0, keepdims=True)),
+            (["--layers", "top"], lambda v: v[2:]),
+            (["--layers", "mean"], lambda v: v.mean(0, keepdims=True)),
             (
-                {"mix": [0.2, -0.3, 0.5], "gamma": 2.0},
+                ["--mix", "0.2,-0.3,0.5", "--gamma", "2"],
                 lambda v: 2 * (0.2 * v[:1] - 0.3 * v[1:2] + 0.5 * v[2:]),
             ),
         ]
     ):
         out = text.with_name(f"{number}.npz")
-        embed_file(str(model), str(text), out, **options)
+        assert main(["embed", str(model), str(text), "-o", str(out), *options]) == 0
         for got, all_layers in zip(read_vectors(out), expected, strict=True):
             np.testing.assert_allclose(got, wanted(all_layers), atol=1e-5)
-    with pytest.raises(UserError, match="--mix has 2 numbers, the model 3 layers"):
-        embed_file(str(model), str(text), text.with_name("x.npz"), mix=[1, 2])
+    with mistake("argument", "--mix", "2", "3"):
+        embed_file(str(model), str(text), text.with_name("x.npz"), Recipe("mix", (1, 2)))
 
 
-def test_the_cut_into_parts_shows_nowhere(
+def test_parts_do_not_change_the_vectors(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = write_text(tmp_path / "text.txt", 20)
@@ -92,7 +91,7 @@ main(sys.argv[1:])
 """
 
 
-def test_a_killed_command_goes_on_where_it_was(
+def test_killed_command_resumes_from_its_parts(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = write_text(tmp_path / "text.txt", 20)
@@ -127,7 +126,7 @@ def test_a_killed_command_goes_on_where_it_was(
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_parts_of_another_text_or_model_are_not_taken(
+def test_parts_of_another_text_or_model_are_not_used(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embed, "PART_BYTES", 50)
@@ -155,24 +154,24 @@ def test_parts_of_another_text_or_model_are_not_taken(
 
 
 @pytest.mark.heavy
-def test_workers_make_the_same_file(
+def test_workers_write_the_same_vectors(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embed, "PART_BYTES", 3000)
     text = write_text(tmp_path / "text.txt", 60)
     assert len(embed.pieces(text, 3000)) > 3
     for name, workers in (("one.npz", 1), ("two.npz", 2)):
-        embed_file(str(model), str(text), tmp_path / name, layers="top", workers=workers)
+        embed_file(str(model), str(text), tmp_path / name, Recipe("top"), workers=workers)
     for one, two in zip(
         read_vectors(tmp_path / "one.npz"), read_vectors(tmp_path / "two.npz"), strict=True
     ):
         np.testing.assert_allclose(one, two, atol=1e-5)
     text.write_bytes(b"fine\n" * 2000 + b"\xff\n")
-    with pytest.raises(UserError, match=r"^\S+ is not UTF-8 \(.*\); convert it first$"):
+    with mistake("file-unreadable", str(text), "UTF-8"):
         embed_file(str(model), str(text), tmp_path / "x.npz", workers=2)
 
 
-def test_a_text_through_a_pipe(model: Path, tmp_path: Path, expected: list[np.ndarray]) -> None:
+def test_text_from_a_pipe(model: Path, tmp_path: Path, expected: list[np.ndarray]) -> None:
     out = tmp_path / "out.npz"
     subprocess.run(
         [sys.executable, "-m", "elmwright.jobs.cli", "embed", str(model), "-", "-o", str(out)],
@@ -186,7 +185,7 @@ def test_a_text_through_a_pipe(model: Path, tmp_path: Path, expected: list[np.nd
     assert [p.name for p in tmp_path.iterdir()] == ["out.npz"]
 
 
-def test_a_line_of_ten_thousand_words_and_a_text_of_one(model: Path, tmp_path: Path) -> None:
+def test_line_of_ten_thousand_words(model: Path, tmp_path: Path) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "out.hdf5"
     words = [f"w{n % 700}" for n in range(10_000)]
     text.write_text(" ".join(words) + "\nbird\n")
@@ -224,80 +223,81 @@ def test_memory_does_not_grow_with_the_text(
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "code", "names"),
     [
-        (b"", "is empty; give one tokenised sentence a line"),
-        (b"fine\n\xff\xfe\n", "is not UTF-8"),
-        (b"x" * (1 << 20) + b"y\n", "has more than 1,048,576 bytes; give one tokenised sentence"),
-        (None, "cannot be read: No such file"),
+        (b"", "no-text", []),
+        (b"fine\n\xff\xfe\n", "file-unreadable", ["UTF-8", "byte 8"]),
+        (b"x" * (1 << 20) + b"y\n", "file-unreadable", ["byte 0", "1,048,576 bytes"]),
+        (None, "file-missing", []),
     ],
 )
-def test_texts_that_cannot_be_embedded(
-    model: Path, tmp_path: Path, content: bytes | None, sentence: str
+def test_unreadable_texts_are_refused(
+    model: Path, tmp_path: Path, content: bytes | None, code: Code, names: list[str]
 ) -> None:
     text = tmp_path / "text.txt"
     if content is not None:
         text.write_bytes(content)
-    with pytest.raises(UserError, match=sentence):
+    with mistake(code, str(text), *names):
         embed_file(str(model), str(text), tmp_path / "out.hdf5")
     assert [p.name for p in tmp_path.iterdir()] == ([] if content is None else ["text.txt"])
 
 
-def test_outputs_that_are_refused(
+def test_unsuitable_outputs_are_refused(
     model: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def mistake(*arguments: object) -> str:
+    def refuse(*arguments: object) -> str:
         assert main(["embed", str(model), str(text), *map(str, arguments)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
     out = text.with_name("out.npz")
     out.write_text("precious")
-    assert "exists already" in mistake("-o", out)
+    assert "exists already" in refuse("-o", out)
     assert out.read_text() == "precious"
     assert main(["embed", str(model), str(text), "-o", str(out), "--force"]) == 0
     assert len(read_vectors(out)) == len(LINES)
     capsys.readouterr()
-    assert "--format hdf5|parquet|npz" in mistake("-o", text.with_name("out.bin"))
-    assert "is a folder" in mistake("-o", text.parent, "--format", "npz")
-    assert "there is no folder" in mistake("-o", text.parent / "no" / "x.npz")
-    assert "at least 1" in mistake("-o", text.with_name("x.npz"), "--workers", 0)
-    assert "not a list of numbers" in mistake("-o", text.with_name("x.npz"), "--mix", "a,b")
-    assert "cannot use --workers" in mistake(
+    assert "--format hdf5|parquet|npz" in refuse("-o", text.with_name("out.bin"))
+    assert "is a folder" in refuse("-o", text.parent, "--format", "npz")
+    assert "there is no folder" in refuse("-o", text.parent / "no" / "x.npz")
+    assert "at least 1" in refuse("-o", text.with_name("x.npz"), "--workers", 0)
+    assert "not a list of numbers" in refuse("-o", text.with_name("x.npz"), "--mix", "a,b")
+    assert "cannot use --workers" in refuse(
         "-o", text.with_name("x.npz"), "--carry-state", "--workers", 2
     )
     if not torch.cuda.is_available():
-        assert "no GPU" in mistake("-o", text.with_name("x.npz"), "--device", "cuda")
+        assert "no GPU" in refuse("-o", text.with_name("x.npz"), "--device", "cuda")
 
 
-def test_two_commands_for_one_output(model: Path, text: Path) -> None:
+def test_second_command_for_an_output_is_refused(model: Path, text: Path) -> None:
     out = text.with_name("out.npz")
     with (
-        embed._work_folder(out),
-        pytest.raises(UserError, match=r"another command is writing .*out\.npz"),
+        embed._work_folder(out, can_resume=True),
+        mistake("busy", "out.npz"),
     ):
         embed_file(str(model), str(text), out)
     assert os.listdir(text.parent) == ["text.txt"]
 
 
-def test_a_pipe_that_fails_leaves_nothing_and_is_called_standard_input(
+def test_unreadable_pipe_is_called_standard_input_and_leaves_no_file(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embed, "PART_BYTES", 50)
-    for content, why in (
-        (b"The cat sees the dog .\n" * 10 + b"\xff\n", "standard input is not UTF-8"),
-        (b"fine\n" * 20 + b"x" * ((1 << 20) + 1), "standard input: the line at byte 100"),
-        (b"", "standard input is empty"),
-    ):
+    cases: list[tuple[bytes, Code, str]] = [
+        (b"The cat sees the dog .\n" * 10 + b"\xff\n", "file-unreadable", "UTF-8"),
+        (b"fine\n" * 20 + b"x" * ((1 << 20) + 1), "file-unreadable", "byte 100"),
+        (b"", "no-text", ""),
+    ]
+    for content, code, name in cases:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-        with pytest.raises(UserError, match=why) as refused:
+        with mistake(code, "standard input", name) as refused:
             embed_file(str(model), "-", tmp_path / "out.npz")
         assert "stdin." not in str(refused.value)
         assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("raised", [SystemExit(15), KeyboardInterrupt()])
-def test_a_signal_while_ray_starts_is_resumable(
+def test_signal_during_ray_start_is_resumable(
     model: Path,
     text: Path,
     tmp_path: Path,

@@ -9,16 +9,16 @@ import torch
 from safetensors.numpy import load_file
 
 from elmwright.jobs.cli.command import main
-from elmwright.jobs.using.embed import embed_file
+from elmwright.jobs.using.embed import Recipe, embed_file
 from elmwright.jobs.using.fill_cache import write_table
 from elmwright.model.encoder import TokenEncoder
 from elmwright.model.inference.elmo import TypeCache
-from elmwright.pipeline.errors import UserError
 from tests.support.embedded import read_vectors
+from tests.support.mistakes import mistake
 from tests.support.random_model import write_random_model
 
 
-def test_a_table_of_token_vectors_spares_their_encoding_and_changes_nothing(
+def test_table_replaces_encoding_and_changes_no_vector(
     model: Path, text: Path, expected: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, out = text.with_name("table.safetensors"), text.with_name("out.npz")
@@ -37,26 +37,26 @@ def test_a_table_of_token_vectors_spares_their_encoding_and_changes_nothing(
         np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
-def test_tables_that_are_refused(model: Path, text: Path, tmp_path: Path) -> None:
+def test_unsuitable_tables_are_refused(model: Path, text: Path, tmp_path: Path) -> None:
     table, out = tmp_path / "table.safetensors", tmp_path / "out.npz"
     other = write_random_model(tmp_path / "other", seed=2)
     (tmp_path / "words.txt").write_text("bird\nbird\n\nhouse\n", encoding="utf-8")
     assert "4 words, <S> and </S> among them" in write_table(
         str(other), table, str(tmp_path / "words.txt")
     )
-    with pytest.raises(UserError, match="was made for another model"):
-        embed_file(str(model), str(text), out, table=str(table))
-    with pytest.raises(UserError, match="exists already"):
+    with mistake("argument", table.name):
+        embed_file(str(model), str(text), out, Recipe(table=str(table)))
+    with mistake("output", table.name):
         write_table(str(other), table)
-    with pytest.raises(UserError, match="there is no word list"):
+    with mistake("file-missing", "none.txt", "--words"):
         write_table(str(other), tmp_path / "x", str(tmp_path / "none.txt"))
     table.write_bytes(table.read_bytes()[:100])
-    with pytest.raises(UserError, match="cannot be read as a table"):
-        embed_file(str(model), str(text), out, table=str(table))
-    with pytest.raises(UserError, match="is not a table"):
-        embed_file(str(model), str(text), out, table=str(model / "model.safetensors"))
-    with pytest.raises(UserError, match="cannot be read as a table"):
-        embed_file(str(model), str(text), out, table=str(tmp_path / "none"))
+    with mistake("file-unreadable", str(tmp_path)):
+        embed_file(str(model), str(text), out, Recipe(table=str(table)))
+    with mistake("format", "model.safetensors"):
+        embed_file(str(model), str(text), out, Recipe(table=str(model / "model.safetensors")))
+    with mistake("file-unreadable", str(tmp_path)):
+        embed_file(str(model), str(text), out, Recipe(table=str(tmp_path / "none")))
 
 
 def test_a_table_with_any_changed_byte_is_refused(model: Path, text: Path) -> None:
@@ -68,13 +68,13 @@ def test_a_table_with_any_changed_byte_is_refused(model: Path, text: Path) -> No
         changed = bytearray(data)
         changed[at] ^= 1
         table.write_bytes(changed)
-        with pytest.raises(UserError, match=r"table\.safetensors is damaged; make it again"):
-            embed_file(str(model), str(text), out, table=str(table))
+        with mistake("file-damaged", table.name):
+            embed_file(str(model), str(text), out, Recipe(table=str(table)))
     table.write_bytes(data)
-    embed_file(str(model), str(text), out, table=str(table))
+    embed_file(str(model), str(text), out, Recipe(table=str(table)))
 
 
-def test_a_table_of_numbers_that_are_none_is_refused(
+def test_table_with_infinite_numbers_is_refused(
     model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = text.with_name("table.safetensors")
@@ -87,11 +87,11 @@ def test_a_table_of_numbers_that_are_none_is_refused(
     with monkeypatch.context() as now:
         now.setattr(TypeCache, "encode", spoilt)
         write_table(str(model), table)
-    with pytest.raises(UserError, match="not finite"):
-        embed_file(str(model), str(text), text.with_name("out.npz"), table=str(table))
+    with mistake("file-damaged", table.name, "not finite"):
+        embed_file(str(model), str(text), text.with_name("out.npz"), Recipe(table=str(table)))
 
 
-def test_a_word_list_of_another_system_is_understood(model: Path, tmp_path: Path) -> None:
+def test_word_list_from_windows_is_read(model: Path, tmp_path: Path) -> None:
     lists = {"unix": b"bird\nhouse\n", "other": b"\xef\xbb\xbfbird\r\nhouse\r\n\r\n"}
     for name, content in lists.items():
         (tmp_path / name).write_bytes(content)

@@ -5,22 +5,22 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.cli.command import main
-from elmwright.jobs.using.unknown_words import about_unknown
+from elmwright.jobs.using.unknown_words import unknown_warning
 from tests.support.random_model import VOCAB
 
 RAW = "The dog. The cat. The bird. The house. The dog's cat's bird's house.\n" * 3
 
 
-def test_more_than_a_third_is_too_many() -> None:
+def test_warning_above_a_third_of_unknown_words() -> None:
     known, odd = ["the"], ["dog."]
-    assert about_unknown(known, ["the"] * 8 + odd * 4) == ""
-    said = about_unknown(known, ["the"] * 7 + odd * 4)
-    assert said.startswith("36% of the words are unknown to the model ('dog.', …)")
-    assert about_unknown(known, odd * 9) == ""  # too few to tell
+    assert unknown_warning(known, ["the"] * 8 + odd * 4) == ""
+    warning = unknown_warning(known, ["the"] * 7 + odd * 4)
+    assert warning.startswith("36% of the words are unknown to the model ('dog.', …)")
+    assert unknown_warning(known, odd * 9) == ""  # too few to tell
 
 
 @pytest.mark.parametrize("command", ["score", "embed", "neighbours"])
-def test_raw_text_is_warned_of_and_tokenised_text_is_not(
+def test_warning_for_raw_text_only(
     model: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for content, warned in ((RAW, True), (" ".join(VOCAB[3:]) + " " + VOCAB[3] + "\n", False)):
