@@ -250,7 +250,7 @@ def test_elmo_from_pretrained_takes_any_model(
     assert np.array_equal(got, wanted)
     with mistake("run-missing", "MLFLOW_TRACKING_URI"):
         elmwright.Elmo.from_pretrained("models:/none@such")
-    with mistake("file-missing", f"{tmp_path}/x"):
+    with mistake("tracking-server", f"{tmp_path}/x"):
         elmwright.Elmo.from_pretrained("models:/none@such", tracking_uri=f"sqlite:///{tmp_path}/x")
 
 
