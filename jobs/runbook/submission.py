@@ -1,31 +1,22 @@
-"""A submission: one attempt at a run somewhere, and everything needed to ask for it again.
+"""A submission: one attempt at a run somewhere, and everything needed to repeat it.
 
 It is plain data: kept in the submitter's run book, shipped with the job, and written by the job
-itself below `run.dir`, so that another machine can find out where the run is. It never holds a
-secret.
-What the submitter's environment says about *where* things are (`PASSED_ON`) travels with it; what
-says *who* may use them must exist where the job runs, and the job looks for it by name.
+itself below `run.dir`, so that another machine can find out where the run is. It never contains a
+secret. Addresses in the submitter's environment (`PASSED_ON`) travel with it. Credentials must
+exist where the job runs, and the job checks for them by name.
 """
 
-import getpass
 import json
 import os
 import re
-import secrets
-import socket
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.config.toml_file import config_from, config_hash, to_dict
-from elmwright.jobs.environment.checkout import checkout, git_state
-from elmwright.jobs.runbook.deployment import STOP_SECONDS
+from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.secrets.hiding import SECRET, secret_in
-from elmwright.jobs.secrets.in_configs import refuse_secrets
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import from_data, to_data
@@ -41,9 +32,7 @@ PASSED_ON = (
     "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",
 )
-"""Settings of the submitter's environment that go with the job. None of them is a secret."""
-GRACE_SECONDS = STOP_SECONDS
-"""How long a job that is asked to stop may take to write its checkpoint."""
+"""Variables of the submitter's environment that go with the job. None of them is a secret."""
 
 Word = Literal["pending", "running", "finished", "failed", "interrupted", "unknown"]
 
@@ -69,7 +58,7 @@ class Submission:
     version: str
     """Version of the code, with its digest."""
     git: str = ""
-    """The commit the code comes from, with "+changes" behind it where files differ from it."""
+    """The commit of the code, followed by "+changes" if files differ from it."""
     cwd: str = ""
     """The folder it was submitted from."""
     sender: str = ""
@@ -119,7 +108,7 @@ class RayJobHandle:
 
 @dataclass(frozen=True)
 class NoHandle:
-    """The target knows the job by the submission's id, or its answer was lost."""
+    """The target identifies the job by the submission's id, or its answer was lost."""
 
 
 Handle = ProcessHandle | SlurmHandle | RayJobHandle | NoHandle
@@ -131,12 +120,12 @@ class Job:
 
     submission: Submission
     handle: Handle = NoHandle()
-    """How its target knows it."""
+    """How its target identifies it."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What has become of a job."""
+    """The state of a job."""
 
     word: Word
     """The state in one word."""
@@ -165,38 +154,8 @@ def state_of_exit(code: int) -> State:
     return State("failed", why, code)
 
 
-def new_submission(
-    config: RunConfig,
-    target: Target,
-    *,
-    until: str,
-    version: str,
-    settings: Mapping[str, str] | None = None,
-) -> Submission:
-    """What will be sent for a run; `settings` are those of an earlier attempt, if there was one."""
-    check_lines(target.lines)
-    now = time.gmtime()
-    data = to_dict(config)
-    refuse_secrets(data, "the config")
-    return Submission(
-        id=f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(2)}",
-        run=config.run.name,
-        dir=folder_of(config),
-        until=until,
-        target=target,
-        config=data,
-        config_sha256=config_hash(config),
-        version=version,
-        git=git_state(checkout()),
-        cwd=str(Path.cwd()),
-        sender=f"{getpass.getuser()}@{socket.gethostname()}",
-        time=time.strftime("%Y-%m-%d %H:%M:%S", now),
-        settings={**(settings or {}), **passed_on(target.env)},
-    )
-
-
 def passed_on(more: tuple[str, ...] = ()) -> dict[str, str]:
-    """The settings of this environment that a job may have."""
+    """The variables of this environment that go with a job; `more` are named by the target."""
     for name in more:
         if SECRET.search(name):
             raise UserError(
@@ -209,13 +168,13 @@ def passed_on(more: tuple[str, ...] = ()) -> dict[str, str]:
         if secret_in(value):
             raise UserError(
                 "secret",
-                f"{name} holds a password or a token, and is never sent; take it out of the URL",
+                f"{name} holds a password or a token and is never sent; take it out of the URL",
             )
     return settings
 
 
 def check_lines(lines: tuple[str, ...]) -> None:
-    """The lines of a target are copied into the script, the run book and the run's folder."""
+    """Refuse secrets in the lines of a target, which are copied into the run's folder."""
     for line in lines:
         if re.match(r"#SBATCH\s+--export\b", line):
             raise UserError(
@@ -225,9 +184,9 @@ def check_lines(lines: tuple[str, ...]) -> None:
             )
         pattern = r"([A-Za-z_][\w-]*)\s*=\s*[\"']?([^\s,;&|\"']*)"
         for name, value in re.findall(pattern, line):
-            # A path, or what the cluster's own shell will look up, is no secret.
-            looked_up = value[:1] in ("", "$", "`", "/", "~")
-            if SECRET.search(name) and not looked_up and name != "wckey":  # of Slurm's accounting
+            # A path, or what the cluster's own shell expands, is no secret.
+            is_expanded = value[:1] in ("", "$", "`", "/", "~")
+            if SECRET.search(name) and not is_expanded and name != "wckey":  # Slurm's accounting
                 raise UserError(
                     "secret",
                     f"lines = […] sets {name}, which may be a secret and would be copied into the "
@@ -237,7 +196,7 @@ def check_lines(lines: tuple[str, ...]) -> None:
         if secret_in(line):
             raise UserError(
                 "secret",
-                "lines = […] holds a URL with a password or a token; put it into a file on the "
+                "lines = […] contains a URL with a password or a token; put it into a file on the "
                 "cluster and name that as env_file",
             )
 
@@ -250,12 +209,12 @@ def folder_of(config: RunConfig) -> str:
 
 
 def relative_paths(config: RunConfig) -> list[str]:
-    """Paths of a config that mean something only in the folder it was submitted from."""
+    """Paths of a config that are relative to the folder it was submitted from."""
     corpus = config.corpus
-    given = [config.run.dir, corpus.dir, config.vocab.file, *corpus.decontaminate]
-    given += [source.path for source in corpus.sources if source.path != EMBEDDED]
+    paths = [config.run.dir, corpus.dir, config.vocab.file, *corpus.decontaminate]
+    paths += [source.path for source in corpus.sources if source.path != EMBEDDED]
     if config.train.init_from and not config.train.init_from.startswith("models:/"):
-        given.append(config.train.init_from)
+        paths.append(config.train.init_from)
     for entry in corpus.heldout.values():
-        given += [] if isinstance(entry, float) else entry
-    return [path for path in given if path and not at(path).is_remote and path[0] not in "/~"]
+        paths += [] if isinstance(entry, float) else entry
+    return [path for path in paths if path and not at(path).is_remote and path[0] not in "/~"]

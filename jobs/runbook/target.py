@@ -1,4 +1,4 @@
-"""Where a run can be sent, and the names users give to such places.
+"""Where a run can be sent, and the names that users give to targets.
 
     # ~/.config/elmwright/targets.toml
     [lab]
@@ -15,7 +15,6 @@
 """
 
 import dataclasses
-import difflib
 import os
 import re
 import tomllib
@@ -25,7 +24,7 @@ from urllib.parse import urlsplit
 
 from elmwright.jobs.terminal.wording import did_you_mean
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.records import BadField, UnknownField, from_data
+from elmwright.pipeline.records import BadField, from_data
 
 SHAPES = {
     "nodes": r"\d+",
@@ -43,7 +42,7 @@ SHAPES = {
     "env_file": r"[^\n]*",
     "token_file": r"[^\n]*",
 }
-"""What the values of options that end up in a script can look like."""
+"""Patterns for the values of options that end up in a script."""
 KINDS = ("local", "ray", "slurm", "k8s")
 ADDRESSED = ("ray",)
 """Kinds whose address is the cluster itself; `--to` takes the address in place of the kind."""
@@ -51,7 +50,7 @@ ADDRESSED = ("ray",)
 
 @dataclass(frozen=True)
 class Target:
-    """A place that runs jobs. An option means something for the kinds its text names."""
+    """A place that runs jobs. The text of an option begins with the kinds that it applies to."""
 
     kind: str
     """local, ray, slurm or k8s."""
@@ -78,7 +77,7 @@ class Target:
     time: str = "24:00:00"
     """slurm: time limit of one attempt."""
     warning: int = 300
-    """slurm: seconds before the time limit at which the job is told to checkpoint. They must be
+    """slurm: seconds before the time limit at which the job is asked to checkpoint. They must be
     enough for a step, the checkpoint, an MLflow that does not answer (60), the end of Ray (30) and
     the queue."""
     interface: str = ""
@@ -118,11 +117,12 @@ def targets_file() -> Path:
 
 
 def find_target(text: str) -> Target:
-    """What the user means by `--to TEXT`."""
+    """The target that the user means by `--to TEXT`."""
     named = named_targets()
+    kinds = [kind for kind in KINDS if kind not in ADDRESSED]
     if text in named:
         return named[text]
-    if text in KINDS and text not in ADDRESSED:
+    if text in kinds:
         return Target(text)
     if re.match(r"https?://[^/]", text):
         if "@" in text:
@@ -131,7 +131,9 @@ def find_target(text: str) -> Target:
                 f"{text.partition('@')[2]}: an address has no user or password; a token comes from "
                 "RAY_AUTH_TOKEN or a file",
             )
-        return Target("ray", address=check_address(text.rstrip("/"), repr(text)))
+        address = text.rstrip("/")
+        _check_address(address, repr(text))
+        return Target("ray", address=address)
     if text.startswith("ray://") or re.fullmatch(r"[\w.-]+:\d+", text):
         host = text.removeprefix("ray://").partition(":")[0]
         raise UserError(
@@ -139,24 +141,19 @@ def find_target(text: str) -> Target:
             f"{text!r} is not the address of a Ray dashboard; jobs are submitted there, usually at "
             f"http://{host}:8265",
         )
-    kinds = [kind for kind in KINDS if kind not in ADDRESSED]
-    close = difflib.get_close_matches(text, [*named, *kinds], n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    known = (
-        f"{', '.join(sorted(named))} in {targets_file()}" if named else f"none in {targets_file()}"
-    )
     raise UserError(
         "target",
-        f"there is no target {text!r}{hint or ''}; say local, slurm, k8s, http://HEAD:8265, or a "
-        f"name ({known})",
+        f"there is no target {text!r}{did_you_mean(text, [*named, *kinds])}; say local, slurm, "
+        f"k8s, http://HEAD:8265, or a name ({', '.join(sorted(named)) or 'none'} in "
+        f"{targets_file()})",
     )
 
 
 def as_now(target: Target) -> Target:
-    """A target of a job that was sent, reached as the user's file says now.
+    """The target of a job, with the address and token file that the user's file has now.
 
     The forwarded address of a Kubernetes cluster and the file with a token may change while a job
-    runs. The address of a Ray cluster is the cluster itself: where that has changed, the name means
+    runs. The address of a Ray cluster is the cluster itself: if it has changed, the name means
     another cluster, whose token must not be sent to the old one.
     """
     try:
@@ -170,18 +167,17 @@ def as_now(target: Target) -> Target:
     return dataclasses.replace(target, address=now.address, token_file=now.token_file)
 
 
-def check_address(address: str, name: str) -> str:
-    """An address that can be asked: a host, perhaps a port."""
+def _check_address(address: str, name: str) -> None:
+    """Refuse an address that is not a host, perhaps with a port."""
     try:
         parts = urlsplit(address)
         host = (parts.hostname or "").rstrip(".")
         host.encode("idna")
         is_valid = bool(host) and parts.port != 0 and not re.search(r"[\s@]", address)
-    except ValueError:  # also what is no name of a host
+    except ValueError:  # also for an invalid host name
         is_valid = False
     if not is_valid:
         raise UserError("target", f"{name} is not an address; write it as http://HEAD:8265")
-    return address
 
 
 def named_targets() -> dict[str, Target]:
@@ -197,33 +193,32 @@ def named_targets() -> dict[str, Target]:
 
 
 def _target(path: Path, name: str, table: object) -> Target:
+    """The target of a table of the user's file; a mistake is reported with its key."""
     kind = table.get("kind") if isinstance(table, dict) else None
     if not isinstance(table, dict) or kind not in KINDS:
         hint = did_you_mean(str(kind or ""), KINDS)
         raise UserError(
             "target", f"{path}: [{name}] needs kind = one of {', '.join(map(repr, KINDS))}{hint}"
         )
+    valid = [field.name for field in dataclasses.fields(Target) if field.name != "name"]
+    for key in table:
+        if key not in valid:
+            hint = did_you_mean(key, valid) or f"; valid: {', '.join(valid)}"
+            raise UserError("target", f"{path}: {name}.{key}: unknown key{hint}")
     try:
         target = from_data(Target, {**table, "name": name}, prefix=f"{name}.")
-        if "name" in table:
-            raise UnknownField(f"{name}.name", tuple(f.name for f in dataclasses.fields(Target)))
-    except UnknownField as problem:
-        key = problem.key.rpartition(".")[2]
-        valid = [field for field in problem.valid if field != "name"]
-        close = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(valid)}"
-        raise UserError("target", f"{path}: {problem.key}: {problem.reason}; {hint}") from None
     except BadField as problem:
         raise UserError("target", f"{path}: {problem.key}: {problem.reason}") from None
     for key, shape in SHAPES.items():
         value = str(getattr(target, key))
         if not re.fullmatch(shape, value):
-            raise UserError("target", f"{path}: {name}.{key}: {value!r} is not what it can be")
+            raise UserError("target", f"{path}: {name}.{key}: {value!r} is not a valid value")
     if any("\n" in line for line in target.lines):
-        raise UserError("target", f"{path}: {name}.lines: write one string a line")
-    if target.kind in ADDRESSED and not re.match(r"https?://[^/@]+$", target.address.rstrip("/")):
+        raise UserError("target", f"{path}: {name}.lines: write one string per line")
+    address = target.address.rstrip("/")
+    if target.kind in ADDRESSED and not re.match(r"https?://[^/@]+$", address):
         raise UserError("target", f"{path}: {name}.address: write it as http://HEAD:8265")
-    if target.address:
-        shown = f": {target.address!r}" if "@" not in target.address else ""  # a password
-        check_address(target.address, f"{path}: {name}.address{shown}")
-    return dataclasses.replace(target, address=target.address.rstrip("/"))
+    if address:
+        shown = f": {target.address!r}" if "@" not in address else ""  # a password
+        _check_address(target.address, f"{path}: {name}.address{shown}")
+    return dataclasses.replace(target, address=address)

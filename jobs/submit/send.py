@@ -6,17 +6,32 @@ send a run twice, keeps the run book, and limits how long a stopping job may tak
 """
 
 import dataclasses
+import getpass
+import secrets
+import socket
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.config.toml_file import config_hash, to_dict
+from elmwright.jobs.environment.checkout import checkout, git_state
 from elmwright.jobs.environment.wheel import content_version, package_files
 from elmwright.jobs.runbook import runbook
-from elmwright.jobs.runbook.submission import Job, State, Submission, new_submission, state_of_exit
+from elmwright.jobs.runbook.submission import (
+    Job,
+    State,
+    Submission,
+    check_lines,
+    folder_of,
+    passed_on,
+    state_of_exit,
+)
 from elmwright.jobs.runbook.target import Target, as_now
+from elmwright.jobs.secrets.in_configs import refuse_secrets
 from elmwright.jobs.submit.targets.kinds import open_place, place_class
 from elmwright.jobs.submit.targets.place import AccessRefused, Place, Unreachable
 from elmwright.jobs.training.driver.devices import with_promised_gpus
@@ -35,10 +50,27 @@ Answer = TypeVar("Answer")
 def prepare(
     config: RunConfig, target: Target, until: str, settings: dict[str, str] | None = None
 ) -> Submission:
-    """The submission of a config to a target."""
-    version = content_version(package_files())
+    """The submission of a config to a target; `settings` are those of an earlier attempt."""
+    check_lines(target.lines)
     config = with_promised_gpus(config, target)
-    return new_submission(config, target, until=until, version=version, settings=settings)
+    data = to_dict(config)
+    refuse_secrets(data, "the config")
+    now = time.gmtime()
+    return Submission(
+        id=f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(2)}",
+        run=config.run.name,
+        dir=folder_of(config),
+        until=until,
+        target=target,
+        config=data,
+        config_sha256=config_hash(config),
+        version=content_version(package_files()),
+        git=git_state(checkout()),
+        cwd=str(Path.cwd()),
+        sender=f"{getpass.getuser()}@{socket.gethostname()}",
+        time=time.strftime("%Y-%m-%d %H:%M:%S", now),
+        settings={**(settings or {}), **passed_on(target.env)},
+    )
 
 
 def submit(submission: Submission) -> Job:

@@ -13,9 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from elmwright.jobs.runbook.deployment import STOP_SECONDS
 from elmwright.jobs.runbook.runbook import handle_of, outcome_of, work_folder
 from elmwright.jobs.runbook.submission import (
-    GRACE_SECONDS,
     Job,
     ProcessHandle,
     State,
@@ -30,7 +30,7 @@ class Background(Place):
     """Jobs as processes of this machine. Only the run book knows which of them are running."""
 
     cluster_address = ""
-    grace_seconds = GRACE_SECONDS
+    grace_seconds = STOP_SECONDS
 
     @staticmethod
     def own_handle() -> ProcessHandle:

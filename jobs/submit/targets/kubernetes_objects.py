@@ -22,7 +22,7 @@ from importlib.metadata import version
 from typing import Any
 
 from elmwright.jobs.runbook import deployment
-from elmwright.jobs.runbook.submission import GRACE_SECONDS, State, Submission
+from elmwright.jobs.runbook.submission import State, Submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.attempts import DRIVER_FILE
 from elmwright.jobs.submit.targets.place import job_size
@@ -235,13 +235,14 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
         },
         "volumeMounts": mounts,
     }
+    grace_seconds = deployment.STOP_SECONDS + 30 if container == "ray-head" else 60
     pod: dict[str, Any] = {
         # One that is not there is ignored.
         "imagePullSecrets": [{"name": target.pull_secret or deployment.SECRET_REGISTRY}],
         "automountServiceAccountToken": False,
         # They would set MLFLOW_PORT, which MLflow reads as its own.
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": GRACE_SECONDS + 30 if container == "ray-head" else 60,
+        "terminationGracePeriodSeconds": grace_seconds,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": deployment.USER_ID,

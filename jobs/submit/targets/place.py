@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from elmwright.jobs.environment.wheel import wheel_members
+from elmwright.jobs.runbook.deployment import STOP_SECONDS
 from elmwright.jobs.runbook.runbook import work_folder
 from elmwright.jobs.runbook.submission import (
-    GRACE_SECONDS,
     Handle,
     Job,
     NoHandle,
@@ -46,7 +46,7 @@ class Place(ABC):
     """Whether a job brings a Ray cluster, whose machines may come up after the driver."""
     repeats_attempts: ClassVar[bool] = False
     """Whether the target itself starts the next attempt of a job, not attempts.py."""
-    grace_seconds: ClassVar[float] = GRACE_SECONDS + 30
+    grace_seconds: ClassVar[float] = STOP_SECONDS + 30
     """How long a job may take to stop."""
 
     def __init__(self, target: Target) -> None:

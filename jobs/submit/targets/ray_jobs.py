@@ -27,8 +27,8 @@ from packaging.requirements import Requirement
 from elmwright.jobs.cluster.capacity import check_capacity
 from elmwright.jobs.config.sections import TrainSection
 from elmwright.jobs.environment.wheel import requirements, wheel_members, zipped
+from elmwright.jobs.runbook.deployment import STOP_SECONDS
 from elmwright.jobs.runbook.submission import (
-    GRACE_SECONDS,
     Job,
     NoHandle,
     State,
@@ -325,7 +325,7 @@ def entrypoint(target: Target, module: str = JOB_MODULE) -> str:
 def runtime_env(submission: Submission, working_dir: str) -> dict[str, object]:
     """The environment of a job as Ray spells it."""
     # Ray itself gives a stopped job 3 s, too few for a checkpoint.
-    variables = {**submission.settings, "RAY_JOB_STOP_WAIT_TIME_S": str(GRACE_SECONDS)}
+    variables = {**submission.settings, "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS)}
     return {"working_dir": working_dir, "env_vars": variables}
 
 

@@ -14,9 +14,9 @@ from collections import Counter
 from pathlib import Path
 
 from elmwright.jobs.cluster.capacity import check_capacity
+from elmwright.jobs.runbook.deployment import STOP_SECONDS
 from elmwright.jobs.runbook.runbook import handle_of, work_folder
 from elmwright.jobs.runbook.submission import (
-    GRACE_SECONDS,
     Job,
     SlurmHandle,
     State,
@@ -46,7 +46,7 @@ class Slurm(Place):
 
     starts_ray = True
     repeats_attempts = True
-    grace_seconds = GRACE_SECONDS + 60
+    grace_seconds = STOP_SECONDS + 60
 
     @staticmethod
     def own_handle() -> SlurmHandle:

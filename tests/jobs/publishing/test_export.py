@@ -26,11 +26,12 @@ from elmwright.jobs.publishing.choose_checkpoint import Recorded, recorded
 from elmwright.jobs.publishing.export import export_run
 from elmwright.jobs.publishing.training_facts import training_facts, training_svg
 from elmwright.jobs.runbook.runbook import write_job
-from elmwright.jobs.runbook.submission import Job, new_submission
+from elmwright.jobs.runbook.submission import Job
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.rundir.journal_records import CheckpointPruned, Evaluation, Metrics
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.secrets.hiding import without_secret
+from elmwright.jobs.submit.send import prepare
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.model.formats.bilm_format import write_weights
 from elmwright.pipeline.cleaning.words import train_sentencepiece
@@ -259,8 +260,9 @@ def test_provenance_names_the_mlflow_run_and_what_a_submission_came_from(
         (content_version(package_files()), "1" * 40),
         ("0.0.1+000000000000", "2" * 40),
     ):
-        sent = new_submission(config, target, until="publish", version=version)
-        write_job(Job(dataclasses.replace(sent, dir=str(run), git=f"{commit}+changes")))
+        sent = prepare(config, target, "publish")
+        changes = {"version": version, "dir": str(run), "git": f"{commit}+changes"}
+        write_job(Job(dataclasses.replace(sent, **changes)))  # type: ignore[arg-type]
     monkeypatch.setattr(provenance_module, "own_git", lambda: None)
     target_folder, _ = export_run(str(run), "12", "", overrides=[])
     found = json.loads((target_folder / "provenance.json").read_text())

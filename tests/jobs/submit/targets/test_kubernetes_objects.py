@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from elmwright import __version__
-from elmwright.jobs.runbook.submission import GRACE_SECONDS
+from elmwright.jobs.runbook.deployment import STOP_SECONDS
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.attempts import DRIVER_FILE
 from elmwright.jobs.submit.targets.kubernetes_objects import (
@@ -63,8 +63,8 @@ def test_the_objects_hang_together(tmp_path: Path) -> None:
         assert mounted["runs"] == "/runs"
         assert {volume["name"] for volume in pod["volumes"]} == set(mounted)
         assert container["resources"]["limits"] == container["resources"]["requests"]
-    assert head["template"]["spec"]["terminationGracePeriodSeconds"] > GRACE_SECONDS
-    assert int(environment["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) == GRACE_SECONDS
+    assert head["template"]["spec"]["terminationGracePeriodSeconds"] > STOP_SECONDS
+    assert int(environment["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) == STOP_SECONDS
     (volume,) = [v for v in pod["volumes"] if v["name"] == "job"]
     assert volume["configMap"]["name"] == config_map["metadata"]["name"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
