@@ -34,7 +34,7 @@ def verify_folder(folder: Path) -> None:
 
 def local_folder(path: str) -> Path:
     """A bundle or checkpoint as a folder of this disk; out of a store it is copied, once."""
-    if not at(path).is_remote:
+    if not at(path).is_url:
         return Path(path)
 
     names: Iterable[str]

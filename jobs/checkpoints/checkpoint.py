@@ -93,7 +93,7 @@ def list_checkpoints(folder: str | Path) -> list[CheckpointInfo]:
 def checkpoint_folders(folder: str | Path) -> list[str]:
     """Every folder with the name of a checkpoint, readable or not, oldest first. In a store, those
     that were never completed are left out."""
-    if at(folder).is_remote:
+    if at(folder).is_url:
         files = [
             file.path.removeprefix(f"{folder}/").split("/") for file in at(folder).list_files()
         ]
@@ -214,7 +214,7 @@ def newest_valid(
 
 def fetch(path: str, scratch: Path) -> Path:
     """The checkpoint as a local folder: itself, or a verified copy of one in a store."""
-    if not at(path).is_remote:
+    if not at(path).is_url:
         return Path(path)
     local = scratch / f"fetched-{path.rpartition('/')[2]}"
     shutil.rmtree(local, ignore_errors=True)

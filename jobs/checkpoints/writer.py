@@ -102,7 +102,8 @@ class CheckpointWriter:
         self._attempt_file, self._attempt = attempt_file, attempt
         self._keep, self._listener = keep, listener
         # On a disk, beside its place, to be renamed; for a store, on this machine, to be uploaded.
-        self._desk = scratch / "checkpoints" if at(folder).is_remote else Path(folder)
+        self._is_url = at(folder).is_url
+        self._desk = at(folder).local(scratch / "checkpoints")
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._desk.mkdir(parents=True, exist_ok=True)
@@ -188,7 +189,7 @@ class CheckpointWriter:
             manifest["sha256"] = sha256_bytes(canonical(manifest))
             (beside / MANIFEST).write_text(json.dumps(manifest, indent=1))
             self._listener.before()
-            if at(self._folder).is_remote:
+            if self._is_url:
                 self._upload(beside, join(self._folder, name))
             else:
                 self._rename(beside, Path(self._folder) / name)
@@ -230,10 +231,9 @@ class CheckpointWriter:
     def _prune(self) -> None:
         for info in self._keep.doomed(list_checkpoints(self._folder)):
             self._listener.pruned(info.step)  # said first: what is said twice does no harm
-            if at(info.path).is_remote:
-                at(
-                    join(info.path, MANIFEST)
-                ).remove()  # first: without it the rest is no checkpoint
+            if self._is_url:
+                # First the manifest: without it the rest is no checkpoint.
+                at(join(info.path, MANIFEST)).remove()
                 at(info.path).remove_folder()
             else:
                 path = Path(info.path)

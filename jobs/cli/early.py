@@ -46,7 +46,7 @@ def check_model(model: str, require_signature: str | None = None) -> None:
         check_file(require_signature, "public key")
     if model.startswith("models:/"):
         _check_registered(model)
-    elif at(model).is_remote:
+    elif at(model).is_url:
         _check_url(model)
     elif is_run(model):
         _check_run(model)
@@ -94,7 +94,7 @@ def _on_shelf(model: str) -> bool:
 
 
 def _check_run(root: str) -> None:
-    if at(root).is_remote or at(join(root, "bundle", "SHA256SUMS")).exists():
+    if at(root).is_url or at(join(root, "bundle", "SHA256SUMS")).exists():
         return
     if not any(Path(root, "train", "checkpoints").glob("step-*/MANIFEST.json")):
         raise UserError(
@@ -142,7 +142,7 @@ def check_split(corpus: str, split: str) -> None:
 def run_of(model: str) -> str:
     """The folder of the run that a MODEL is; `UserError` if it is none, for then its corpus is not
     known."""
-    if at(model).is_remote:
+    if at(model).is_url:
         if is_run_url(model):
             return model
     elif (
@@ -163,11 +163,8 @@ def check_verifiable(path: str, key: str | None) -> str:
     if path.startswith("models:/"):
         _check_registered(path)
         return path
-    if (
-        at(path).is_remote
-        or (Path(path).exists() and Path(path).suffix != ".toml")
-        or _on_shelf(path)
-    ):
+    is_file = Path(path).is_file() and Path(path).suffix != ".toml"
+    if is_file or at(path).is_folder() or _on_shelf(path):
         return path
     return find_run(path).root
 

@@ -42,7 +42,7 @@ from elmwright.pipeline.storage.files import at
 def export(options: Namespace) -> None:
     run = options.config
     step, output = options.step or "result", options.output or ""
-    is_folder = at(run).is_remote or Path(run).is_dir()
+    is_folder = at(run).is_folder()
     if not is_folder and not _is_config(run):
         run = find_run(run).root
         is_folder = True
@@ -57,7 +57,7 @@ def export(options: Namespace) -> None:
         config = None if is_folder else load_config(run, options.overrides)
         folder = RunFolder.of(config) if config else RunFolder.at(run)
         check_export(folder, step, output, options.force)
-    elif not at(run).is_remote:
+    elif not at(run).is_url:
         raise UserError(
             "run-missing", f"{run} is not a run's folder (it has no config.json of a run)"
         )

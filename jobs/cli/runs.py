@@ -1,7 +1,6 @@
 """The commands for runs in folders: runs, ui, checkpoints, prune."""
 
 from argparse import Namespace
-from pathlib import Path
 
 from elmwright.jobs.cli.output import print_json, print_table
 from elmwright.jobs.runbook.find_run import find_run
@@ -38,7 +37,7 @@ def checkpoints(options: Namespace) -> None:
     from elmwright.jobs.checkpoints.checkpoint import verify_checkpoint
     from elmwright.jobs.publishing.choose_checkpoint import list_scored
 
-    is_folder = at(options.run).is_remote or Path(options.run).is_dir()
+    is_folder = at(options.run).is_folder()
     folder = RunFolder.at(options.run) if is_folder else find_run(options.run)
     infos = list_scored(folder)
     if not infos:

@@ -100,11 +100,11 @@ def check_settings(config: RunConfig) -> None:
             "eval.lanes",
             f"{config.eval.lanes} lanes cannot be shared evenly by {train.processes} processes",
         )
-    if re.match(r"[a-z][a-z0-9+]*://", config.run.dir) and not at(config.run.dir).is_remote:
+    if re.match(r"[a-z][a-z0-9+]*://", config.run.dir) and not at(config.run.dir).is_url:
         raise BadField(
             "run.dir", f"{config.run.dir!r} is neither a folder nor an s3:// or gs:// URL"
         )
-    if at(config.run.scratch).is_remote:
+    if at(config.run.scratch).is_url:
         raise BadField("run.scratch", "is a URL; name a folder on the machine's own disk")
     uri = config.tracking.uri
     if uri and not re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri):

@@ -155,7 +155,7 @@ def _resolve(config: RunConfig) -> RunConfig:
     folder = run.dir.replace("{name}", run.name)
     scratch = run.scratch.replace("{name}", run.name).replace("{dir}", folder)
     if not scratch:
-        scratch = f"~/.cache/elmwright/{run.name}" if at(folder).is_remote else f"{folder}/scratch"
+        scratch = f"~/.cache/elmwright/{run.name}" if at(folder).is_url else f"{folder}/scratch"
     model = config.export.name.replace("{name}", run.name)
     return dataclasses.replace(
         config,

@@ -239,7 +239,7 @@ def _disk(
     """The bytes that a run still needs, and those free where it writes."""
     place = folder.scratch if folder.remote else Path(folder.root)
     corpus = training = 0
-    if not at(folder.corpus).is_remote:
+    if not at(folder.corpus).is_url:
         corpus = max(0, round(DISK_FACTOR * text.bytes) - _bytes_in(Path(folder.corpus)))
     if stages and not folder.remote:
         there = _bytes_in(Path(folder.train), folder.bundle, folder.mlflow)
@@ -306,9 +306,7 @@ def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> Reac
     mlflow = MlflowServer(without_secret(uri), answers, note or "")
     places = [folder.root, folder.corpus_dir, *(s.path for s in config.corpus.sources)]
     stores = {}
-    for store in sorted(
-        {"/".join(place.split("/")[:3]) for place in places if at(place).is_remote}
-    ):
+    for store in sorted({"/".join(place.split("/")[:3]) for place in places if at(place).is_url}):
         before = len(problems)
         problems.of(at(f"{store}/.elmwright").exists)
         stores[store] = Store(len(problems) == before)

@@ -72,7 +72,7 @@ def registries_here(folder: str | Path = RUNS) -> dict[str, set[str]]:
 
 def registry_of_run(run: str) -> str:
     """The registry that a run's config names, or its own; a relative file means the project's."""
-    root = run if at(run).is_remote else str(Path(run).resolve())
+    root = at(run).resolved()
     settings = at(join(root, "config.json")).read_json() or {}
     said = str(settings.get("tracking", {}).get("uri") or "") or elsewhere(RunFolder.at(root))
     if not said:

@@ -14,7 +14,7 @@ def open_registry(uri: str) -> Registry:
     """What `--to` means: an MLflow tracking URI, or else a folder or s3:// prefix."""
     if re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri):
         return MlflowRegistry(uri)
-    if "://" in uri and not at(uri).is_remote:
+    if "://" in uri and not at(uri).is_url:
         raise UserError(
             "argument",
             f"{hide(uri)!r} is no registry: give an MLflow server (http://…, sqlite:///…), a "

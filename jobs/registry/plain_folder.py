@@ -74,7 +74,8 @@ class FolderRegistry:
     """Versions in a folder, or below an s3:// prefix."""
 
     def __init__(self, uri: str) -> None:
-        self.uri = uri.rstrip("/") if at(uri).is_remote else str(Path(uri).expanduser().resolve())
+        self.uri = at(uri).resolved()
+        self._is_url = at(uri).is_url
 
     def publish(self, bundle: Path, name: str) -> int:
         """Store the files first, and list them last."""
@@ -141,7 +142,7 @@ class FolderRegistry:
         entry = _entries(self._read(name))[version]
         where = join(self.uri, name, entry.folder)
         folder = local_folder(where)
-        if not at(where).is_remote:
+        if folder == Path(where):
             verify_bundle(folder)
         if digest_of(read_sums(folder)) != entry.digest:
             raise UserError(
@@ -154,7 +155,7 @@ class FolderRegistry:
     def _place(self, bundle: Path, name: str, folder: str, key: str) -> None:
         """Store the bundle's files in a folder of this name."""
         target = join(self.uri, name, folder)
-        if at(self.uri).is_remote:
+        if self._is_url:
             self._store(bundle, target, key)
             return
         source = bundle.resolve()
@@ -193,9 +194,7 @@ class FolderRegistry:
         for folder, files in self._folders(name).items():
             changed = max(file.mtime_ns for file in files) / 1e9
             # In a store another command may be writing this very folder.
-            if folder not in listed and (
-                not at(self.uri).is_remote or changed < time.time() - OLD_S
-            ):
+            if folder not in listed and (not self._is_url or changed < time.time() - OLD_S):
                 at(join(self.uri, name, folder)).remove_folder()
 
     def _folders(self, name: str) -> dict[str, list[Stat]]:
@@ -264,7 +263,7 @@ class FolderRegistry:
     def _alone(self, name: str) -> Iterator[None]:
         """On a disk: wait until no other command is at this model."""
         check_name(name)
-        if at(self.uri).is_remote:
+        if self._is_url:
             yield
             return
         folder = Path(self.uri, name)

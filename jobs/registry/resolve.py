@@ -51,9 +51,9 @@ def resolve(model: str, tracking_uri: str = "", require_signature: str | Path = 
 def _find(model: str, tracking_uri: str) -> Path:
     if model.startswith("models:/"):
         return _from_registry(model, tracking_uri)
-    if not at(model).is_remote and is_run(model):
+    if is_run(model):
         return model_of_run(RunFolder.at(model))
-    if not at(model).is_remote and Path(model).is_dir() and not means_run(model):
+    if Path(model).is_dir() and not means_run(model):
         folder = Path(model)
         if (folder / "MLmodel").is_file() and (folder / "data").is_dir():
             folder = folder / "data"  # as MLflow keeps it
@@ -62,7 +62,7 @@ def _find(model: str, tracking_uri: str) -> Path:
     on_shelf = fetch_reference(model)
     if on_shelf is not None:
         return on_shelf
-    if at(model).is_remote:
+    if at(model).is_url:
         run = RunFolder.at(model) if is_run_url(model) else None
         return model_of_run(run) if run else local_folder(model)
     return model_of_run(find_run_of(model))

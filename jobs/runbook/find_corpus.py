@@ -1,7 +1,5 @@
 """The corpus folder that a user means by a folder, a URL or a run."""
 
-from pathlib import Path
-
 from elmwright.jobs.runbook.find_run import find_run, is_run
 from elmwright.jobs.terminal.wording import nearby
 from elmwright.pipeline.errors import UserError
@@ -14,7 +12,7 @@ def corpus_of(text: str) -> str:
         return text
     if at(join(text, "corpus", "MANIFEST.json")).exists():
         return join(text, "corpus")
-    if at(text).is_remote or (Path(text).is_dir() and not is_run(text)):
+    if at(text).is_folder() and not is_run(text):
         raise UserError(
             "corpus-missing",
             f"{text} holds no finished corpus (MANIFEST.json is missing); build it with "

@@ -39,7 +39,7 @@ def find_run(text: str) -> RunFolder:
 
 def find_here(text: str) -> RunFolder | None:
     """The run that `text` names without the run book; None if it names none."""
-    if at(text).is_remote:
+    if at(text).is_url:
         if at(join(text, "config.json")).read_json() is None and not runbook.submissions_in(text):
             raise UserError("run-missing", f"{text} is not a run's folder: it has no config.json")
         return RunFolder.at(text)
@@ -85,7 +85,7 @@ def find_attempts(text: str) -> tuple[RunFolder | None, list[Job]]:
     attempts = runbook.attempts_of(text)
     if attempts:
         where = attempts[-1].submission.dir
-        is_seen = at(where).is_remote or is_run(where) or _was_submitted(where)
+        is_seen = at(where).is_url or is_run(where) or _was_submitted(where)
         return RunFolder.at(where) if is_seen else None, attempts
     folder = _from_recipe(text)
     if folder is None:
@@ -111,7 +111,7 @@ def _from_book(text: str) -> RunFolder | None:
     if not attempts:
         return None
     submission = attempts[-1].submission
-    if not at(submission.dir).is_remote and not is_run(submission.dir):
+    if not at(submission.dir).is_url and not is_run(submission.dir):
         raise UserError(
             "run-missing",
             f"run {text!r} was submitted to {submission.target}, and its folder {submission.dir} "

@@ -129,7 +129,7 @@ def is_for(job: Job, folder: str) -> bool:
 
 
 def _absolute(folder: str) -> str:
-    return folder.rstrip("/") if at(folder).is_remote else str(Path(folder).expanduser().resolve())
+    return at(folder).resolved()
 
 
 def jobs_below(folder: str) -> list[Job]:
@@ -186,9 +186,7 @@ def job_folder(submission: Submission) -> str:
 
 def work_folder(submission: Submission) -> Path:
     """A folder on a disk for an attempt's code and output: below run.dir unless that is a URL."""
-    if at(submission.dir).is_remote:
-        return state_home() / "submissions" / submission.id
-    return Path(job_folder(submission))
+    return at(job_folder(submission)).local(state_home() / "submissions" / submission.id)
 
 
 def is_name(text: str) -> bool:

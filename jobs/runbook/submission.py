@@ -203,9 +203,7 @@ def check_lines(lines: tuple[str, ...]) -> None:
 
 def folder_of(config: RunConfig) -> str:
     """run.dir, absolute or a URL."""
-    if at(config.run.dir).is_remote:
-        return config.run.dir.rstrip("/")
-    return os.path.abspath(os.path.expanduser(config.run.dir))
+    return at(config.run.dir).absolute()
 
 
 def relative_paths(config: RunConfig) -> list[str]:
@@ -217,4 +215,4 @@ def relative_paths(config: RunConfig) -> list[str]:
         paths.append(config.train.init_from)
     for entry in corpus.heldout.values():
         paths += [] if isinstance(entry, float) else entry
-    return [path for path in paths if path and not at(path).is_remote and path[0] not in "/~"]
+    return [path for path in paths if path and at(path).is_relative]

@@ -102,7 +102,7 @@ class Journal:
         self._news = threading.Event()
         self._refusal: RuntimeError | None = None
         self._descriptor = -1
-        if not at(path).is_remote:
+        if not at(path).is_url:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             _end_last_line(self._descriptor)

@@ -69,14 +69,14 @@ def damaged_lines(path: str | Path) -> list[Line]:
 
 def journal_end(path: str | Path) -> int:
     """Bytes in the journal; 0 where there is none."""
-    if at(path).is_remote:
+    if at(path).is_url:
         return max((begin + segment.bytes for begin, segment in segments(path)), default=0)
     return Path(path).stat().st_size if Path(path).is_file() else 0
 
 
 def read_lines(path: str | Path, start: int) -> Iterator[Line]:
     """Complete lines from byte `start` on: of one file, or of the segments in a store."""
-    if at(path).is_remote:
+    if at(path).is_url:
         yield from _lines_of_segments(path, start)
     elif Path(path).is_file():
         with open(path, "rb") as file:

@@ -38,15 +38,15 @@ class RunFolder:
     @classmethod
     def of(cls, config: RunConfig) -> "RunFolder":
         return cls(
-            _absolute(config.run.dir),
-            Path(_absolute(config.run.scratch)),
-            _absolute(config.corpus.dir) if config.corpus.dir else "",
+            at(config.run.dir).resolved(),
+            Path(at(config.run.scratch).resolved()),
+            at(config.corpus.dir).resolved() if config.corpus.dir else "",
         )
 
     @classmethod
     def at(cls, place: str | Path) -> "RunFolder":
         """The run whose folder this is, as its own config.json tells."""
-        root = _absolute(str(place))
+        root = at(place).resolved()
         saved = at(join(root, "config.json")).read_json() or {}
         run = saved.get("run", {})
         home = str(run.get("dir") or "")
@@ -54,17 +54,17 @@ class RunFolder:
         if home and scratch.startswith(f"{home.rstrip('/')}/"):
             scratch = join(root, scratch[len(home.rstrip("/")) + 1 :])
         scratch = from_project(root, home, scratch)
-        if not at(root).is_remote and not scratch.startswith(("/", "~")):
-            scratch = join(root, "scratch")  # of a project that is not around the run any more
+        if at(scratch).is_relative:  # of a project that is not around the run any more
+            scratch = str(at(join(root, "scratch")).local(Path(scratch)))
         corpus = saved.get("corpus", {}).get("dir", "")
         if corpus:
-            corpus = _absolute(from_project(root, home, corpus))
-        return cls(root, Path(_absolute(scratch)), corpus)
+            corpus = at(from_project(root, home, corpus)).resolved()
+        return cls(root, Path(at(scratch).resolved()), corpus)
 
     @property
     def remote(self) -> bool:
         """Whether the run lives in an object store."""
-        return at(self.root).is_remote
+        return at(self.root).is_url
 
     @property
     def config(self) -> str:
@@ -123,7 +123,7 @@ class RunFolder:
 
     @property
     def _local(self) -> Path:
-        return self.scratch if self.remote else Path(self.root)
+        return at(self.root).local(self.scratch)
 
 
 def from_project(root: str, home: str, place: str) -> str:
@@ -131,14 +131,9 @@ def from_project(root: str, home: str, place: str) -> str:
 
     Relative places mean the folder of the command, which is known by where run.dir is from there.
     """
-    relative = not (at(place).is_remote or place.startswith(("/", "~")))
-    if relative and home and not at(root).is_remote and root.endswith(f"/{Path(home)}"):
+    if at(place).is_relative and home and not at(root).is_url and root.endswith(f"/{Path(home)}"):
         return join(root[: -len(str(Path(home))) - 1], place)
     return place
-
-
-def _absolute(place: str) -> str:
-    return place.rstrip("/") if at(place).is_remote else str(Path(place).expanduser().resolve())
 
 
 def open_run_folder(config: RunConfig) -> RunFolder:

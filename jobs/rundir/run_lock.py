@@ -22,23 +22,14 @@ def locked(folder: RunFolder) -> Iterator[None]:
 
     A second command is told who has it. A run that was moved is first put right (moved_run.py).
     """
-    with _held(folder.root, join(folder.root, "run.lock")):
+    lock = join(folder.root, "run.lock")
+    with leased(lock, this_process()) if folder.remote else flock(Path(lock)):
         if not folder.remote:
             settle(folder.mlflow / "mlflow.db")
-        if not folder.corpus_dir or at(folder.corpus_dir).is_remote:
+        if not folder.corpus_dir or at(folder.corpus_dir).is_url:
             yield
             return
         elsewhere = Path(folder.corpus)
         elsewhere.parent.mkdir(parents=True, exist_ok=True)
         with flock(elsewhere.with_name(f".{elsewhere.name}.lock")):
-            yield
-
-
-@contextmanager
-def _held(root: str, lock: str) -> Iterator[None]:
-    if at(root).is_remote:
-        with leased(lock, this_process()):
-            yield
-    else:
-        with flock(Path(lock)):
             yield

@@ -28,12 +28,13 @@ class StopNote:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._is_url = at(path).is_url
         self._found, self._closed = threading.Event(), threading.Event()
-        if at(path).is_remote:
+        if self._is_url:
             threading.Thread(target=self._watch, name="stop-note", daemon=True).start()
 
     def found(self) -> bool:
-        return self._found.is_set() if at(self._path).is_remote else at(self._path).exists()
+        return self._found.is_set() if self._is_url else at(self._path).exists()
 
     def close(self) -> None:
         self._closed.set()

@@ -25,7 +25,7 @@ def check_places(problems: Problems, config: RunConfig, folder: RunFolder) -> No
         )
     else:
         problems.of(at(join(folder.root, ".writable")).exists)
-    if folder.corpus_dir and not at(folder.corpus_dir).is_remote:
+    if folder.corpus_dir and not at(folder.corpus_dir).is_url:
         places["corpus.dir"] = folder.corpus_dir
     said = set()
     for name, place in sorted(places.items()):

@@ -43,7 +43,7 @@ def probing(folder: str) -> Iterator[str]:
     if not folder:
         yield ""
         return
-    is_new = not at(folder).is_remote and not os.path.isdir(folder)
+    is_new = not at(folder).is_folder()
     probe = join(folder, f".probe-{uuid.uuid4().hex}")
     at(probe).write_bytes(b"")
     try:

@@ -38,7 +38,7 @@ def corpus_dataset(corpus: str, manifest: Manifest) -> Any:
     dataset = Dataset(
         name="corpus",
         digest=manifest.fingerprint[:36],  # as long as MLflow allows
-        source_type="s3" if at(corpus).is_remote else "local",
+        source_type="s3" if at(corpus).is_url else "local",
         source=json.dumps({"uri": corpus}),
         profile=json.dumps(profile),
     )

@@ -6,7 +6,6 @@ running is read as far as it has come.
 """
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from elmwright.jobs.runbook.find_run import last_holder, user_of
 from elmwright.jobs.runbook.runbook import outcome_of
 from elmwright.jobs.runbook.submission import State, Submission, state_of_exit
 from elmwright.jobs.runbook.target import Target
-from elmwright.jobs.rundir.journal import Record, read_journal
+from elmwright.jobs.rundir.journal import read_journal
 from elmwright.jobs.rundir.journal_records import Evaluation, Metrics
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.metrics import TOKENS_PER_S, perplexities
@@ -86,10 +85,10 @@ def read_progress(submission: Submission) -> Progress | None:
     """How far a run has come; None where its folder cannot be seen from here."""
     root, config = submission.dir, submission.config
     try:
-        if not at(root).is_remote and not Path(root).is_dir():
+        if not at(root).is_folder():
             return None
         newest = _newest_checkpoint(root)
-        records = _journal(root)
+        records = [record for record, _ in read_journal(RunFolder(root, Path()).journal, 0)]
         result = _json(join(root, "train", "result.json"))
         attempts = _json(join(root, "train", "attempt.json")).get("attempt", 1)
         stage = _stage(submission, result)
@@ -139,10 +138,8 @@ def state_by_files(submission: Submission, progress: Progress, why: str) -> Stat
 def corpus_folder(submission: Submission) -> str:
     """Where a run's corpus is, or its URL."""
     corpus = submission.config.get("corpus", {}).get("dir") or join(submission.dir, "corpus")
-    if at(corpus).is_remote:
-        return str(corpus)
-    # Relative to where the run was submitted, not to where one asks.
-    return os.path.join(submission.cwd, os.path.expanduser(corpus))
+    # Relative to where the run was submitted, not to the folder of this command.
+    return at(join(submission.cwd, corpus) if at(corpus).is_relative else corpus).absolute()
 
 
 def _stage(submission: Submission, result: dict[str, Any]) -> str:
@@ -171,12 +168,6 @@ def _newest_checkpoint(root: str) -> tuple[int, str]:
         if match and int(match[2]) > found[0]:
             found = int(match[2]), file.path.removesuffix("/MANIFEST.json")
     return found
-
-
-def _journal(root: str) -> list[Record]:
-    """The run's journal: one file on a disk, numbered segments in a store."""
-    name = "journal" if at(root).is_remote else "journal.jsonl"
-    return [record for record, _ in read_journal(join(root, "train", name), 0)]
 
 
 def _json(path: str) -> dict[str, Any]:

@@ -33,10 +33,11 @@ def verify_path(name: str, key: str = "", progress: Progress = silent) -> list[s
 
     With `key`, a public key, only a bundle signed with it is good.
     """
-    if key or name.startswith("models:/") or (at(name).is_remote and at(join(name, SUMS)).exists()):
+    is_url = at(name).is_url
+    if key or name.startswith("models:/") or (is_url and at(join(name, SUMS)).exists()):
         resolve(name, require_signature=key)
         return [f"bundle {name}" + (f", signed with the key of {key}" if key else "")]
-    if not at(name).is_remote:
+    if not is_url:
         path = Path(name)
         if not path.exists():
             if fetch_reference(name) is not None:

@@ -45,8 +45,6 @@ def space_needed(inputs: Sequence[SourceFile], folder: str) -> int:
 
 def check_space(inputs: Sequence[SourceFile], folder: str) -> None:
     """Refuse to begin what the disk cannot hold; a store is taken to have room."""
-    if at(folder).is_remote:
-        return
     needed, free = space_needed(inputs, folder), at(Path(folder)).free_bytes()
     if needed > free:
         raise UserError(

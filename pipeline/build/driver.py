@@ -65,7 +65,7 @@ def build_corpus(
 
     Raises `UserError` for what is the user's to put right and `Interrupted` after `stop()`.
     """
-    where = str(folder) if at(folder).is_remote else str(Path(folder).absolute())
+    where = at(folder).absolute()
     key = corpus_key(corpus, vocab, shards, seed)
     manifest = is_current(where, key, corpus, vocab.file)
     if manifest is None:

@@ -303,7 +303,7 @@ def run_once(
 
 def _outputs(work: str, out: str) -> dict[str, int]:
     """Names and sizes of a task's output; none in a store, where no object is half written."""
-    if at(work).is_remote:
+    if at(work).is_url:
         return {}
     start = f"{work}/{glob.escape(out)}"
     paths = [*glob.glob(f"{start}*"), *glob.glob(f"{start}/*")]

@@ -32,7 +32,7 @@ def digest_inputs(
 
     Returns a function that adds the digests to files.
     """
-    local = [file for file in results.files if not at(file.path).is_remote]
+    local = [file for file in results.files if not at(file.path).is_url]
     groups = [local[n : n + FILES_PER_DIGEST] for n in range(0, len(local), FILES_PER_DIGEST)]
     tasks = [
         task(

@@ -89,10 +89,7 @@ def _all_there(folder: str, manifest: Manifest) -> bool:
 
 def input_path(folder: str, item: Input) -> str:
     """Where an input of the manifest is stored."""
-    outside = at(item.path).is_remote or item.path.startswith("/")
-    if outside or at(folder).is_remote:
-        return item.path if outside else join(folder, item.path)
-    return os.path.normpath(join(folder, item.path))
+    return at(join(folder, item.path) if at(item.path).is_relative else item.path).absolute()
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,7 @@ class _Digests:
         if self._known is None:
             self._known = self._read()
         key, stat = file.path, (file.bytes, file.mtime_ns)
-        if not (at(key).is_remote or at(self._folder).is_remote):
+        if not (at(key).is_url or at(self._folder).is_url):
             key = os.path.relpath(key, self._folder)
         saved = self._known.get(key)
         if saved is None or saved.stat != stat:
@@ -204,7 +201,7 @@ def _is_own(folder: str, path: str) -> bool:
 
 def _fresh(stats: Iterable[Stat], seen: set[str]) -> Iterable[Stat]:
     for stat in stats:
-        real = stat.path if at(stat.path).is_remote else os.path.realpath(stat.path)
+        real = at(stat.path).resolved()
         if real not in seen:
             seen.add(real)
             yield stat

@@ -29,7 +29,7 @@ from elmwright.pipeline.format.block import Block, sentences
 from elmwright.pipeline.format.lanes import keyed_hash
 from elmwright.pipeline.format.manifest import Manifest, Split
 from elmwright.pipeline.format.shards import ShardReader
-from elmwright.pipeline.storage.files import at, join
+from elmwright.pipeline.storage.files import join
 from elmwright.pipeline.storage.object_store import with_patience
 
 if TYPE_CHECKING:
@@ -121,15 +121,12 @@ class Read:
             shard = self.split.shards[number]
             reader = ShardReader(join(self.corpus, shard.tar), shard)
             blocks = [block for _, block in mine]
-            for block in (
-                _ahead(reader, blocks) if at(self.corpus).is_remote else map(reader.read, blocks)
-            ):
+            for block in _read_ahead(reader, blocks):
                 yield number, block
-            reader.close()
 
 
-def _ahead(reader: ShardReader, blocks: list[int]) -> Iterator[Block]:
-    """Blocks of a store, in the order given, several of them fetched at a time."""
+def _read_ahead(reader: ShardReader, blocks: list[int]) -> Iterator[Block]:
+    """These blocks in this order, several of them fetched at a time."""
     with ThreadPoolExecutor(FETCHES) as pool:
         coming: deque[Future[Block]] = deque()
         for block in blocks:

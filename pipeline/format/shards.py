@@ -21,6 +21,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -168,13 +169,12 @@ class ShardReader:
     def __init__(
         self, path: str | Path, shard: Shard | None = None, keep: Keeper | None = None
     ) -> None:
-        """Open the tar at `path`, on a disk or in an object store, and the index beside it.
+        """Read the index beside the tar at `path`, on a disk or in an object store.
 
         With its manifest entry, the index is checked too. `keep` may keep what is read.
         """
         self.path = str(path)
         self._keep: Keeper = keep or (lambda _digest, read: read())
-        self._descriptor = -1
         name = index_path(self.path)
         try:
             if shard is None:
@@ -182,8 +182,6 @@ class ShardReader:
             else:
                 digest = shard.index_sha256
                 data = self._keep(digest, lambda: self._checked(digest, name, self._read_index))
-            if not at(self.path).is_remote:
-                self._descriptor = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError as error:
             raise UserError(
                 "file-damaged", f"{error.filename} is missing; {self._advice()}"
@@ -201,9 +199,8 @@ class ShardReader:
         spans, digest = self._spans[number].tolist(), self.digests[number]
         begin, end = _range(spans)
         what = f"{self.path}, block {number},"
-        data = self._keep(
-            digest, lambda: self._checked(digest, what, lambda: self._read_range(begin, end))
-        )
+        read = partial(at(self.path).read_range, begin, end)
+        data = self._keep(digest, lambda: self._checked(digest, what, read))
         members = {
             name: data[offset - begin : offset - begin + size]
             for name, (offset, size) in zip(MEMBERS, spans, strict=True)
@@ -222,16 +219,6 @@ class ShardReader:
             )
         return block
 
-    def close(self) -> None:
-        """Let go of the file; also happens when the reader is dropped."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            self.close()
-
     def _read_index(self) -> bytes:
         """The index has fewer bytes than its tar: a block's members fill a kilobyte each."""
         name = index_path(self.path)
@@ -241,18 +228,9 @@ class ShardReader:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return read_small(name, sum(found.bytes for found in sizes[1:] if found) + INDEX_BYTES)
 
-    def _read_range(self, begin: int, end: int) -> bytes:
-        if self._descriptor >= 0:
-            end = min(end, max(begin, os.fstat(self._descriptor).st_size))
-            return os.pread(self._descriptor, end - begin, begin)
-        return at(self.path).read_range(begin, end)
-
     def _checked(self, digest: str, what: str, read: Callable[[], bytes]) -> bytes:
-        """What `read` gives, if it has that sha256. A transfer may be damaged: twice from a store.
-
-        The same bytes would come from a disk again.
-        """
-        for _ in range(2 if at(self.path).is_remote else 1):
+        """The result of `read`, if it has that sha256; read again once, as a transfer may fail."""
+        for _ in range(2):
             data = read()
             if sha256_bytes(data) == digest:
                 return data

@@ -104,7 +104,7 @@ Chunk = tuple[Piece, ...]
 
 def expand(source: str, what: str = "corpus.sources") -> list[Stat]:
     """The files that a path, folder, glob or URL names, sorted by path."""
-    if at(source).is_remote:
+    if at(source).is_url:
         return _expand_url(source, what)
     path = os.path.abspath(os.path.expanduser(source))
     with explained(Path(path)):
@@ -211,7 +211,7 @@ def _format(path: str, given: str) -> str:
 def check_readable(files_: Sequence[SourceFile]) -> None:
     """Open each local file once, so that a permission is missed now and not in an hour."""
     for file in files_:
-        if at(file.path).is_remote:
+        if at(file.path).is_url:
             continue
         try:
             with at(file.path).reading():

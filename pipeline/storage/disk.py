@@ -61,7 +61,7 @@ def explain(error: OSError, path: Path) -> UserError | None:
 class DiskLocation(Location):
     """A file or folder on a disk of this machine."""
 
-    is_remote = False
+    is_url = False
 
     @property
     def is_relative(self) -> bool:

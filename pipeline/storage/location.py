@@ -41,7 +41,7 @@ class Location(Protocol):
     """A file or folder by its path or URL."""
 
     path: str
-    is_remote: ClassVar[bool]
+    is_url: ClassVar[bool]
     """Whether it is in an object store."""
 
     def __init__(self, path: str) -> None:

@@ -143,7 +143,7 @@ class StoredFile(io.RawIOBase):
 class StoreLocation(Location):
     """An object, or all objects whose names begin with this path."""
 
-    is_remote = True
+    is_url = True
     is_relative = False
 
     @contextmanager

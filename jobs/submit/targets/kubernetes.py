@@ -266,7 +266,7 @@ def check_paths(submission: Submission, config: RunConfig) -> None:
             f"{relative[0]!r} is relative to a folder of this machine, which no pod has; write "
             f"absolute paths below {RUNS_PATH}, or s3:// URLs",
         )
-    if at(submission.dir).is_remote:
+    if at(submission.dir).is_url:
         return
     if not submission.target.volume:
         raise UserError(

@@ -72,7 +72,7 @@ class RayCluster(Place):
         self._token = ""
 
     def note(self, submission: Submission) -> str:
-        if at(submission.dir).is_remote or is_this_machine(self.address):
+        if at(submission.dir).is_url or is_this_machine(self.address):
             return ""
         return (
             f"run.dir {submission.dir} must be on storage that every machine of {self.address} "

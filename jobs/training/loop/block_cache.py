@@ -37,7 +37,7 @@ _OURS = re.compile(rf"[0-9a-f]{{64}}|{re.escape(TEMPORARY)}[0-9a-f]{{64}}\.\d+")
 
 def block_cache(corpus: str, folder: Path, megabytes: int) -> "BlockCache | None":
     """A cache for this corpus, if it lies in a store and anything may be kept of it."""
-    return BlockCache(folder, megabytes * 1_000_000) if at(corpus).is_remote and megabytes else None
+    return BlockCache(folder, megabytes * 1_000_000) if at(corpus).is_url and megabytes else None
 
 
 class BlockCache:

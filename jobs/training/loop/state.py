@@ -171,7 +171,7 @@ def restore(
     trainer.step, trainer.skipped = state.step, set(state.skipped)
     trainer.best, trainer.best_step = state.best, state.best_step
     trainer.best_of, trainer.stale = state.best_of, state.stale
-    if at(checkpoint).is_remote:
+    if path != Path(checkpoint):  # a copy of one in a store
         shutil.rmtree(path)
 
 

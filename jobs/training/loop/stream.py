@@ -34,7 +34,7 @@ from elmwright.pipeline.format.block import Block, remap, streams
 from elmwright.pipeline.format.lanes import block_at
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
-from elmwright.pipeline.storage.files import at, join
+from elmwright.pipeline.storage.files import join
 from elmwright.pipeline.storage.object_store import with_patience
 
 Array = NDArray[Any]
@@ -44,8 +44,8 @@ FETCHES = 8
 """Blocks that are fetched at a time."""
 ATTEMPTS = 8
 """How often a block is asked for when the store drops the connection: over two minutes in all."""
-OPEN_SHARDS, OPEN_INDEXES = 128, 1024
-"""Shards a process keeps open, on a disk and in a store (where it keeps their indexes only)."""
+OPEN_INDEXES = 1024
+"""Shards whose indexes a process keeps in memory."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,6 @@ class Blocks:
         self._widest = widest
         self._shards = manifest.splits[split].shards
         self._corpus, self._cache = corpus, cache
-        self._open_limit = OPEN_INDEXES if at(corpus).is_remote else OPEN_SHARDS
         self._starts = np.cumsum([0, *(shard.blocks for shard in self._shards)])
         self._readers: OrderedDict[int, Future[ShardReader]] = OrderedDict()
         self._readers_lock = threading.Lock()
@@ -159,7 +158,7 @@ class Blocks:
             found = self._readers.pop(shard, None)
             reader = found or Future()
             self._readers[shard] = reader
-            while len(self._readers) > self._open_limit:
+            while len(self._readers) > OPEN_INDEXES:
                 # Not closed here: another thread may be reading. The last one to drop it does.
                 self._readers.popitem(last=False)
         if found is None:

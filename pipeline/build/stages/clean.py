@@ -221,11 +221,11 @@ def _local_copy(work: str, model: str | None) -> Path | None:
     if model is None:
         return None
     path = join(work, model)
-    if not at(path).is_remote:
+    if not at(path).is_url:
         return Path(path)
     local = _scratch() / Path(model).name
     if not local.exists():
-        at(str(local)).write_bytes(at(path).read_bytes())
+        at(local).copy_from(at(path))
     return local
 
 
