@@ -42,6 +42,7 @@ from elmwright.pipeline.build.up_to_date import (
 )
 from elmwright.pipeline.cleaning.funnel import READ
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, ShardsConfig, VocabConfig
+from elmwright.pipeline.dedup.tables import count_ranges
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import NAME, Manifest
 from elmwright.pipeline.progress import Progress, plural, silent
@@ -221,7 +222,7 @@ class Build:
     def _make_vocab(self) -> None:
         kept = [part for _, part in self.results.kept]
         names = [part.counts for part in kept if part.counts]
-        count = pack.ranges(sum(part.types for part in kept))
+        count = count_ranges(sum(part.types for part in kept), pack.TYPES_PER_RANGE)
         tasks = [task("counts", pack.count_range, names, number, count) for number in range(count)]
         ranges = self.runner.run("word counts", tasks)
         sentences = sum(part.splits["train"].sentences for part in kept if "train" in part.splits)

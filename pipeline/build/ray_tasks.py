@@ -42,6 +42,9 @@ R = TypeVar("R")
 
 RECIPE = 3
 """Raised whenever a change of the code changes what the same settings give."""
+WORK_FORMAT = 1
+"""Raised whenever the format of a file in the work folder changes, so that no task reads an older
+one. The finished corpus is the same."""
 PATIENCE = 10.0
 """Seconds that tasks at work get to finish when the build stops."""
 
@@ -87,7 +90,7 @@ class Done(Generic[R]):
 
 def task(stage: str, call: Callable[..., R], *args: object, **named: object) -> Task[R]:
     """A task that calls `call(work, out, *args, **named)`."""
-    content = [RECIPE, _tools(), stage, call.__name__, _plain(args), _plain(named)]
+    content = [RECIPE, WORK_FORMAT, _tools(), stage, call.__name__, _plain(args), _plain(named)]
     return Task(stage, sha256_bytes(canonical(content))[:20], call, args, named)
 
 

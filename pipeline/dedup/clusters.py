@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elmwright.pipeline.dedup import key_tables as disk
 from elmwright.pipeline.dedup import keys as exact
-from elmwright.pipeline.dedup.key_tables import Table
+from elmwright.pipeline.dedup import tables as disk
 from elmwright.pipeline.dedup.minhash import NOTHING
+from elmwright.pipeline.dedup.tables import Table
 
 BAND = np.dtype(
     [
@@ -119,14 +119,15 @@ def link_range(
 
     `tables` lists (part, its band table); the part given here counts, not the one in the rows.
     """
-    slices = [disk.load_range(path, reducer, n_reducers) for _, path in tables]
+    begin, end = disk.hash_range(reducer, n_reducers)
+    slices = [disk.load_rows(path, BAND, "hi", begin, end) for _, path in tables]
     rows = sum(len(some) for some in slices)
     table, part_of = exact.repeated(
         [np.zeros(0, BAND), *slices], [0, *(part for part, _ in tables)]
     )
     table["part"] = part_of
     edges = stars(_edges(table[table["hi"] != NOTHING]))
-    disk.save(out, edges, "a_part")
+    disk.save_rows(out, edges, "a_part")
     return Links(rows, len(edges))
 
 
@@ -209,7 +210,7 @@ def resolve(edges: Sequence[str], *, dedup: bool, out: str) -> Clusters:
     """
     count, most, held = 0, 0, [np.zeros(0, EDGE)]
     for path in edges:
-        held.append(disk.load(path))
+        held.append(disk.load_rows(path, EDGE))
         count += len(held[-1])
         fresh = sum(map(len, held[1:]))
         most = max(most, len(held[0]) + fresh)

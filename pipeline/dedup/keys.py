@@ -1,7 +1,7 @@
 """Exact duplicates and held-out overlap, decided by 128-bit keys on disk.
 
 Every part of the corpus writes the keys of its documents (later of its lines or sentences) as a
-sorted table (`key_tables.py`). A reducer owns a range of keys: it takes its slice of each part's
+sorted table (`tables.py`). A reducer owns a range of keys: it takes its slice of each part's
 table with one range read, and writes which rows lose. So no process holds all keys, and the parts
 are read again only once, to drop the losers.
 
@@ -18,8 +18,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from elmwright.pipeline.dedup import key_tables as disk
-from elmwright.pipeline.dedup.key_tables import Table
+from elmwright.pipeline.dedup import tables as disk
+from elmwright.pipeline.dedup.tables import Table
 
 TRAIN, SPLIT_OFF, GIVEN = 0, 1, 2
 """Sides (`heldout`) of a row: train, held out by its hash, or held out and given as files."""
@@ -104,7 +104,8 @@ def reduce_keys(
     """
     if unit not in (DOCUMENT, LINE, SENTENCE):
         raise ValueError(f"{unit} is not a rule about copies")
-    slices = [disk.load_range(path, reducer, n_reducers) for _, path in tables]
+    begin, end = disk.hash_range(reducer, n_reducers)
+    slices = [disk.load_rows(path, KEY, "hi", begin, end) for _, path in tables]
     table, part_of = repeated([np.zeros(0, KEY), *slices], [0, *(part for part, _ in tables)])
     order = np.lexsort([table[column] for column in reversed(ORDER)])
     table, part_of = table[order], part_of[order]
@@ -146,10 +147,10 @@ def overlaps(side: NDArray[np.uint8], sides: NDArray[np.uint8]) -> NDArray[np.bo
 
 def save_losers(path: str, losers: Table) -> None:
     """Write losers so that each part finds its own with one range read (`losers_of`)."""
-    disk.save(path, sort_table(losers, ("part", "row", "sentence")), "part")
+    disk.save_rows(path, sort_table(losers, ("part", "row", "sentence")), "part")
 
 
 def losers_of(part: int, paths: Sequence[str]) -> Table:
     """All rows of one part that lose, from the files of all reducers, by row and sentence."""
-    tables = [disk.load_part(path, part) for path in paths]
+    tables = [disk.load_rows(path, LOSER, "part", part, part + 1) for path in paths]
     return sort_table(np.concatenate([np.zeros(0, LOSER), *tables]), ("row", "sentence"))

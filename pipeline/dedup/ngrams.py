@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmwright.pipeline.cleaning.tokens import Tokens
-from elmwright.pipeline.dedup import key_tables
+from elmwright.pipeline.dedup import tables
 from elmwright.pipeline.format.lanes import hash64, keyed_hash
 
 BLOCK = 8192
@@ -103,12 +103,12 @@ def ngram_hashes(tokens: Tokens, n: int) -> tuple[NDArray[np.uint64], NDArray[np
 
 def save_set(path: str, hashes: NDArray[np.uint64]) -> None:
     """Write n-grams as a set, atomically."""
-    key_tables.save(path, np.unique(hashes).view(SET))
+    tables.save_rows(path, np.unique(hashes).view(SET))
 
 
 def load_set(path: str) -> NDArray[np.uint64]:
     """The n-grams of a set, sorted, each once."""
-    return key_tables.load(path)["hi"]
+    return tables.load_rows(path, SET)["hi"]
 
 
 def first_hit(tokens: Tokens, n: int, known: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -27,7 +27,7 @@ from webdataset import TarWriter
 from elmwright.pipeline.build.stages import pack
 from elmwright.pipeline.cleaning import repair
 from elmwright.pipeline.config import ShardsConfig
-from elmwright.pipeline.dedup import text_parts
+from elmwright.pipeline.dedup import tables
 from elmwright.pipeline.format import shards, vocab
 from elmwright.pipeline.format.block import MEMBERS, UNK_ID, Block, to_members
 from elmwright.pipeline.format.lanes import hash64
@@ -134,7 +134,7 @@ def prepare(work: Path, texts: list[str]) -> Callable[[str], shards.Shard]:
     sorting = np.argsort(order)
     ties = ("hi", "lo", "file", "offset", "sentence", "copy")
     columns = {"order": order[sorting], **dict.fromkeys(ties, numbers[sorting])}
-    text_parts.save_buckets(str(work / "part"), columns, texts, sorting, "order")
+    tables.save_texts(str(work / "part"), columns, texts, sorting, "order")
     counts = Counter(word for text in texts for word in text.split())
     chosen = vocab.choose(counts, 100_000, 3)
     by_id = vocab.counts_by_id(chosen, counts, 0, counts.total())

@@ -9,7 +9,7 @@ is killed is simply run again.
 or of the order of the sources: so its output stays good when those change, or when a source is
 added. For a chunk it writes, for n = 000, 001, …
 
-- `out`-n.arrow, the texts (`text_parts.py`), and `out`-n.npy, for each document its 128-bit key,
+- `out`-n.arrow, the texts (`tables.py`), and `out`-n.npy, for each document its 128-bit key,
   its place (file of the chunk, offset), its words and the bands of its MinHash signature;
 - `out`.quarantine.jsonl, `out`.decontaminated.jsonl and, if asked for, `out`-dropped-000.jsonl.zst.
 """
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from elmwright.pipeline.cleaning.cleaner import Cleaned, Cleaner
 from elmwright.pipeline.cleaning.funnel import BROKEN, DECONTAMINATE, READ, ZERO, Counts, Funnel
 from elmwright.pipeline.config import CorpusConfig
-from elmwright.pipeline.dedup import minhash, ngrams, text_parts
+from elmwright.pipeline.dedup import minhash, ngrams, tables
 from elmwright.pipeline.dedup.keys import keys_of
 from elmwright.pipeline.reading.readers import Record, read
 from elmwright.pipeline.reading.sources import Chunk, SourceFile
@@ -196,9 +196,9 @@ def clean_chunk(
                 known_rows = np.flatnonzero([v is None for v in cleaned.verdicts])
                 chosen = np.isin(known_rows, kept)
                 state.bands.append(minhash.bands(cleaned.tokens, config.minhash)[chosen])
-        if state.size > text_parts.PART_BYTES:
+        if state.size > tables.PART_BYTES:
             _write_part(work, out, state)
-        if state.dropped_size > text_parts.PART_BYTES:
+        if state.dropped_size > tables.PART_BYTES:
             _write_dropped(work, out, state)
     if state.rows:
         _write_part(work, out, state)
@@ -333,9 +333,9 @@ def _write_part(work: str, out: str, state: _Chunk) -> None:
     for place, name in ((0, "file"), (1, "offset"), (4, "words")):
         index[name] = [row[place] for row in state.rows]
     name = f"{out}-{len(state.parts):03d}"
-    text_parts.save_index(join(work, f"{name}.npy"), index)
+    tables.save_index(join(work, f"{name}.npy"), index)
     texts, lines = [row[2] for row in state.rows], [row[3] for row in state.rows]
-    text_parts.save(join(work, f"{name}.arrow"), text_parts.table_of({}, texts, lines))
+    tables.save_table(join(work, f"{name}.arrow"), tables.table_of_texts(texts, lines))
     words_kept = int(index["words"].sum())
     state.parts.append(CleanPart(name, len(keys), words_kept))
     state.rows, state.keys, state.bands, state.size = [], [], [], 0

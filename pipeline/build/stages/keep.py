@@ -24,7 +24,7 @@ from elmwright.pipeline.build.stages.select import (
 )
 from elmwright.pipeline.cleaning.funnel import KEPT, WEIGHT, ZERO, Counts, Funnel
 from elmwright.pipeline.dedup import keys as dedup
-from elmwright.pipeline.dedup import text_parts
+from elmwright.pipeline.dedup import tables
 from elmwright.pipeline.format.lanes import hash64
 from elmwright.pipeline.format.packing import Words, words_of
 from elmwright.pipeline.report.statistics import (
@@ -122,9 +122,9 @@ def keep_part(
 
     `copies_left` says that equal texts may both be there: their place then keeps them apart.
     """
-    index = text_parts.load_index(join(work, f"{part.name}.npy"))
+    index = tables.load_index(join(work, f"{part.name}.npy"))
     arrow = join(work, f"{part.name}.arrow")
-    _, texts = text_parts.load(arrow)
+    _, texts = tables.load_texts(arrow)
     keys = doc_keys(index)
     place = np.zeros(len(index), np.int64)
     names = [part.split]
@@ -136,7 +136,7 @@ def keep_part(
         dedup.losers_of(part.number, paths(work, document_losers)),
         dedup.losers_of(part.number, paths(work, line_losers)),
         dedup.losers_of(part.number, paths(work, sentence_losers)),
-        text_parts.load_lines(arrow) if line_losers else [],
+        tables.load_lines(arrow) if line_losers else [],
     )
     selection.cut(texts)
     kept: dict[str, _Texts] = {}
@@ -290,7 +290,7 @@ def _save_shuffled(
     rows = index[chosen.rows]
     keys = dedup.keys_of(chosen.texts) if rekey else doc_keys(rows)
     order = mix(keys, seed, SHUFFLE)
-    columns: text_parts.Columns = {
+    columns: tables.Columns = {
         "hi": keys[:, 0],
         "lo": keys[:, 1],
         "file": rows["file"] + np.uint32(part.first_file),
@@ -309,10 +309,10 @@ def _save_shuffled(
     columns["order"][again] = hash64(columns["order"][again] ^ copy[again], seed, WEIGHT_HASH)
     sorting = sort_order(columns)
     columns = {name: column[sorting] for name, column in columns.items()}
-    text_parts.save_buckets(path, columns, chosen.texts, text_of[sorting], "order")
+    tables.save_texts(path, columns, chosen.texts, text_of[sorting], "order")
 
 
-def sort_order(columns: text_parts.Columns) -> NDArray[np.int64]:
+def sort_order(columns: tables.Columns) -> NDArray[np.int64]:
     """The order of the shuffle: by hash, ties by key and place."""
     names = ("order", "hi", "lo", "file", "offset", "sentence", "copy")
     return np.lexsort([columns[name] for name in reversed(names)])
@@ -325,7 +325,7 @@ def save_counts(path: str, words: Words, times: NDArray[np.int64]) -> int:
     keys = dedup.keys_of(words.words)[:, 0]
     sorting = np.argsort(keys, kind="stable")
     columns = {"hash": keys[sorting], "count": counts[sorting]}
-    text_parts.save_buckets(path, columns, words.words, sorting, "hash")
+    tables.save_texts(path, columns, words.words, sorting, "hash")
     return len(words.words)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from elmwright.pipeline.build.stages.keep import sort_order
 from elmwright.pipeline.config import VocabConfig
-from elmwright.pipeline.dedup import text_parts
+from elmwright.pipeline.dedup import tables
 from elmwright.pipeline.format import vocab
 from elmwright.pipeline.format.manifest import Shard
 from elmwright.pipeline.format.packing import pack_words, words_of
@@ -77,29 +77,22 @@ class Unigram:
     perplexity: float
 
 
-def ranges(types: int) -> int:
-    """Into how many ranges of the hash to divide so many entries: a power of two."""
-    wanted = -(-types // TYPES_PER_RANGE)
-    return min(text_parts.BUCKETS, 1 << max(0, wanted - 1).bit_length())
-
-
 def count_range(work: str, out: str, names: Sequence[str], number: int, count: int) -> WordCounts:
     """Add up the counts of all words whose hash is in one range; most frequent first."""
-    width = (1 << 64) // count
-    begin, end = number * width, (number + 1) * width
-    tables = [text_parts.table_between(join(work, name), "hash", begin, end) for name in names]
-    total = pyarrow.concat_tables(tables).group_by("text").aggregate([("count", "sum")])
+    begin, end = tables.hash_range(number, count)
+    counts_of = [tables.load_table(join(work, name), "hash", begin, end) for name in names]
+    total = pyarrow.concat_tables(counts_of).group_by("text").aggregate([("count", "sum")])
     total = total.rename_columns({"count_sum": "count"})
     # Arrow compares texts by their bytes, which is the order the vocabulary wants.
     total = total.sort_by([("count", "descending"), ("text", "ascending")])
-    text_parts.save(join(work, f"{out}.arrow"), total)
+    tables.save_table(join(work, f"{out}.arrow"), total)
     counts = total["count"].to_numpy()
     lengths = np.minimum(pc.binary_length(total["text"]).to_numpy(), LONGEST)
     by_length = np.bincount(lengths, weights=counts, minlength=LONGEST + 1)
     values, types = np.unique(counts, return_counts=True)
     histogram = np.zeros(len(values), _HISTOGRAM)
     histogram["count"], histogram["types"] = values, types
-    text_parts.save_index(join(work, f"{out}.npy"), histogram)
+    tables.save_index(join(work, f"{out}.npy"), histogram)
     return WordCounts(out, tuple(int(n) for n in by_length))
 
 
@@ -149,7 +142,7 @@ def make_vocab(
 
 def _histogram(work: str, names: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Counts, rising, and how many words have each."""
-    rows = np.concatenate([text_parts.load_index(join(work, f"{name}.npy")) for name in names])
+    rows = np.concatenate([tables.load_index(join(work, f"{name}.npy")) for name in names])
     values, place = np.unique(rows["count"], return_inverse=True)
     types = np.bincount(place, weights=rows["types"], minlength=len(values))
     return values.astype(np.int64), types.astype(np.int64)
@@ -165,7 +158,7 @@ def _cutoff(values: NDArray[np.int64], types: NDArray[np.int64], room: int, min_
 def _frequent(work: str, names: Sequence[str], cutoff: int) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name in names:
-        columns, texts = text_parts.load(join(work, f"{name}.arrow"))
+        columns, texts = tables.load_texts(join(work, f"{name}.arrow"))
         last = int(np.searchsorted(-columns["count"], -cutoff, side="right"))
         counts.update(zip(texts[:last], columns["count"][:last].tolist(), strict=True))
     return counts
@@ -174,7 +167,7 @@ def _frequent(work: str, names: Sequence[str], cutoff: int) -> dict[str, int]:
 def _counts_of(work: str, names: Sequence[str], wanted: set[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name in names:
-        columns, texts = text_parts.load(join(work, f"{name}.arrow"))
+        columns, texts = tables.load_texts(join(work, f"{name}.arrow"))
         pairs = zip(texts, columns["count"].tolist(), strict=True)
         counts.update((word, times) for word, times in pairs if word in wanted)
     return counts
@@ -193,10 +186,9 @@ def make_shard(
     vocab_sha256: str,
 ) -> PackedShard:
     """Gather one range of the shuffle hash from all parts, in its order, and pack it."""
-    width = -(-(1 << 64) // n_shards)
-    begin, end = number * width, min((number + 1) * width, 1 << 64)
-    gathered: list[tuple[text_parts.Columns, list[str]]] = [
-        text_parts.load_between(join(work, name), "order", begin, end) for name in names
+    begin, end = tables.hash_range(number, n_shards)
+    gathered: list[tuple[tables.Columns, list[str]]] = [
+        tables.load_texts(join(work, name), "order", begin, end) for name in names
     ]
     columns = {
         name: np.concatenate([columns[name] for columns, _ in gathered]) for name in gathered[0][0]

@@ -12,8 +12,8 @@ from elmwright.pipeline.build.ray_tasks import Runner, Task, task
 from elmwright.pipeline.build.stages import select
 from elmwright.pipeline.build.stages.select import KeyCount, Part, Sides
 from elmwright.pipeline.config import CorpusConfig
-from elmwright.pipeline.dedup import key_tables
 from elmwright.pipeline.dedup import keys as dedup
+from elmwright.pipeline.dedup import tables
 from elmwright.pipeline.dedup.clusters import NO_CLUSTERS, Clusters
 
 PARTS_PER_LOOK = 64
@@ -86,7 +86,7 @@ def _reduce(
     once: bool,
 ) -> list[str]:
     """Write key tables, then decide range by range which rows lose."""
-    count = key_tables.reducers(sum(table.keys for table in runner.run(name, keys)))
+    count = tables.count_ranges(sum(table.keys for table in runner.run(name, keys)))
     known = [(part.number, one.out) for part, one in zip(parts, keys, strict=True)]
     reduce = [
         task("losers", select.reduce_keys, known, number, count, unit=unit, once=once)
@@ -103,7 +103,7 @@ def _near(
     only_one = corpus.dedup == "near"
     wanted = None if only_one else _heldout_bands(runner, parts, lost, sides)
     bands = [task("bands", select.band_keys, part, lost.documents, sides, wanted) for part in parts]
-    count = key_tables.reducers(sum(table.keys for table in runner.run("signatures", bands)))
+    count = tables.count_ranges(sum(table.keys for table in runner.run("signatures", bands)))
     known = [(part.number, one.out) for part, one in zip(parts, bands, strict=True)]
     links = [task("links", select.link_keys, known, n, count) for n in range(count)]
     runner.run("similar", links)

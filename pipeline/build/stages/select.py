@@ -2,7 +2,7 @@
 
 `clean_chunk` leaves parts that know nothing of each other. Here every part gets its number, its
 files their rank, and its documents their side: `train`, or one of the held-out sets. Then, always
-by tables that are partitioned by hash (`key_tables.py`), so that no task sees more than its share:
+by tables that are partitioned by hash (`tables.py`), so that no task sees more than its share:
 exact copies, near-copies (`clusters.py`), repeated lines or sentences and what train shares with
 held-out text lose; `keep_part` drops what lost, sorts what is left by its shuffle hash, and counts
 its words.
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmwright.pipeline.build.stages.hashes import HELDOUT, WEIGHT, mix
-from elmwright.pipeline.dedup import key_tables, ngrams, text_parts
 from elmwright.pipeline.dedup import keys as dedup
+from elmwright.pipeline.dedup import ngrams, tables
 from elmwright.pipeline.dedup.clusters import Clusters, Links, band_rows, link_range, resolve
 from elmwright.pipeline.storage.files import join
 
@@ -103,7 +103,7 @@ def smallest_hashes(work: str, _out: str, names: Sequence[str], seed: int) -> Sm
     """The smallest held-out hashes of some parts."""
     smallest = np.zeros(0, np.uint64)
     for name in names:
-        index = text_parts.load_index(join(work, f"{name}.npy"))
+        index = tables.load_index(join(work, f"{name}.npy"))
         hashes = mix(doc_keys(index), seed, HELDOUT)
         smallest = np.sort(np.concatenate([smallest, hashes]))[:SMALLEST]
     return SmallestHashes(tuple(smallest.tolist()))
@@ -145,7 +145,7 @@ def _left_out(
 
 def document_keys(work: str, out: str, part: Part, sides: Sides) -> KeyCount:
     """The keys of all documents of a part, sorted."""
-    index = text_parts.load_index(join(work, f"{part.name}.npy"))
+    index = tables.load_index(join(work, f"{part.name}.npy"))
     rows_of = np.flatnonzero(~_left_out(work, part, index, [], sides.seed))
     index = index[rows_of]
     rows = np.zeros(len(index), dedup.KEY)
@@ -154,7 +154,7 @@ def document_keys(work: str, out: str, part: Part, sides: Sides) -> KeyCount:
     rows["file"] = index["file"] + part.first_file
     rows["heldout"] = _side(part, doc_keys(index), sides)
     rows["row"] = rows_of
-    key_tables.save(join(work, out), dedup.sort_table(rows, dedup.ORDER))
+    tables.save_rows(join(work, out), dedup.sort_table(rows, dedup.ORDER))
     return KeyCount(len(rows))
 
 
@@ -162,8 +162,8 @@ def heldout_bands(
     work: str, out: str, parts_of: Sequence[Part], losers: Sequence[str], sides: Sides
 ) -> KeyCount:
     """The band keys of all held-out documents: few, so one task can hold them."""
-    tables = [_band_rows(work, part, losers, sides) for part in parts_of]
-    keys = [np.unique(rows["hi"][rows["heldout"] > dedup.TRAIN]) for rows in tables]
+    bands = [_band_rows(work, part, losers, sides) for part in parts_of]
+    keys = [np.unique(rows["hi"][rows["heldout"] > dedup.TRAIN]) for rows in bands]
     ngrams.save_set(join(work, out), np.concatenate(keys))
     return KeyCount(sum(map(len, keys)))
 
@@ -187,12 +187,12 @@ def band_keys(
     if near is not None:
         known = ngrams.load_set(join(work, near))
         rows = rows[(rows["heldout"] > dedup.TRAIN) | np.isin(rows["hi"], known)]
-    key_tables.save(join(work, out), rows)
+    tables.save_rows(join(work, out), rows)
     return KeyCount(len(rows))
 
 
 def _band_rows(work: str, part: Part, losers: Sequence[str], sides: Sides) -> NDArray[np.void]:
-    index = text_parts.load_index(join(work, f"{part.name}.npy"))
+    index = tables.load_index(join(work, f"{part.name}.npy"))
     rows_of = np.flatnonzero(~_left_out(work, part, index, losers, sides.seed))
     index = index[rows_of]
     return band_rows(
@@ -219,12 +219,12 @@ def sentence_keys(
     unit: str,
 ) -> KeyCount:
     """The keys of all sentences (or lines) of a part that are still in, sorted."""
-    index = text_parts.load_index(join(work, f"{part.name}.npy"))
+    index = tables.load_index(join(work, f"{part.name}.npy"))
     arrow = join(work, f"{part.name}.arrow")
-    _, texts = text_parts.load(arrow)
+    _, texts = tables.load_texts(arrow)
     dead = set(np.flatnonzero(_left_out(work, part, index, document_losers, sides.seed)).tolist())
     by_line = unit == dedup.LINE
-    lines = text_parts.load_lines(arrow) if by_line or line_losers else []
+    lines = tables.load_lines(arrow) if by_line or line_losers else []
     lost = lost_sentences(dedup.losers_of(part.number, paths(work, line_losers)), lines)
     units: list[str] = []
     numbers: list[int] = []
@@ -247,7 +247,7 @@ def sentence_keys(
     rows["heldout"] = _side(part, doc_keys(index), sides)[owner]
     rows["file"], rows["offset"] = index["file"][owner] + part.first_file, index["offset"][owner]
     rows["row"], rows["sentence"] = owner, numbers
-    key_tables.save(join(work, out), dedup.sort_table(rows, dedup.ORDER))
+    tables.save_rows(join(work, out), dedup.sort_table(rows, dedup.ORDER))
     return KeyCount(len(rows))
 
 

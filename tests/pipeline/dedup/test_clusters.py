@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elmwright.pipeline.dedup import clusters, key_tables, keys, minhash
+from elmwright.pipeline.dedup import clusters, keys, minhash, tables
 
 BANDS = 3
 
@@ -30,7 +30,7 @@ def _run(folder, documents, parts, n_reducers, *, near, order=1):
             heldout=np.array([documents[d][2] for d in own]),
         )
         path = str(folder / f"bands-{number}")
-        key_tables.save(path, table)
+        tables.save_rows(path, table)
         paths.append((number, path))
     edges = [str(folder / f"edges-{n}") for n in range(n_reducers)]
     for n, out in enumerate(edges):
@@ -127,7 +127,7 @@ def test_copies_that_share_all_bands_are_linked_once(tmp_path):
 def test_the_part_given_by_the_caller_counts(tmp_path):
     table = np.zeros(2, clusters.BAND)
     table["hi"], table["part"], table["row"], table["words"] = 7, 999, [0, 1], [2, 1]
-    key_tables.save(str(tmp_path / "bands"), table)
+    tables.save_rows(str(tmp_path / "bands"), table)
     clusters.link_range([(3, str(tmp_path / "bands"))], 0, 1, out=str(tmp_path / "edges"))
     clusters.resolve([str(tmp_path / "edges")], dedup=True, out=str(tmp_path / "out"))
     assert keys.losers_of(3, [str(tmp_path / "out")])["row"].tolist() == [1]
@@ -150,7 +150,7 @@ def test_memory_for_each_link_is_what_the_report_says(tmp_path):
         edges["a_row"], edges["b_row"] = rng.integers(0, count, (2, len(edges)))
         edges["a_offset"] = edges["a_row"]
         paths.append(str(tmp_path / f"edges-{n}"))
-        key_tables.save(paths[-1], clusters.stars(edges), "a_part")
+        tables.save_rows(paths[-1], clusters.stars(edges), "a_part")
     tracemalloc.start()
     report = clusters.resolve(paths, dedup=True, out=str(tmp_path / "out"))
     peak = tracemalloc.get_traced_memory()[1]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elmwright.pipeline.dedup import key_tables
 from elmwright.pipeline.dedup import keys as dedup
+from elmwright.pipeline.dedup import tables
 
 
 def _losers(folder, rows, parts, n_reducers, *, once, unit=dedup.DOCUMENT):
@@ -20,7 +20,7 @@ def _losers(folder, rows, parts, n_reducers, *, once, unit=dedup.DOCUMENT):
         table["heldout"] = [rows[place][1] for place in own]
         table["offset"], table["row"] = own, np.arange(len(own))
         path = str(folder / f"keys-{part}")
-        key_tables.save(path, dedup.sort_table(table, dedup.ORDER))
+        tables.save_rows(path, dedup.sort_table(table, dedup.ORDER))
         paths.append((part, path))
     outs = [str(folder / f"losers-{n}") for n in range(n_reducers)]
     for n, out in enumerate(outs):
@@ -73,7 +73,7 @@ def test_given_held_out_rows_never_lose_and_the_others_do(tmp_path):
 def test_equal_high_halves_are_not_equal_keys(tmp_path):
     table = np.zeros(4, dedup.KEY)
     table["hi"], table["lo"], table["row"] = 5, [1, 2, 2, 3], range(4)
-    key_tables.save(str(tmp_path / "keys"), table)
+    tables.save_rows(str(tmp_path / "keys"), table)
     out = str(tmp_path / "out")
     paths = [(0, str(tmp_path / "keys"))]
     dedup.reduce_keys(paths, 0, 1, unit=dedup.SENTENCE, once=True, out=out)
