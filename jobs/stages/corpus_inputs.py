@@ -61,7 +61,7 @@ def find_train(problems: Problems, corpus: CorpusConfig, folder: str) -> list[So
 
     def one(index: int) -> list[SourceFile]:
         alone = replace(corpus, sources=(corpus.sources[index],), heldout={})
-        found = find_inputs(folder, alone)["train"]
+        found = find_inputs(folder, alone)
         return [replace(file, source=index) for file in found]
 
     found = [problems.of(one, index) or [] for index in range(len(corpus.sources))]

@@ -1,21 +1,21 @@
-"""The end of a build: put its results in their place, write the report, then the manifest.
+"""The end of a build: place its results in the corpus folder, write the report, then the manifest.
 
-Tasks leave everything in the work folder. Here the vocabulary, the shards and the lists get their
-names in the corpus folder (links on a disk, copies in a store), what was counted becomes statistics
-and a report, and only then is the manifest written: until that moment there is no corpus.
+Tasks write to the work folder. Here the vocabulary, the shards and the lists get their names in the
+corpus folder (links on a disk, copies in a store), and counts become statistics and a report. The
+manifest comes last: without it there is no corpus.
 """
 
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import TypeVar
 
 from elmwright.pipeline.build.ray_tasks import task
-from elmwright.pipeline.build.results import WORK, Built
 from elmwright.pipeline.build.stages import keep
+from elmwright.pipeline.build.state import WORK, Build
 from elmwright.pipeline.build.up_to_date import settings_of
 from elmwright.pipeline.cleaning.cleaner import rule_names
 from elmwright.pipeline.cleaning.funnel import BROKEN, DECONTAMINATE, KEPT, READ, WEIGHT, ZERO
@@ -45,41 +45,38 @@ DOCUMENTS = "documents"
 K = TypeVar("K", int, str)
 
 
-def finish(built: Built, key: str) -> Manifest:
+def finish(build: Build, key: str) -> Manifest:
     """Put everything in its place and write report and manifest."""
-    _check_funnel(built)
-    work, folder, results = built.runner.work, built.folder, built.results
-    for old in (QUARANTINE, DECONTAMINATED, *([] if results.model else [PIECES])):
-        at(join(folder, old)).remove()
-    _lists(built)
-    _documents(built)
+    missing = build.funnel.missing()
+    if any(missing):
+        raise AssertionError(f"the funnel does not add up: {missing} {build.funnel.counts}")
+    folder = build.folder
+    _place_lists(build)
+    _place_documents(build)
+    vocab = build.vocab_files
     for file in ("vocab.txt", "counts.npy"):
-        at(join(folder, file)).copy_from(at(join(work, f"{results.vocab.name}.{file}")))
-    extra = {}
-    if results.model:
-        at(join(folder, PIECES)).copy_from(at(join(work, results.model)))
-        extra[PIECES] = at(join(folder, PIECES)).sha256()
-    splits = _splits(built)
-    vocab = results.vocab
+        _place(build, f"{vocab.name}.{file}", file)
+    extra_files = {}
+    if build.model:
+        _place(build, build.model, PIECES)
+        extra_files[PIECES] = at(join(folder, PIECES)).sha256()
+    else:
+        at(join(folder, PIECES)).remove()
+    settings = settings_of(build.corpus, build.vocab, build.shards, build.seed)
     manifest = Manifest(
         created_by=f"elmwright {version('elmwright')}",
         key=key,
-        block_steps=built.shards.block_steps,
-        splits=splits,
+        block_steps=build.shards.block_steps,
+        splits=_place_shards(build),
         vocab=Vocab("vocab.txt", vocab.sha256, vocab.size, "counts.npy", vocab.counts_sha256),
-        funnel=_funnel(built),
-        inputs=tuple(
-            _input(folder, file, digest)
-            for file, digest in zip(results.files, results.digests, strict=True)
-        ),
+        funnel=_funnel(build),
+        inputs=tuple(_input(folder, file) for file in build.files),
         long_words=vocab.truncated[50],
-        unigram_perplexity=results.perplexity,
-        config=json.loads(
-            canonical(settings_of(built.corpus, built.vocab, built.shards, built.seed))
-        ),
-        extra_files=extra,
+        unigram_perplexity=build.perplexity,
+        config=json.loads(canonical(settings)),
+        extra_files=extra_files,
     )
-    gathered = gather(built)
+    gathered = _statistics(build)
     at(join(folder, STATISTICS)).write_bytes(statistics.to_json(gathered))
     page = render(manifest, gathered, title=_title(folder)).encode()
     at(join(folder, REPORT)).write_bytes(page)
@@ -93,76 +90,66 @@ def _title(folder: str) -> str:
     return before[-1] if last == "corpus" and before and before[-1] else last
 
 
-def _check_funnel(built: Built) -> None:
-    missing = built.results.funnel.missing()
-    if any(missing):
-        raise AssertionError(f"the funnel does not add up: {missing} {built.results.funnel.counts}")
+def _place(build: Build, source: str, target: str) -> None:
+    """Give a file of the work folder its name in the corpus folder."""
+    at(join(build.folder, target)).copy_from(at(join(build.runner.work, source)))
 
 
-def _lists(built: Built) -> None:
-    """Put the quarantine and the list of decontaminated documents together."""
-    cleaned = built.results.cleaned
-    _join(built, QUARANTINE, [out for _, out, chunk in cleaned if chunk.reasons])
-    _join(built, DECONTAMINATED, [out for _, out, chunk in cleaned if chunk.shared])
+def _place_lists(build: Build) -> None:
+    """Join the quarantine and the list of decontaminated documents, where they have lines."""
+    outs = {
+        QUARANTINE: [out for _, out, chunk in build.cleaned if chunk.reasons],
+        DECONTAMINATED: [out for _, out, chunk in build.cleaned if chunk.shared],
+    }
+    for name, beginnings in outs.items():
+        at(join(build.folder, name)).remove()
+        if beginnings:
+            lists = task("lists", keep.gather_lists, [f"{out}.{name}" for out in beginnings])
+            joined = build.runner.run(name.removesuffix(".jsonl"), [lists])[0].name
+            _place(build, joined, name)
 
 
-def _join(built: Built, name: str, outs: Sequence[str]) -> None:
-    if outs:
-        lists = task("lists", keep.gather_lists, [f"{out}.{name}" for out in outs])
-        joined = built.runner.run(name.removesuffix(".jsonl"), [lists])[0].name
-        at(join(built.folder, name)).copy_from(at(join(built.runner.work, joined)))
-
-
-def _documents(built: Built) -> None:
-    """Put saved documents in their place, and remove those of earlier settings."""
-    folder = join(built.folder, DOCUMENTS)
-    names = [name for _, _, chunk in built.results.cleaned for name in chunk.documents]
-    names += [name for _, part in built.results.kept for name in part.documents]
-    wanted = {join(folder, name.replace("/", "-")): name for name in names}
-    for file in at(folder).list_files():
-        if file.path not in wanted:
+def _place_documents(build: Build) -> None:
+    """Place saved documents, and remove those of earlier settings."""
+    names = [name for _, _, chunk in build.cleaned for name in chunk.documents]
+    names += [name for _, part in build.kept for name in part.documents]
+    targets = {f"{DOCUMENTS}/{name.replace('/', '-')}": name for name in names}
+    for file in at(join(build.folder, DOCUMENTS)).list_files():
+        if sources.relative_to(build.folder, file.path) not in targets:
             at(file.path).remove()
-    for target, name in wanted.items():
-        at(target).copy_from(at(join(built.runner.work, name)))
+    for target, name in targets.items():
+        _place(build, name, target)
 
 
-def _splits(built: Built) -> dict[str, Split]:
-    """The shards of each split, put in their place."""
+def _place_shards(build: Build) -> dict[str, Split]:
+    """The splits, with their shards in the corpus folder."""
     splits: dict[str, list[Shard]] = {}
-    for name, one, shard in built.results.shards:
+    for name, one, shard in build.packed:
         shards = splits.setdefault(name, [])
         for file, digest in ((shard.tar, shard.sha256), (shard.index, shard.index_sha256)):
-            source = join(built.runner.work, one.out, file.partition("/")[2])
-            if at(source).sha256() != digest:
-                built.runner.forget(one)
+            source = f"{one.out}/{file.partition('/')[2]}"
+            path = join(build.runner.work, source)
+            if at(path).sha256() != digest:
+                build.runner.forget(one)
                 raise UserError(
                     "file-damaged",
-                    f"{source} was damaged after it was written; run the same command again to "
-                    "make it anew",
+                    f"{path} was damaged after it was written; run the same command again to "
+                    "write it again",
                 )
-            at(join(built.folder, file)).copy_from(at(source))
+            _place(build, source, file)
         before = sum(earlier.documents for earlier in shards)
         shards.append(replace(shard, first_document=before))
     return {name: Split(name, tuple(shards)) for name, shards in splits.items()}
 
 
-def _funnel(built: Built) -> tuple[FunnelStep, ...]:
-    counts = built.results.funnel.counts
-    rules = (
-        READ,
-        BROKEN,
-        *rule_names(built.corpus),
-        DECONTAMINATE,
-        *keys.RULES,
-        WEIGHT,
-        KEPT,
-    )
-    rules = (*rules, *(rule for rule in counts if rule not in rules))
-    ordered = sorted(rules, key=lambda rule: rule == KEPT)
+def _funnel(build: Build) -> tuple[FunnelStep, ...]:
+    counts = build.funnel.counts
+    rules = (READ, BROKEN, *rule_names(build.corpus), DECONTAMINATE, *keys.RULES, WEIGHT, *counts)
+    ordered = sorted(dict.fromkeys((*rules, KEPT)), key=lambda rule: rule == KEPT)
     return tuple(FunnelStep(rule, *counts.get(rule, ZERO)) for rule in ordered)
 
 
-def _input(folder: str, file: SourceFile, digest: str) -> Input:
+def _input(folder: str, file: SourceFile) -> Input:
     """An input as the manifest names it: relative to the corpus, if both are in one project.
 
     The project is the folder that the command was run in, which relative sources refer to.
@@ -170,34 +157,31 @@ def _input(folder: str, file: SourceFile, digest: str) -> Input:
     name, project = sources.relative_to(folder, file.path), f"{os.getcwd()}/"
     if file.path.startswith(project) and folder.startswith(project):
         name = os.path.relpath(file.path, folder)
-    return Input(name, file.bytes, file.mtime_ns, digest)
+    return Input(name, file.bytes, file.mtime_ns, file.sha256)
 
 
-def gather(built: Built) -> Statistics:
-    """The statistics of a build."""
-    results = built.results
-    train = [cleaned for chunk, _, cleaned in results.cleaned if chunk[0].file.split == "train"]
-    tables = [table for _, part in results.kept for table in part.splits.values()]
-    vocab = results.vocab
+def _statistics(build: Build) -> Statistics:
+    train = [cleaned for _, cleaned in build.train_chunks]
+    kept = [part for _, part in build.kept]
+    tables = [table for part in kept for table in part.splits.values()]
+    examples = statistics.merge_examples(
+        *(cleaned.examples for cleaned in train), *(part.examples for part in kept)
+    )
+    vocab = build.vocab_files
     return Statistics(
-        sources=_sources(built),
-        examples=statistics.examples_of(
-            statistics.merge_examples(
-                *(cleaned.examples for cleaned in train),
-                *(part.examples for _, part in results.kept),
-            )
-        ),
+        sources=tuple(_source_count(build, number) for number in range(len(build.corpus.sources))),
+        examples=statistics.examples_of(examples),
         quarantine=_sum(cleaned.reasons for cleaned in train),
         languages=_sum(cleaned.languages for cleaned in train),
         document_words=_sum(table.document_words for table in tables),
         sentence_words=_sum(table.sentence_words for table in tables),
-        clusters=_sum([results.near.clusters]),
-        duplicate_pairs=results.near.edges,
+        clusters=_sum([build.near.clusters]),
+        duplicate_pairs=build.near.edges,
         zipf=vocab.zipf,
         coverage=vocab.coverage,
         truncated=vocab.truncated,
         repaired=_sum(cleaned.repaired for cleaned in train),
-        stages=tuple(built.runner.times),
+        stages=tuple(build.runner.times),
     )
 
 
@@ -208,43 +192,32 @@ def _sum(tables: Iterable[Mapping[K, int]]) -> dict[K, int]:
     return dict(sorted(total.items()))
 
 
-def _sources(built: Built) -> tuple[SourceCount, ...]:
-    results = built.results
-    counts = []
-    for number, source in enumerate(built.corpus.sources):
-        chunks = [
-            cleaned
-            for chunk, _, cleaned in results.cleaned
-            if chunk[0].file.split == "train" and chunk[0].file.source == number
-        ]
-        kept = [
-            kept_part.kept
-            for part, kept_part in results.kept
-            if part.split == "train" and part.source == number
-        ]
-        inputs = [f for f in results.files if f.split == "train" and f.source == number]
-        counts.append(
-            SourceCount(
-                name=source.name or source.path,
-                licence=source.licence,
-                weight=source.weight,
-                files=len(inputs),
-                bytes=sum(file.bytes for file in inputs),
-                documents=sum(chunk.funnel.get(READ, ZERO)[0] for chunk in chunks),
-                words=sum(chunk.words for chunk in chunks),
-                kept_documents=sum(documents for documents, _, _ in kept),
-                kept_words=sum(words for _, _, words in kept),
-                broken=sum(sum(chunk.reasons.values()) for chunk in chunks),
-            )
-        )
-    return tuple(counts)
+def _source_count(build: Build, number: int) -> SourceCount:
+    source = build.corpus.sources[number]
+    inputs = [file for file in build.files if file.split == "train" and file.source == number]
+    chunks = [cleaned for chunk, cleaned in build.train_chunks if chunk[0].file.source == number]
+    kept = [
+        kept.kept for part, kept in build.kept if part.split == "train" and part.source == number
+    ]
+    return SourceCount(
+        name=source.name or source.path,
+        licence=source.licence,
+        weight=source.weight,
+        files=len(inputs),
+        bytes=sum(file.bytes for file in inputs),
+        documents=sum(chunk.funnel.get(READ, ZERO)[0] for chunk in chunks),
+        words=sum(chunk.words for chunk in chunks),
+        kept_documents=sum(documents for documents, _, _ in kept),
+        kept_words=sum(words for _, _, words in kept),
+        broken=sum(sum(chunk.reasons.values()) for chunk in chunks),
+    )
 
 
 def sweep(folder: str, manifest: Manifest, *, keep_work: bool) -> None:
     """Remove shards of earlier settings, and the work folder unless it is to stay."""
     if not keep_work:
         at(join(folder, WORK)).remove_folder()
-    ours = {join(folder, file) for file, _ in manifest.files()}
+    current = {join(folder, file) for file, _ in manifest.files()}
     for file in at(join(folder, SHARDS)).list_files():
-        if file.path not in ours:
+        if file.path not in current:
             at(file.path).remove()

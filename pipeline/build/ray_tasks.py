@@ -1,15 +1,15 @@
 """Run tasks on Ray, a bounded number at a time, each exactly once in effect.
 
-A task is a stage (a plain function) and its arguments. Its *digest* is taken over both, and its
-output files are named by it, relative to the work folder; the outputs of other tasks among its
-arguments are such names. So a name stands for its whole history: whatever changed, a setting, an
-input file, a task further up, gives another name, and what did not change is found already done.
-That is all there is to resuming after a kill, and to building again after a change.
+A task is a stage (a plain function) and its arguments. A digest of both names its output files in
+the work folder, and the outputs of other tasks are among its arguments by such names. So a name
+stands for its whole history: if a setting, an input file or an earlier task changes, the name
+changes too, and everything else is found already done. This is how a build resumes after a kill,
+and how it builds again after a change.
 
-A task that is done leaves a completion mark (`Done`), a small JSON file with its result, which is
-the frozen dataclass that the stage's annotation says it returns; a task whose mark is there is not
-run again. Ray runs a task again if its worker dies, we run it again if a store drops the
-connection, and what the user must put right comes back as the `UserError` it was.
+A finished task has a completion mark (`Done`), a small JSON file with its result: the frozen
+dataclass that the stage is annotated to return. A task with a mark is not run again. Ray runs a
+task again if its worker dies, we run it again if a store drops the connection, and a `UserError` of
+a task is raised in the driver.
 """
 
 import glob
@@ -20,7 +20,7 @@ import resource
 import time
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -29,7 +29,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from elmwright.pipeline.config import CorpusConfig, as_settings
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import canonical
-from elmwright.pipeline.progress import Advance, Progress, Stage, stage
+from elmwright.pipeline.progress import Progress, Stage, stage
 from elmwright.pipeline.reading.sources import SourceFile
 from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.report.statistics import StageTime
@@ -41,12 +41,12 @@ R = TypeVar("R")
 """The result of a task: a frozen dataclass of counts and names, small."""
 
 RECIPE = 3
-"""Raised whenever a change of the code changes what the same settings give."""
+"""Incremented whenever a change of the code changes what the same settings give."""
 WORK_FORMAT = 1
-"""Raised whenever the format of a file in the work folder changes, so that no task reads an older
-one. The finished corpus is the same."""
+"""Incremented whenever the format of a file in the work folder changes, so that no task reads an
+older one. The finished corpus is the same."""
 PATIENCE = 10.0
-"""Seconds that tasks at work get to finish when the build stops."""
+"""Seconds that running tasks get to finish when the build stops."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,7 @@ class Task(Generic[R]):
     call: Callable[..., R]
     """The stage, called as `call(work, out, *args, **named)`."""
     args: tuple[object, ...]
-    """Its arguments."""
     named: Mapping[str, object]
-    """Its arguments by name."""
 
     @property
     def out(self) -> str:
@@ -96,7 +94,7 @@ def task(stage: str, call: Callable[..., R], *args: object, **named: object) -> 
 
 @lru_cache(maxsize=1)
 def _tools() -> list[str]:
-    """Versions of what decides about text: a build begun with others is not mixed with this one."""
+    """Versions of the tools that decide about text. Outputs of other versions are not reused."""
     names = "ftfy fastwarc pycld2 resiliparse sentencepiece sentencex".split()
     return [unicodedata.unidata_version, *(f"{name} {version(name)}" for name in names)]
 
@@ -118,7 +116,7 @@ def _plain(value: Any) -> Any:
 
 
 class Runner:
-    """Runs tasks on Ray, a bounded number at a time, passing over those already marked."""
+    """Runs tasks on Ray, a bounded number at a time, except those that have their mark."""
 
     def __init__(
         self, work: str, progress: Progress, in_flight: int | None, stop: Callable[[], bool]
@@ -135,10 +133,10 @@ class Runner:
     @contextmanager
     def stage(self, name: str, pieces: int) -> Iterator[Stage]:
         """Show everything that is run inside as one piece of work under a user's name for it."""
-        with stage(self.progress, name, pieces) as one:
-            self._stage = one
+        with stage(self.progress, name, pieces) as open_stage:
+            self._stage = open_stage
             try:
-                yield one
+                yield open_stage
             finally:
                 self._stage = None
 
@@ -149,64 +147,54 @@ class Runner:
         self.used.update(one.out for one in tasks)
         listed = at(join(self.work, tasks[0].stage)).list_files()
         sizes = {file.path[len(self.work) + 1 :]: file.bytes for file in listed}
-        earlier: dict[int, Done[R]] = {}
-        waiting = []
-        for number, one in enumerate(tasks):
-            mark = self._done(one, sizes)
-            if mark is None:
-                waiting.append(number)
-            else:
-                earlier[number] = mark
+        marks = [self._done(one, sizes) for one in tasks]
+        waiting = [number for number, mark in enumerate(marks) if mark is None]
         started = time.monotonic()
-        ran = len(waiting)
-        marks = self._run(name, tasks, earlier, waiting[::-1])
-        fresh = [marks[number] for number in range(len(tasks)) if number not in earlier]
+        fresh = self._run(name, tasks, waiting)
         self.times.append(
             StageTime(
                 name,
                 len(tasks),
-                ran,
-                round(time.monotonic() - started, 2) if ran else 0.0,
-                round(sum(mark.cpu_seconds for mark in fresh), 2),
-                max((mark.peak_mb for mark in fresh), default=0.0),
+                len(fresh),
+                round(time.monotonic() - started, 2) if fresh else 0.0,
+                round(sum(mark.cpu_seconds for mark in fresh.values()), 2),
+                max((mark.peak_mb for mark in fresh.values()), default=0.0),
             )
         )
-        return [marks[number].report for number in range(len(tasks))]
+        return [(mark or fresh[number]).report for number, mark in enumerate(marks)]
 
-    def _run(
-        self,
-        name: str,
-        tasks: Sequence[Task[R]],
-        earlier: Mapping[int, Done[R]],
-        waiting: list[int],
-    ) -> dict[int, Done[R]]:
+    def _run(self, name: str, tasks: Sequence[Task[R]], waiting: list[int]) -> dict[int, Done[R]]:
+        """The marks of the tasks with these numbers, which are run."""
         import ray
 
         limit = self.in_flight or max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
-        marks = dict(earlier)
+        marks: dict[int, Done[R]] = {}
         running: dict[Any, int] = {}
+        queue = waiting[::-1]
         words = 0
         started = time.monotonic()
-        with self._shown(name, len(tasks)) as advance:
-            advance(len(earlier))
+        total = len(tasks)
+        bar = self._stage.piece(total) if self._stage else self.progress(name, total, "tasks")
+        with bar as advance:
+            advance(total - len(queue))
             try:
-                while waiting or running:
+                while queue or running:
                     if self.stop():
                         advance(0, "stopping")
                         raise Interrupted("while building the corpus; the same command resumes it")
-                    while waiting and len(running) < limit:
-                        number = waiting.pop()
+                    while queue and len(running) < limit:
+                        number = queue.pop()
                         one = tasks[number]
                         call = (one.call, self.work, one.out, one.args, one.named)
                         running[_remote().remote(self._mark(one), self.recall, *call)] = number
-                    ready, _ = ray.wait(list(running), timeout=0.5) if running else ([], [])
+                    ready, _ = ray.wait(list(running), timeout=0.5)
                     for reference in ready:
                         number = running.pop(reference)
                         marks[number] = _result(reference, name)
                         words += getattr(marks[number].report, "words", 0)
                         rate = words / max(0.001, time.monotonic() - started)
                         advance(1, f"{rate:,.0f} words/s" if words else "")
-            except KeyboardInterrupt:  # pressed again: whoever did that does not want to wait
+            except KeyboardInterrupt:  # pressed again: the user does not want to wait
                 self._recall(running, wait=False)
                 raise
             except BaseException:
@@ -214,12 +202,8 @@ class Runner:
                 raise
         return marks
 
-    def _shown(self, name: str, total: int) -> AbstractContextManager[Advance]:
-        """A part of the open stage's bar, or a bar of its own."""
-        return self._stage.piece(total) if self._stage else self.progress(name, total, "tasks")
-
     def _done(self, one: Task[R], sizes: Mapping[str, int]) -> Done[R] | None:
-        """The mark of a finished task; None if the mark or one of the outputs is not whole."""
+        """The mark of a finished task, or None if the mark or an output is missing or damaged."""
         if f"{one.out}{_MARK}" not in sizes:
             return None
         try:
@@ -239,15 +223,15 @@ class Runner:
     def _recall(self, running: Collection[Any], *, wait: bool = True) -> None:
         """Make queued tasks end before they begin, and give running tasks a moment to finish.
 
-        Not by `ray.cancel`: in Ray 2.60 a task that ends while it is cancelled brings down the
-        driver ("Tried to complete task that was not pending").
+        Not by `ray.cancel`: in Ray 2.60 a task that ends while it is cancelled crashes the driver
+        ("Tried to complete task that was not pending").
         """
         import ray
 
         with suppress(OSError, UserError):
             at(self.recall).write_bytes(b"")
         if not wait:
-            return  # the note stays for tasks in the queue; `prune` removes it
+            return  # the file stays for queued tasks, and `prune` removes it
         if running:
             ray.wait(list(running), num_returns=len(running), timeout=PATIENCE)
         with suppress(OSError, UserError):
@@ -256,7 +240,7 @@ class Runner:
     def prune(self) -> None:
         """Remove the output of every task that this build did not run, and of killed tasks."""
         listed = at(self.work).list_files()
-        # Marks first: killed in between, no mark may stand for an output that is gone.
+        # Marks first: after a kill in between, no mark may name an output that is gone.
         for file in sorted(listed, key=lambda file: not file.path.endswith(_MARK)):
             match = _OURS.match(file.path[len(self.work) + 1 :])
             if match is None or match[1] not in self.used:
@@ -305,7 +289,7 @@ def run_once(
 
 
 def _outputs(work: str, out: str) -> dict[str, int]:
-    """Names and sizes of a task's output; none in a store, where no object is half written."""
+    """Sizes of a task's output files; none in a store, where no object is half written."""
     if at(work).is_url:
         return {}
     start = f"{work}/{glob.escape(out)}"
@@ -314,7 +298,7 @@ def _outputs(work: str, out: str) -> dict[str, int]:
 
 
 def peak_mb() -> float:
-    """The largest memory this process has had; not by getrusage, which counts its parent's too."""
+    """The largest memory this process has had. getrusage would count its parent's too."""
     try:
         with open("/proc/self/status") as file:
             line = next(line for line in file if line.startswith("VmHWM:"))

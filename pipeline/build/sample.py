@@ -44,7 +44,8 @@ def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> S
             "setting",
             f'"{EMBEDDED}" is read when the corpus is built; build it once, then take samples',
         )
-    records = list(take(find_inputs(folder, config)["train"], config, documents, seed))
+    train = [file for file in find_inputs(folder, config) if file.split == "train"]
+    records = list(take(train, config, documents, seed))
     if config.tokenizer == "sentencepiece":
         config = replace(config, tokenizer="ptb")
     return _clean(records, config)

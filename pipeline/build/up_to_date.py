@@ -1,7 +1,7 @@
-"""Is the corpus on disk the one these settings and inputs would give?
+"""Whether the corpus on disk is the one that these settings and inputs would give.
 
-Answered from the manifest alone, without Ray and in milliseconds, so that a finished run is
-recognised at once.
+The manifest alone decides, without Ray and in milliseconds, so that a finished run is recognised at
+once.
 """
 
 import logging
@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from elmwright.pipeline.build.ray_tasks import RECIPE
@@ -32,7 +33,7 @@ from elmwright.pipeline.storage.location import Stat
 log = logging.getLogger("elmwright")
 
 SEEN = ".inputs.json"
-"""File of a corpus: digests of inputs that have another time or place than when it was built."""
+"""File of a corpus: digests of inputs whose time or place has changed since it was built."""
 _HOW = ("chunk_mb", "keep_work", "dir")
 """Settings that say how the corpus is built, not what comes out."""
 
@@ -55,7 +56,7 @@ def is_current(
 ) -> Manifest | None:
     """The manifest of a finished corpus with these settings and unchanged inputs, else None.
 
-    Inputs that are all gone count as unchanged; that some were added, changed or removed does not.
+    Inputs count as unchanged if all of them are gone, but not if only some are.
     """
     folder = str(folder)
     if not at(join(folder, NAME)).exists():
@@ -63,23 +64,26 @@ def is_current(
     try:
         # A manifest that is damaged or of another format counts as none: build again.
         manifest = Manifest.load(folder)
-        if manifest.key != key or not _all_there(folder, manifest):
+        if manifest.key != key or not _is_complete(folder, manifest):
             return None
-        if not any(at(input_path(folder, item)).exists() for item in manifest.inputs):
-            return manifest  # the raw text was taken away: the corpus does not need it any more
-        inputs = [file for split in find_inputs(folder, corpus).values() for file in split]
-        inputs += [*evaluation_files(corpus), *vocab_file(vocab)]
+        if not any(at(_input_path(folder, item)).exists() for item in manifest.inputs):
+            return manifest  # the raw text was removed, and the corpus no longer needs it
+        inputs = [
+            *find_inputs(folder, corpus),
+            *evaluation_files(corpus),
+            *vocab_file(vocab),
+        ]
     except UserError:
         return None
     if len(inputs) != len(manifest.inputs):
         return None
     digests = _Digests(folder)
-    is_same = all(map(digests.same, manifest.inputs, inputs))
+    is_same = all(map(digests.is_same, manifest.inputs, inputs))
     digests.save()
     return manifest if is_same else None
 
 
-def _all_there(folder: str, manifest: Manifest) -> bool:
+def _is_complete(folder: str, manifest: Manifest) -> bool:
     sizes = {file.path: file.bytes for file in at(folder).list_files()}
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     return all(join(folder, name) in sizes for name, _ in manifest.files()) and all(
@@ -87,7 +91,7 @@ def _all_there(folder: str, manifest: Manifest) -> bool:
     )
 
 
-def input_path(folder: str, item: Input) -> str:
+def _input_path(folder: str, item: Input) -> str:
     """Where an input of the manifest is stored."""
     return at(join(folder, item.path) if at(item.path).is_relative else item.path).absolute()
 
@@ -103,28 +107,25 @@ class _Digest:
 class _Digests:
     """Digests of inputs whose time or place is not the manifest's, in a file beside the manifest.
 
-    Copying a project gives its files new times: each is then read once, and not again.
+    Copying a project gives its files new times. Each is then read once, and not again.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._file = join(folder, SEEN)
-        self._known: dict[str, _Digest] | None = None
         self._has_changed = False
 
-    def same(self, item: Input, file: SourceFile) -> bool:
+    def is_same(self, item: Input, file: SourceFile) -> bool:
         """Whether a file is the input of the manifest: at its place and time, or by its content."""
-        is_here = input_path(self._folder, item) == file.path
+        is_here = _input_path(self._folder, item) == file.path
         if is_here and at(file.path).is_unchanged(item.bytes, item.mtime_ns):
             return True
         # The ending of a name tells how a file is read.
         if os.path.basename(item.path) != os.path.basename(file.path):
             return False
-        return file.bytes == item.bytes and bool(item.sha256) and self._of(file) == item.sha256
+        return file.bytes == item.bytes and bool(item.sha256) and self._sha256(file) == item.sha256
 
-    def _of(self, file: SourceFile) -> str:
-        if self._known is None:
-            self._known = self._read()
+    def _sha256(self, file: SourceFile) -> str:
         key, stat = file.path, (file.bytes, file.mtime_ns)
         if not (at(key).is_url or at(self._folder).is_url):
             key = os.path.relpath(key, self._folder)
@@ -134,7 +135,8 @@ class _Digests:
             self._has_changed = True
         return saved.sha256
 
-    def _read(self) -> dict[str, _Digest]:
+    @cached_property
+    def _known(self) -> dict[str, _Digest]:
         known = {}
         for name, entry in (at(self._file).read_json() or {}).items():
             with suppress(BadField):  # a damaged entry only costs reading that input again
@@ -142,17 +144,16 @@ class _Digests:
         return known
 
     def save(self) -> None:
-        """Write the digests that were taken, if there are any."""
-        if not (self._has_changed and self._known):
-            return
-        try:
-            at(self._file).write_json(to_data(self._known))
-        except (OSError, UserError) as error:  # a corpus may be read-only: it is only slower then
-            log.info("digests of inputs are not kept: %s", error)
+        """Write the digests if there are new ones."""
+        if self._has_changed:
+            try:
+                at(self._file).write_json(to_data(self._known))
+            except (OSError, UserError) as error:  # a corpus may be read-only: it is only slower
+                log.info("digests of inputs are not kept: %s", error)
 
 
-def find_inputs(folder: str, corpus: CorpusConfig) -> dict[str, list[SourceFile]]:
-    """The input files of each split; those of train first. Each file counts once."""
+def find_inputs(folder: str, corpus: CorpusConfig) -> list[SourceFile]:
+    """The input files of train, then of each held-out set. Each counts once in its split."""
     if not corpus.sources:
         raise UserError(
             "no-text",
@@ -160,46 +161,55 @@ def find_inputs(folder: str, corpus: CorpusConfig) -> dict[str, list[SourceFile]
             f'"{EMBEDDED}" for the documentation already on this machine',
         )
     seen: set[str] = set()
-    train: list[SourceFile] = []
+    inputs: list[SourceFile] = []
     for index, source in enumerate(corpus.sources):
-        for stat in _fresh(_files_of(folder, source), seen):
-            train.append(sources.source_file(stat, len(train), "train", corpus, source, index))
-    inputs = {"train": train}
+        for stat in _unseen(_files_of(folder, source), seen):
+            inputs.append(sources.source_file(stat, len(inputs), "train", corpus, source, index))
     for name, paths in sorted(corpus.heldout.items()):
-        check_name(name)
-        if isinstance(paths, float):
-            continue
-        seen = set()
-        stats = [s for path in paths for s in sources.expand(path, f"corpus.heldout.{name}")]
-        inputs[name] = [
-            sources.source_file(stat, number, name, corpus)
-            for number, stat in enumerate(_fresh(stats, seen))
-        ]
+        _check_name(name)
+        if not isinstance(paths, float):
+            inputs += _given_files(name, f"corpus.heldout.{name}", paths, corpus)
     return inputs
 
 
+def evaluation_files(corpus: CorpusConfig) -> list[SourceFile]:
+    """The files that train must share no n-gram with, besides held-out sets."""
+    name = "decontaminate"
+    return _given_files(name, f"corpus.{name}", corpus.decontaminate, corpus)
+
+
+def _given_files(
+    split: str, setting: str, paths: Iterable[str], corpus: CorpusConfig
+) -> list[SourceFile]:
+    stats = [stat for path in paths for stat in sources.expand(path, setting)]
+    return [
+        sources.source_file(stat, number, split, corpus)
+        for number, stat in enumerate(_unseen(stats, set()))
+    ]
+
+
 def _files_of(folder: str, source: Source) -> list[Stat]:
-    if source.path != EMBEDDED:
-        others = [s for s in sources.expand(source.path) if not _is_own(folder, s.path)]
-        if not others:
-            raise UserError(
-                "setting",
-                f"{source.path} in corpus.sources lies in the run's own folder, where files come "
-                "and go; move the text elsewhere",
-            )
-        return others
-    parts = harvest.frozen_parts(folder) or []
-    return [stat for part in parts if (stat := at(part).stat())]
+    if source.path == EMBEDDED:
+        parts = harvest.frozen_parts(folder) or []
+        return [stat for part in parts if (stat := at(part).stat())]
+    others = [stat for stat in sources.expand(source.path) if not _is_own(folder, stat.path)]
+    if not others:
+        raise UserError(
+            "setting",
+            f"{source.path} in corpus.sources is in the run's own folder, where files come and "
+            "go; move the text elsewhere",
+        )
+    return others
 
 
 def _is_own(folder: str, path: str) -> bool:
     """Whether a file is in the corpus folder or in the folder of its run, which we write to."""
     run = os.path.dirname(folder)
-    ours = [folder, *([run] if os.path.exists(os.path.join(run, "run.lock")) else [])]
-    return any(path.startswith(f"{place.rstrip('/')}/") for place in ours)
+    own = [folder, run] if os.path.exists(os.path.join(run, "run.lock")) else [folder]
+    return any(path.startswith(f"{place.rstrip('/')}/") for place in own)
 
 
-def _fresh(stats: Iterable[Stat], seen: set[str]) -> Iterable[Stat]:
+def _unseen(stats: Iterable[Stat], seen: set[str]) -> Iterable[Stat]:
     for stat in stats:
         real = at(stat.path).resolved()
         if real not in seen:
@@ -207,19 +217,8 @@ def _fresh(stats: Iterable[Stat], seen: set[str]) -> Iterable[Stat]:
             yield stat
 
 
-def evaluation_files(corpus: CorpusConfig) -> list[SourceFile]:
-    """The files that train must share no n-gram with, besides held-out sets."""
-    stats = [
-        s for path in corpus.decontaminate for s in sources.expand(path, "corpus.decontaminate")
-    ]
-    return [
-        sources.source_file(stat, number, "decontaminate", corpus)
-        for number, stat in enumerate(_fresh(stats, set()))
-    ]
-
-
 def vocab_file(path: str) -> list[SourceFile]:
-    """The vocabulary that was given, as one of the inputs."""
+    """The vocabulary given as a file, as one of the inputs."""
     if not path:
         return []
     stat = at(path).stat()
@@ -228,7 +227,7 @@ def vocab_file(path: str) -> list[SourceFile]:
     return [SourceFile(stat.path, 0, stat.bytes, stat.mtime_ns, "vocab")]
 
 
-def check_name(name: str) -> None:
+def _check_name(name: str) -> None:
     """Refuse a name that no held-out set may have."""
     if name == "train" or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 60:
         raise UserError(

@@ -1,8 +1,8 @@
 """The stage between choosing and packing: drop what lost, sort the rest by its shuffle hash.
 
-It reads every part once more, with the lists of what lost (`select.py`), and writes for each
-split a table sorted by the shuffle hash, of which a shard later takes its range, and the counts of
-the words of train.
+It reads every part once more, with the lists of what lost (`select.py`). For each split it writes a
+table sorted by the shuffle hash, of which a shard later takes its range, and for train the counts
+of its words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,9 @@ from elmwright.pipeline.build.stages.select import (
     Part,
     Sides,
     doc_keys,
+    load_index,
+    losers,
     lost_sentences,
-    paths,
     times_taken,
 )
 from elmwright.pipeline.cleaning.funnel import KEPT, WEIGHT, ZERO, Counts, Funnel
@@ -78,17 +79,16 @@ class KeptPart:
     types: int
     """Words in that file."""
     documents: tuple[str, ...]
-    """Files of documents, if asked for."""
+    """Files of saved documents."""
     words: int
     """Words of all splits."""
 
 
 @dataclass(frozen=True)
 class JoinedList:
-    """A file of JSON Lines, and how many lines it has."""
+    """A file of JSON Lines."""
 
     name: str
-    lines: int
 
 
 @dataclass
@@ -120,39 +120,48 @@ def keep_part(
 ) -> KeptPart:
     """Drop what lost, sort what is left by its shuffle hash, and count the words of train.
 
-    `copies_left` says that equal texts may both be there: their place then keeps them apart.
+    `copies_left` says that equal texts may both be there. Their place then keeps them apart.
     """
-    index = tables.load_index(join(work, f"{part.name}.npy"))
+    index = load_index(work, part)
     arrow = join(work, f"{part.name}.arrow")
     _, texts = tables.load_texts(arrow)
-    keys = doc_keys(index)
-    place = np.zeros(len(index), np.int64)
-    names = [part.split]
-    if part.split == "train":
-        place, names = sides.of(keys), ["train", *sides.names]
+    is_train = part.split == "train"
+    split_names = ["train", *sides.names] if is_train else [part.split]
+    side = sides.of(doc_keys(index)) if is_train else np.zeros(len(index), np.int64)
     times = times_taken(part, index, sides.seed)
-    selection = _Selection(part, index, file_names)
-    selection.losers(
-        dedup.losers_of(part.number, paths(work, document_losers)),
-        dedup.losers_of(part.number, paths(work, line_losers)),
-        dedup.losers_of(part.number, paths(work, sentence_losers)),
-        tables.load_lines(arrow) if line_losers else [],
-    )
-    selection.cut(texts)
+    verdicts = {
+        int(loser["row"]): dedup.RULES[int(loser["rule"])]
+        for loser in losers(work, part, document_losers)[::-1]  # the first of a row counts
+    }
+    lines = tables.load_lines(arrow) if line_losers else []
+    lost = lost_sentences(losers(work, part, line_losers), lines)
+    for loser in losers(work, part, sentence_losers):
+        rules = lost.setdefault(int(loser["row"]), {})
+        rules[int(loser["sentence"])] = dedup.RULES[int(loser["rule"])]
+    funnel = Funnel()
+    funnel.add(KEPT, *ZERO)
+    examples: Gathered = {}
     kept: dict[str, _Texts] = {}
     documents: list[DocumentRow] = []
     for row, text in enumerate(texts):
-        verdict = selection.verdicts.get(row)
-        if verdict is None and times[row] == 0 and part.split == "train":
-            verdict = WEIGHT
-            selection.drop(row, WEIGHT, text)
-        left = selection.changed.get(row, text)
-        if save_documents == "all" or (save_documents == "dropped" and verdict):
-            file = file_names[int(index["file"][row])]
-            documents.append(DocumentRow(verdict or KEPT, file, int(index["offset"][row]), left))
-        if verdict:
+        rule, left = verdicts.get(row), text
+        counts = None
+        if rule is None and row in lost:
+            left = _drop_sentences(text, lost[row], funnel)
+            if not left:
+                rule, left = next(iter(lost[row].values())), text
+                counts = (1, 0, 0)  # its sentences have been counted
+        if rule is None and is_train and times[row] == 0:
+            rule = WEIGHT
+        funnel.add(rule or KEPT, *(counts or _count(left)))
+        file, offset = file_names[int(index["file"][row])], int(index["offset"][row])
+        if rule and rule != WEIGHT:
+            gather(examples, rule, int(index["lo"][row]), Example(file, offset, left))
+        if save_documents == "all" or (save_documents == "dropped" and rule):
+            documents.append(DocumentRow(rule or KEPT, file, offset, left))
+        if rule:
             continue
-        split = names[int(place[row])]
+        split = split_names[int(side[row])]
         chosen = kept.setdefault(split, _Texts([], [], [], []))
         pieces = left.split("\n") if by_sentence else [left]
         repeat = int(times[row]) if split == "train" else 1
@@ -170,15 +179,16 @@ def keep_part(
         text_times = np.array(chosen.times, np.int64)
         splits[split] = _split_table(name, words, text_times)
         if split == "train":
-            types = save_counts(join(work, f"{out}.words.arrow"), words, text_times)
+            _save_counts(join(work, f"{out}.words.arrow"), words, text_times)
+            types = len(words.words)
     name = f"{out}-documents.jsonl.zst"
     if documents:
         write_documents(join(work, name), documents)
     return KeptPart(
         splits=splits,
-        funnel=selection.funnel.counts if part.split == "train" else {},
-        examples=selection.examples,
-        kept=selection.funnel.counts.get(KEPT, ZERO),
+        funnel=funnel.counts if is_train else {},
+        examples=examples,
+        kept=funnel.counts[KEPT],
         counts=f"{out}.words.arrow" if types else None,
         types=types,
         documents=(name,) if documents else (),
@@ -186,80 +196,18 @@ def keep_part(
     )
 
 
-class _Selection:
-    """What of a part is dropped after cleaning, and by which rule."""
+def _drop_sentences(text: str, lost: Mapping[int, str], funnel: Funnel) -> str:
+    """A document without the sentences that lost, which are counted under their rules."""
+    sentences = text.split("\n")
+    for number, rule in lost.items():
+        funnel.add(rule, 0, 1, sentences[number].count(" ") + 1)
+    return "\n".join(line for number, line in enumerate(sentences) if number not in lost)
 
-    def __init__(self, part: Part, index: NDArray[np.void], file_names: Sequence[str]) -> None:
-        self.part, self.index, self.file_names = part, index, file_names
-        self.verdicts: dict[int, str] = {}
-        self.changed: dict[int, str] = {}
-        self.lost: dict[int, dict[int, str]] = {}
-        self.funnel = Funnel()
-        self.examples: Gathered = {}
 
-    def losers(
-        self,
-        documents: NDArray[np.void],
-        lines: NDArray[np.void],
-        sentences: NDArray[np.void],
-        line_counts: Sequence[Sequence[int]],
-    ) -> None:
-        """Note what lost, as documents, as lines and as sentences."""
-        for loser in documents:
-            self.verdicts.setdefault(int(loser["row"]), dedup.RULES[int(loser["rule"])])
-        self.lost = lost_sentences(lines, line_counts)
-        for loser in sentences:
-            lost = self.lost.setdefault(int(loser["row"]), {})
-            lost[int(loser["sentence"])] = dedup.RULES[int(loser["rule"])]
-
-    def cut(self, texts: Sequence[str]) -> None:
-        """Count every document: dropped whole, in part, or kept."""
-        documents = sentences = words = 0
-        for row, text in enumerate(texts):
-            verdict = self.verdicts.get(row)
-            if verdict:
-                self.drop(row, verdict, text)
-                continue
-            left = self._without(row, text) if row in self.lost else text
-            if left:
-                documents += 1
-                breaks = left.count("\n")
-                sentences += breaks + 1
-                words += left.count(" ") + breaks + 1
-        self.funnel.add(KEPT, documents, sentences, words)
-
-    def _without(self, row: int, text: str) -> str:
-        """A document without the sentences that lost."""
-        sentences = text.split("\n")
-        lost = self.lost[row]
-        for number, rule in lost.items():
-            self.funnel.add(rule, 0, 1, sentences[number].count(" ") + 1)
-        left = "\n".join(line for number, line in enumerate(sentences) if number not in lost)
-        if left:
-            self.changed[row] = left
-        else:
-            rule = next(iter(lost.values()))
-            self.verdicts[row] = rule
-            self.funnel.add(rule, 1, 0, 0)
-            self._example(row, rule, text)
-        return left
-
-    def drop(self, row: int, rule: str, text: str) -> None:
-        """Count a document that is dropped whole."""
-        text = self.changed.get(row, text)
-        breaks = text.count("\n")
-        counts = (1, breaks + 1, text.count(" ") + breaks + 1)
-        self.funnel.add(rule, *counts)
-        if rule == WEIGHT:
-            self.funnel.add(KEPT, *(-count for count in counts))
-        else:
-            self._example(row, rule, text)
-
-    def _example(self, row: int, rule: str, text: str) -> None:
-        place = self.index[row]
-        file = self.file_names[int(place["file"])]
-        example = Example(file, int(place["offset"]), text)
-        gather(self.examples, rule, int(place["lo"]), example)
+def _count(text: str) -> tuple[int, int, int]:
+    """One document, its sentences and its words."""
+    breaks = text.count("\n")
+    return 1, breaks + 1, text.count(" ") + breaks + 1
 
 
 def _split_table(name: str, words: Words, times: NDArray[np.int64]) -> SplitTable:
@@ -297,7 +245,7 @@ def _save_shuffled(
         "offset": rows["offset"],
         "sentence": np.array(chosen.numbers, np.uint32),
     }
-    # Equal texts have equal keys; where copies stay in, their place keeps them from gathering.
+    # Equal texts have equal keys. Where copies stay in, their place keeps them apart.
     for name in ("file", "offset", "sentence") if copies else ():
         order = hash64(order ^ columns[name].astype(np.uint64))
     times = np.array(chosen.times, np.int64)
@@ -318,23 +266,19 @@ def sort_order(columns: tables.Columns) -> NDArray[np.int64]:
     return np.lexsort([columns[name] for name in reversed(names)])
 
 
-def save_counts(path: str, words: Words, times: NDArray[np.int64]) -> int:
-    """Write words and their counts, sorted by the hash of the word; return their number."""
+def _save_counts(path: str, words: Words, times: NDArray[np.int64]) -> None:
+    """Write words and their counts, sorted by the hash of the word."""
     weights = np.repeat(np.repeat(times, words.sentences), words.lengths)
     counts = np.bincount(words.numbers, weights, minlength=len(words.words)).astype(np.int64)
     keys = dedup.keys_of(words.words)[:, 0]
     sorting = np.argsort(keys, kind="stable")
     columns = {"hash": keys[sorting], "count": counts[sorting]}
     tables.save_texts(path, columns, words.words, sorting, "hash")
-    return len(words.words)
 
 
 def gather_lists(work: str, out: str, names: Sequence[str]) -> JoinedList:
-    """Put lists of JSON Lines together."""
-    lines = 0
+    """Join lists of JSON Lines."""
     with at(join(work, f"{out}.jsonl")).writing() as file:
         for name in names:
-            data = at(join(work, name)).read_bytes()
-            lines += data.count(b"\n")
-            file.write(data)
-    return JoinedList(f"{out}.jsonl", lines)
+            file.write(at(join(work, name)).read_bytes())
+    return JoinedList(f"{out}.jsonl")

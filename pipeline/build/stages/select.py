@@ -1,11 +1,10 @@
 """The middle stages of a build: which documents and sentences stay, and in which order.
 
-`clean_chunk` leaves parts that know nothing of each other. Here every part gets its number, its
-files their rank, and its documents their side: `train`, or one of the held-out sets. Then, always
-by tables that are partitioned by hash (`tables.py`), so that no task sees more than its share:
-exact copies, near-copies (`clusters.py`), repeated lines or sentences and what train shares with
-held-out text lose; `keep_part` drops what lost, sorts what is left by its shuffle hash, and counts
-its words.
+`clean_chunk` writes parts that know nothing of each other. Here every part gets its number, its
+files their rank, and its documents their side: `train`, or one of the held-out sets. Then exact
+copies, near-copies (`clusters.py`), repeated lines or sentences and what train shares with held-out
+text lose. All of this uses tables that are partitioned by hash (`tables.py`), so no task sees
+more than its share. `keep_part` drops what lost.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from elmwright.pipeline.dedup.clusters import Clusters, Links, band_rows, link_r
 from elmwright.pipeline.storage.files import join
 
 SMALLEST = 64
-"""Hashes looked at so that a small corpus still gets its held-out documents."""
+"""Hashes that are looked at to give a small corpus its held-out documents, too."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +69,23 @@ class SmallestHashes:
 
 @dataclass(frozen=True)
 class KeyCount:
-    """How many keys a task wrote."""
+    """How many keys were written."""
 
     keys: int
 
 
 @dataclass(frozen=True)
 class SetCount:
-    """How many sets a task joined."""
+    """How many sets were joined."""
 
     sets: int
 
 
 def find_limits(shares: Sequence[float], smallest: Sequence[int]) -> tuple[int, ...]:
-    """The limit of each share; every set that was asked for gets at least one document.
+    """The limit of each share. Every set with a share above 0 gets at least one document.
 
-    `smallest` are the smallest hashes there are, sorted; they only matter where a share is so
-    small, or the corpus, that nothing would fall below it.
+    `smallest` are the smallest hashes in the corpus, sorted. They only matter where the share or
+    the corpus is so small that no hash would be below the limit.
     """
     limits: list[int] = []
     total = 0.0
@@ -107,6 +106,16 @@ def smallest_hashes(work: str, _out: str, names: Sequence[str], seed: int) -> Sm
         hashes = mix(doc_keys(index), seed, HELDOUT)
         smallest = np.sort(np.concatenate([smallest, hashes]))[:SMALLEST]
     return SmallestHashes(tuple(smallest.tolist()))
+
+
+def load_index(work: str, part: Part) -> NDArray[np.void]:
+    """The index of a part, a row for each document."""
+    return tables.load_index(join(work, f"{part.name}.npy"))
+
+
+def losers(work: str, part: Part, names: Sequence[str]) -> NDArray[np.void]:
+    """The rows of a part that lost, from these tables of losers."""
+    return dedup.losers_of(part.number, [join(work, name) for name in names])
 
 
 def doc_keys(index: NDArray[np.void]) -> NDArray[np.uint64]:
@@ -130,22 +139,22 @@ def times_taken(part: Part, index: NDArray[np.void], seed: int) -> NDArray[np.in
 
 
 def _left_out(
-    work: str, part: Part, index: NDArray[np.void], losers: Sequence[str], seed: int
+    work: str, part: Part, index: NDArray[np.void], names: Sequence[str], seed: int
 ) -> NDArray[np.bool_]:
     """Documents that lost, or are not taken because of their source's weight.
 
     What is not taken must not win either: of two copies, the one that is taken has to stay.
     """
-    out: NDArray[np.bool_] = times_taken(part, index, seed) == 0
+    is_out: NDArray[np.bool_] = times_taken(part, index, seed) == 0
     if part.split != "train":
-        out[:] = False
-    out[dedup.losers_of(part.number, paths(work, losers))["row"]] = True
-    return out
+        is_out[:] = False
+    is_out[losers(work, part, names)["row"]] = True
+    return is_out
 
 
 def document_keys(work: str, out: str, part: Part, sides: Sides) -> KeyCount:
-    """The keys of all documents of a part, sorted."""
-    index = tables.load_index(join(work, f"{part.name}.npy"))
+    """Write the keys of all documents of a part, sorted."""
+    index = load_index(work, part)
     rows_of = np.flatnonzero(~_left_out(work, part, index, [], sides.seed))
     index = index[rows_of]
     rows = np.zeros(len(index), dedup.KEY)
@@ -159,31 +168,31 @@ def document_keys(work: str, out: str, part: Part, sides: Sides) -> KeyCount:
 
 
 def heldout_bands(
-    work: str, out: str, parts_of: Sequence[Part], losers: Sequence[str], sides: Sides
+    work: str, out: str, parts: Sequence[Part], document_losers: Sequence[str], sides: Sides
 ) -> KeyCount:
-    """The band keys of all held-out documents: few, so one task can hold them."""
-    bands = [_band_rows(work, part, losers, sides) for part in parts_of]
+    """Write the band keys of all held-out documents: few, so one task can hold them."""
+    bands = [_band_rows(work, part, document_losers, sides) for part in parts]
     keys = [np.unique(rows["hi"][rows["heldout"] > dedup.TRAIN]) for rows in bands]
     ngrams.save_set(join(work, out), np.concatenate(keys))
     return KeyCount(sum(map(len, keys)))
 
 
 def join_sets(work: str, out: str, names: Sequence[str]) -> SetCount:
-    """Join several sets to one."""
+    """Write several sets as one."""
     sets = [ngrams.load_set(join(work, name)) for name in names]
     ngrams.save_set(join(work, out), np.concatenate(sets))
     return SetCount(len(names))
 
 
 def band_keys(
-    work: str, out: str, part: Part, losers: Sequence[str], sides: Sides, near: str | None
+    work: str, out: str, part: Part, document_losers: Sequence[str], sides: Sides, near: str | None
 ) -> KeyCount:
-    """The band keys of the documents of a part that are still in, sorted.
+    """Write the band keys of the documents of a part that are still in, sorted.
 
     With `near`, a set of held-out band keys, only rows of train that could be linked to held-out
     text are written: where near-copies within train stay in, the others do not matter.
     """
-    rows = _band_rows(work, part, losers, sides)
+    rows = _band_rows(work, part, document_losers, sides)
     if near is not None:
         known = ngrams.load_set(join(work, near))
         rows = rows[(rows["heldout"] > dedup.TRAIN) | np.isin(rows["hi"], known)]
@@ -191,9 +200,11 @@ def band_keys(
     return KeyCount(len(rows))
 
 
-def _band_rows(work: str, part: Part, losers: Sequence[str], sides: Sides) -> NDArray[np.void]:
-    index = tables.load_index(join(work, f"{part.name}.npy"))
-    rows_of = np.flatnonzero(~_left_out(work, part, index, losers, sides.seed))
+def _band_rows(
+    work: str, part: Part, document_losers: Sequence[str], sides: Sides
+) -> NDArray[np.void]:
+    index = load_index(work, part)
+    rows_of = np.flatnonzero(~_left_out(work, part, index, document_losers, sides.seed))
     index = index[rows_of]
     return band_rows(
         index["bands"],
@@ -205,10 +216,6 @@ def _band_rows(work: str, part: Part, losers: Sequence[str], sides: Sides) -> ND
     )
 
 
-def paths(work: str, names: Sequence[str]) -> list[str]:
-    return [join(work, name) for name in names]
-
-
 def sentence_keys(
     work: str,
     out: str,
@@ -218,14 +225,14 @@ def sentence_keys(
     sides: Sides,
     unit: str,
 ) -> KeyCount:
-    """The keys of all sentences (or lines) of a part that are still in, sorted."""
-    index = tables.load_index(join(work, f"{part.name}.npy"))
+    """Write the keys of all sentences (or lines) of a part that are still in, sorted."""
+    index = load_index(work, part)
     arrow = join(work, f"{part.name}.arrow")
     _, texts = tables.load_texts(arrow)
     dead = set(np.flatnonzero(_left_out(work, part, index, document_losers, sides.seed)).tolist())
     by_line = unit == dedup.LINE
     lines = tables.load_lines(arrow) if by_line or line_losers else []
-    lost = lost_sentences(dedup.losers_of(part.number, paths(work, line_losers)), lines)
+    lost = lost_sentences(losers(work, part, line_losers), lines)
     units: list[str] = []
     numbers: list[int] = []
     counts = np.zeros(len(texts), np.int64)
@@ -273,22 +280,23 @@ def lost_sentences(
 
 
 def link_keys(
-    work: str, out: str, tables_of: Sequence[tuple[int, str]], reducer: int, n_reducers: int
+    work: str, out: str, names: Sequence[tuple[int, str]], reducer: int, n_reducers: int
 ) -> Links:
     """Link the documents that share a band key of one range (`clusters.py`)."""
-    known = [(part, join(work, name)) for part, name in tables_of]
-    return link_range(known, reducer, n_reducers, out=join(work, out))
+    paths = [(part, join(work, name)) for part, name in names]
+    return link_range(paths, reducer, n_reducers, out=join(work, out))
 
 
 def resolve_clusters(work: str, out: str, edges: Sequence[str], only_one: bool) -> Clusters:
-    """Join the links of all ranges, and decide who of a cluster stays (`clusters.py`)."""
-    return resolve(paths(work, edges), dedup=only_one, out=join(work, out))
+    """Join the links of all ranges, and decide which document of a cluster stays."""
+    paths = [join(work, name) for name in edges]
+    return resolve(paths, dedup=only_one, out=join(work, out))
 
 
 def reduce_keys(
     work: str,
     out: str,
-    tables_of: Sequence[tuple[int, str]],
+    names: Sequence[tuple[int, str]],
     reducer: int,
     n_reducers: int,
     *,
@@ -296,5 +304,5 @@ def reduce_keys(
     once: bool,
 ) -> dedup.LoserCount:
     """Decide which rows of one range of keys lose (`keys.py`)."""
-    known = [(part, join(work, name)) for part, name in tables_of]
-    return dedup.reduce_keys(known, reducer, n_reducers, unit=unit, once=once, out=join(work, out))
+    paths = [(part, join(work, name)) for part, name in names]
+    return dedup.reduce_keys(paths, reducer, n_reducers, unit=unit, once=once, out=join(work, out))

@@ -1,4 +1,4 @@
-"""The results of a build, stage by stage, and what it hands to the end of the build."""
+"""A build: its settings, and the results of the stages that have run so far."""
 
 from dataclasses import dataclass, field
 
@@ -17,13 +17,18 @@ WORK = "work"
 
 
 @dataclass
-class Results:
-    """The results of the stages that have run so far."""
+class Build:
+    """Settings first, then results in the order of the stages."""
 
+    corpus: CorpusConfig
+    vocab: VocabConfig
+    shards: ShardsConfig
+    seed: int
+    folder: str
+    """The corpus folder, absolute or a URL."""
+    runner: Runner
     files: list[SourceFile] = field(default_factory=list)
-    """Every input."""
-    digests: list[str] = field(default_factory=list)
-    """sha256 of each input, empty for objects in a store."""
+    """Every input, with the sha256 of those that are not in a store."""
     model: str | None = None
     """The file of the sentencepiece model, if there is one."""
     funnel: Funnel = field(default_factory=Funnel)
@@ -33,23 +38,27 @@ class Results:
     """Each part, and the names of the input files it was made from."""
     near: Clusters = NO_CLUSTERS
     kept: list[tuple[Part, KeptPart]] = field(default_factory=list)
-    vocab: VocabFiles = field(init=False)
-    """There is none before words are counted."""
-    shards: list[tuple[str, Task[PackedShard], Shard]] = field(default_factory=list)
+    vocab_files: VocabFiles = field(init=False)
+    """Set when words have been counted."""
+    packed: list[tuple[str, Task[PackedShard], Shard]] = field(default_factory=list)
     """The split, the task and the result of each shard that has text."""
     perplexity: dict[str, float] = field(default_factory=dict)
     """Unigram perplexity of each held-out set."""
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """The held-out sets that are shares of the text, by name."""
+        heldout = sorted(self.corpus.heldout.items())
+        return {name: share for name, share in heldout if isinstance(share, float)}
 
-@dataclass(frozen=True)
-class Built:
-    """A build whose shards are packed: its settings, its work folder, and its results."""
+    @property
+    def has_heldout(self) -> bool:
+        """Whether any text is held out, as a share or as files."""
+        return len(self.shares) < len(self.corpus.heldout) or any(self.shares.values())
 
-    corpus: CorpusConfig
-    vocab: VocabConfig
-    shards: ShardsConfig
-    seed: int
-    folder: str
-    """The corpus folder, absolute or a URL."""
-    runner: Runner
-    results: Results
+    @property
+    def train_chunks(self) -> list[tuple[Chunk, CleanChunk]]:
+        """The cleaned chunks of train."""
+        return [
+            (chunk, cleaned) for chunk, _, cleaned in self.cleaned if chunk[0].file.split == "train"
+        ]
