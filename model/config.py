@@ -7,13 +7,16 @@ The string under each field is its documentation; `elmwright config --explain` p
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from elmwright.pipeline.bounds import Bound, Count, Natural, NotNegative, Positive
 
 LARGEST, LARGEST_FLOAT = 2**63 - 1, 3.4e38
 """What a tensor's size and a float32 can be at most."""
 MOST_CHARS = 1000
 """Above the longest word of any language. Words are encoded together, each at the cost of the
 longest, so without a limit one endless word would take all memory."""
+MaxChars = Annotated[int, Bound(f"from 3 to {MOST_CHARS}", lambda value: 3 <= value <= MOST_CHARS)]
 PUBLISHED_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 
 
@@ -21,25 +24,25 @@ PUBLISHED_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7
 class ModelConfig:
     """The residual biLM. The defaults are the published original ELMo."""
 
-    dim: int = 4096
+    dim: Count = 4096
     """LSTM cells in each layer and direction."""
-    projection_dim: int = 512
+    projection_dim: Count = 512
     """Width of the word representation and of each layer's output, one direction."""
-    n_layers: int = 2
+    n_layers: Count = 2
     """LSTM layers in each direction."""
-    char_dim: int = 16
+    char_dim: Count = 16
     """Width of a character (byte) embedding."""
     filters: tuple[tuple[int, int], ...] = PUBLISHED_FILTERS
     """Character convolutions as [width, number] pairs."""
-    n_highway: int = 2
+    n_highway: Natural = 2
     """Highway layers after the convolutions."""
-    max_chars: int = 50
+    max_chars: MaxChars = 50
     """Bytes of a word that are read, begin and end marks included; at most 1000."""
     activation: Literal["relu", "tanh"] = "relu"
     """What follows the convolutions."""
-    cell_clip: float = 3.0
+    cell_clip: NotNegative = 3.0
     """LSTM cell values are clipped to ± this."""
-    proj_clip: float = 3.0
+    proj_clip: NotNegative = 3.0
     """Projected LSTM outputs are clipped to ± this."""
     residual: bool = True
     """Add each LSTM layer's input to its output, from the second layer up."""
@@ -101,23 +104,23 @@ class OptimConfig:
 
     name: Literal["adagrad", "adamw"] = "adagrad"
     """Adagrad as in the original, or AdamW."""
-    lr: float = 0.2
+    lr: Positive = 0.2
     """Learning rate."""
-    initial_accumulator: float = 1.0
+    initial_accumulator: Positive = 1.0
     """Adagrad's accumulator before the first step."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's decay rates."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """AdamW's epsilon."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """AdamW's weight decay."""
-    clip_norm: float = 10.0
+    clip_norm: NotNegative = 10.0
     """The gradient's global norm is clipped to this; 0 never clips."""
     scale_by_window: bool = True
     """Multiply the loss by train.window, as the original did."""
     schedule: Literal["constant", "cosine", "inverse-sqrt"] = "constant"
     """What the learning rate does after the warm-up."""
-    warmup_steps: int = 0
+    warmup_steps: Natural = 0
     """Steps over which the learning rate rises to lr."""
 
 

@@ -5,10 +5,15 @@ published rule sets (`gopher_quality` and so on) act only where `corpus.rules` n
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from elmwright.pipeline.bounds import Bound, Count, Natural, Share
 
 MOST_STEPS = 1 << 22
 """The largest block_steps: a block is held in memory as five rows of so many numbers, 84 MB."""
+BlockSteps = Annotated[
+    int, Bound(f"from 1 to {MOST_STEPS:,}", lambda value: 1 <= value <= MOST_STEPS)
+]
 EMBEDDED = "embedded:docstrings"
 """The source that needs no download: docstrings of the Python code on this machine."""
 
@@ -48,13 +53,13 @@ class Source:
 class Pieces:
     """How a sentencepiece model is trained; the same text gives the same model everywhere."""
 
-    size: int = 8000
+    size: Count = 8000
     """Number of pieces."""
     model: Literal["unigram", "bpe"] = "unigram"
     """Which kind of model."""
     byte_fallback: bool = False
     """Spell characters the model does not know as bytes, so that nothing is unknown."""
-    sample: int = 200_000
+    sample: Count = 200_000
     """Sentences to train on, at most, chosen by their hash."""
 
 
@@ -62,7 +67,7 @@ class Pieces:
 class GopherQuality:
     """The published Gopher quality rules; words are tokens, punctuation among them."""
 
-    min_words: int = 50
+    min_words: Natural = 50
     """Documents with fewer words are dropped; punctuation does not count."""
     max_words: int = 100_000
     """Documents with more words are dropped; punctuation does not count."""
@@ -78,7 +83,7 @@ class GopherQuality:
     """Largest share of lines that end in an ellipsis."""
     min_letter_words: float = 0.8
     """Smallest share of words (punctuation among them) that hold a letter."""
-    min_stop_words: int = 2
+    min_stop_words: Natural = 2
     """How many of the/be/to/of/and/that/have/with must occur; 0 for languages other than
     English."""
 
@@ -107,7 +112,7 @@ class C4:
 
     terminal_punctuation: bool = True
     """Drop lines that do not end in . ? ! " or ', or that end in an ellipsis."""
-    min_line_words: int = 3
+    min_line_words: Natural = 3
     """Drop lines of fewer words (split at white space)."""
     max_word_length: int = 1000
     """Drop lines with a longer word."""
@@ -121,7 +126,7 @@ class C4:
     """Drop documents with "lorem ipsum"."""
     curly_bracket: bool = True
     """Drop documents with a curly bracket."""
-    min_sentences: int = 5
+    min_sentences: Natural = 5
     """Drop documents with fewer sentences left."""
 
 
@@ -145,12 +150,12 @@ class FineWeb:
 class MinHash:
     """Near-duplicates: documents that share a band of a MinHash signature are linked."""
 
-    bands: int = 14
+    bands: Annotated[int, Bound("from 1 to 255", lambda value: 1 <= value <= 255)] = 14
     """Bands of the signature."""
-    rows: int = 8
+    rows: Count = 8
     """Hashes in a band: 14 × 8 link documents of Jaccard similarity 0.75 with a chance of 77 %,
     of 0.9 with 99.96 %, of 0.5 with 5 %."""
-    ngram: int = 5
+    ngram: Count = 5
     """Words in a shingle; capitals and punctuation do not matter."""
 
 
@@ -176,7 +181,7 @@ class CorpusConfig:
     """Evaluation files: documents that share an n-gram with them are removed and listed in
     decontaminated.jsonl. Held-out sets given as files are treated so too, unless heldout_overlap
     is "keep"."""
-    decontaminate_ngram: int = 13
+    decontaminate_ngram: Natural = 13
     """Words of such an n-gram; capitals and punctuation do not matter."""
     documents: Literal["blank-line", "line", "file"] = "blank-line"
     """What separates documents in plain text: an empty line, every line, or only the file's end."""
@@ -187,9 +192,11 @@ class CorpusConfig:
     strict: bool = False
     """Stop at the first broken file or record, instead of counting it, noting it in
     quarantine.jsonl and going on."""
-    max_document_mb: int = 32
+    max_document_mb: Count = 32
     """Larger documents are put aside as broken, in megabytes: nothing is held in memory twice."""
-    cut_documents: int = 0
+    cut_documents: Annotated[
+        int, Bound("0, or at least 500 characters", lambda value: value == 0 or value >= 500)
+    ] = 0
     """Documents of more characters are cut into pieces of at most so many, at the ends of
     paragraphs where there are any, before anything else is done with them; 0 cuts none. For novels
     and the like, of which a held-out share would be a whole one or none: 10000 is some pages."""
@@ -206,7 +213,9 @@ class CorpusConfig:
     languages: tuple[str, ...] = ()
     """Keep only documents in these languages (codes such as "en"); empty keeps all and looks at
     none."""
-    language_threshold: float = 0.65
+    language_threshold: Annotated[
+        float, Bound("above 0 and at most 1", lambda value: 0 < value <= 1)
+    ] = 0.65
     """Share of a document that must be in one of `languages`."""
     language_unit: Literal["document", "sentence"] = "document"
     """Judge whole documents, or then also every sentence of at least 5 words alone."""
@@ -232,13 +241,13 @@ class CorpusConfig:
     or subword pieces trained on this corpus."""
     sentencepiece: Pieces = field(default_factory=Pieces)
     """How the pieces are trained when tokenizer = "sentencepiece"."""
-    min_words: int = 1
+    min_words: Natural = 1
     """Documents with fewer words are dropped."""
     max_words: int = 1_000_000
     """Documents with more words are dropped."""
-    min_letter_share: float = 0.0
+    min_letter_share: Share = 0.0
     """Documents in which a smaller share of the words holds a letter are dropped (0 keeps all)."""
-    min_sentence_words: int = 1
+    min_sentence_words: Natural = 1
     """Sentences with fewer words are dropped."""
     dedup: Literal["none", "document", "near"] = "near"
     """Drop repeated documents: none, exact copies, or near-copies too (MinHash)."""
@@ -252,7 +261,7 @@ class CorpusConfig:
     keep_work: bool = True
     """Keep intermediate tables, so that a changed setting or a new source only runs what it
     affects. About three times the size of the text."""
-    chunk_mb: int = 16
+    chunk_mb: Count = 16
     """How much input one task reads, in megabytes."""
 
     def __post_init__(self) -> None:
@@ -280,9 +289,11 @@ class VocabConfig:
 
     file: str = ""
     """A vocabulary file to use instead of making one: a word a line, <S>, </S>, <UNK> first."""
-    max_size: int = 800_000
+    max_size: Annotated[
+        int, Bound("at least 4: <S>, </S>, <UNK> and a word", lambda value: value >= 4)
+    ] = 800_000
     """The most words to keep, `<S>`, `</S>` and `<UNK>` included."""
-    min_count: int = 3
+    min_count: Count = 3
     """Words seen less often in train become `<UNK>` as targets."""
 
 
@@ -290,9 +301,9 @@ class VocabConfig:
 class ShardsConfig:
     """How the training data lies on disk."""
 
-    block_steps: int = 2560
+    block_steps: BlockSteps = 2560
     """Prediction steps in a block: a multiple of train.window, at most 4,194,304."""
-    blocks_per_shard: int = 512
+    blocks_per_shard: Count = 512
     """Blocks in a shard, about."""
     shuffle: Literal["document", "sentence"] = "document"
     """What is shuffled globally: documents (sentences keep their neighbours) or sentences."""

@@ -8,9 +8,10 @@ What may change when a run is resumed is said once, in `RESUMABLE`.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from elmwright.model.config import ModelConfig, OptimConfig
+from elmwright.pipeline.bounds import Bound, Count, Natural
 from elmwright.pipeline.config import CorpusConfig, ShardsConfig, VocabConfig
 
 CONFIG_VERSION = 1
@@ -29,7 +30,7 @@ class RunSection:
     scratch: str = ""
     """Local folder for caches and temporary files; {dir} and {name} may stand in it. Empty: inside
     run.dir, or in ~/.cache/elmwright where that is a URL."""
-    seed: int = 1
+    seed: Natural = 1
     """Every draw of the run (shuffle, initial weights, dropout, negatives) comes from this."""
 
 
@@ -37,9 +38,9 @@ class RunSection:
 class TrainSection:
     """The size and length of the training job."""
 
-    processes: int = 1
+    processes: Count = 1
     """Data-parallel processes; must divide train.lanes."""
-    threads: int = 1
+    threads: Count = 1
     """Threads of each process on CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train. "auto" decides when a run first trains, and keeps to it: a GPU for each
@@ -47,35 +48,37 @@ class TrainSection:
     that is sent to a target with gpus has "cuda" in the place of "auto"."""
     bf16: bool = False
     """Autocast the matrix products to bfloat16."""
-    lanes: int = 128
+    lanes: Count = 128
     """Rows of the global batch, all processes together."""
-    window: int = 20
+    window: Count = 20
     """Steps of truncated back-propagation."""
-    max_steps: int = 10_000
+    max_steps: Count = 10_000
     """Optimiser steps in all."""
-    negatives: int = 8192
+    negatives: Count = 8192
     """Sampled negatives a step; from the vocabulary's size up, the full softmax is trained."""
-    dropout: float = 0.1
+    dropout: Annotated[
+        float, Bound("from 0 up to, but not including, 1", lambda value: 0 <= value < 1)
+    ] = 0.1
     """On each layer's input and on the top output."""
     reset_states: Literal["never", "block"] = "never"
     """When a lane's LSTM states go back to zero. The original never does it, and a model that has
     not seen zero states since its first step may need many words to find its feet from them, which
     is where embedding begins; "block" does it at the beginning of every block."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Windows of every lane whose gradients go into one step; tokens a step grow with it."""
     init_from: str = ""
     """MODEL to start from (a bundle, checkpoint, bilm folder, registry or store URI) in place of
     fresh weights. Softmax rows are taken over for words that both know, where it has a softmax."""
-    hold_steps: int = 0
+    hold_steps: Natural = 0
     """First steps that train only the softmax and hold the biLM still."""
-    max_bad_steps: int = 5
+    max_bad_steps: Count = 5
     """Steps in a row whose loss or gradient is not finite before training goes back to the newest
     checkpoint and leaves those updates out."""
-    max_restarts: int = 3
+    max_restarts: Natural = 3
     """How often failed workers are started again before the run fails."""
-    timeout_s: int = 900
+    timeout_s: Count = 900
     """Seconds that processes wait for each other before the missing one is given up."""
-    cache_mb: int = 2048
+    cache_mb: Natural = 2048
     """Megabytes of run.scratch that keep blocks of a corpus in an object store, for all processes
     of a machine together; 0 keeps none. A corpus on a disk is read where it is."""
 
@@ -89,16 +92,16 @@ class TrainSection:
 class EvalSection:
     """Held-out evaluation, always with the full softmax."""
 
-    every_steps: int = 1000
+    every_steps: Natural = 1000
     """Steps between evaluations inside training; 0 evaluates only at the end."""
-    max_tokens: int = 50_000
+    max_tokens: Count = 50_000
     """Tokens of each held-out set scored by an evaluation inside training."""
     final_tokens: int = 0
     """Tokens of each held-out set scored when training ends, for the model card. 0 scores all of
     them where the vocabulary has fewer than 100,000 words, else the first 1,000,000."""
-    lanes: int = 16
+    lanes: Count = 16
     """Rows of an evaluation batch, all processes together; must be divisible by the processes."""
-    patience: int = 0
+    patience: Natural = 0
     """Stop after so many evaluations in a row that did not improve on the best, which is then the
     result; 0 never stops early. The first held-out set counts."""
 
@@ -107,11 +110,11 @@ class EvalSection:
 class CheckpointSection:
     """When a checkpoint is written and which are kept."""
 
-    every_steps: int = 500
+    every_steps: Count = 500
     """Steps between checkpoints."""
-    keep_last: int = 2
+    keep_last: Count = 2
     """Newest checkpoints kept; the best by held-out perplexity is kept besides."""
-    keep_every_steps: int = 0
+    keep_every_steps: Natural = 0
     """Checkpoints whose step is a multiple of this are kept for good; 0 for none."""
 
 
@@ -126,7 +129,7 @@ class TrackingSection:
     MLFLOW_TRACKING_URI names, else a SQLite file inside run.dir."""
     experiment: str = "elmwright"
     """Name of the MLflow experiment."""
-    every_steps: int = 10
+    every_steps: Count = 10
     """Steps between logged training metrics."""
 
 
@@ -136,9 +139,9 @@ class ClusterSection:
 
     address: str = ""
     """Address of a running Ray cluster; empty starts one on this machine for the run."""
-    cpus: int = 0
+    cpus: Natural = 0
     """CPUs of the local Ray; 0 takes what the machine has."""
-    wait_minutes: int = 0
+    wait_minutes: Natural = 0
     """Minutes to wait until the cluster has the CPUs and GPUs that training needs, at the start and
     after machines were lost; then the run ends with exit code 75 and can be resumed. 0 does not
     wait."""
