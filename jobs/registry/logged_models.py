@@ -27,6 +27,7 @@ from elmwright.jobs.tracking.metric_names import heldout_metric
 from elmwright.jobs.tracking.store import artifact_folder, remove_logged_model
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.storage.disk import sha256_bytes
+from elmwright.pipeline.storage.retry import retry
 
 NAME, DIGEST = "elmwright.name", "elmwright.digest"
 """Tags of a logged model: the registered model it is for, and its bundle's digest."""
@@ -188,11 +189,7 @@ def twice(write: Callable[[], object]) -> None:
     """Of two that create one row at once the database refuses the slower; then it exists."""
     from mlflow.exceptions import MlflowException
 
-    try:
-        write()
-    except MlflowException:
-        time.sleep(0.5)
-        write()
+    retry(write, [0.5], lambda error: isinstance(error, MlflowException))
 
 
 def all_pages(search: Any, **what: Any) -> list[Any]:

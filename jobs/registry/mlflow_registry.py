@@ -28,7 +28,8 @@ from elmwright.jobs.registry import version_page
 from elmwright.jobs.registry.alias_history import History, Move, tag_name
 from elmwright.jobs.registry.contract import About, Change, Version, about
 from elmwright.jobs.registry.logged_models import DATA, LoggedModels, all_pages, logged_model, twice
-from elmwright.jobs.rundir.moved_run import at_home, database_lock
+from elmwright.jobs.rundir.file_lock import waiting_lock
+from elmwright.jobs.rundir.moved_run import at_home, lock_of
 from elmwright.jobs.secrets.hiding import for_others, without_secret
 from elmwright.jobs.tracking.store import connect, default_uri, sqlite_file
 from elmwright.pipeline.errors import Failed, UserError
@@ -249,7 +250,7 @@ class MlflowRegistry:
             yield False
             return
         self._bring_home()
-        with database_lock(database):
+        with waiting_lock(lock_of(database)):
             yield True
 
     @contextmanager

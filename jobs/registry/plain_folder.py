@@ -15,9 +15,7 @@ read again, and written again if another command has overwritten it in between, 
 an entry unlikely but not impossible.
 """
 
-import fcntl
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +34,7 @@ from elmwright.jobs.registry.contract import (
     check_name,
     find_version,
 )
+from elmwright.jobs.rundir.file_lock import waiting_lock
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.storage.disk import sha256_bytes
@@ -266,14 +265,8 @@ class FolderRegistry:
         if self._is_url:
             yield
             return
-        folder = Path(self.uri, name)
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with waiting_lock(Path(self.uri, name, ".lock")):
             yield
-        finally:
-            os.close(descriptor)
 
 
 def _empty() -> Index:

@@ -11,14 +11,13 @@ A name means the run in this project, and the run book is asked only if there is
 imports torch, Ray or MLflow, and nothing takes the run's lock.
 """
 
-import fcntl
-import socket
 import sys
 from pathlib import Path
 
 from elmwright.jobs.config.toml_file import load_config, recipe_names
 from elmwright.jobs.runbook import runbook
 from elmwright.jobs.runbook.submission import Job
+from elmwright.jobs.rundir.file_lock import is_locked
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.lease import Holder, is_held, read_holder
 from elmwright.jobs.terminal.wording import did_you_mean, nearby
@@ -155,33 +154,3 @@ def user_of(folder: RunFolder) -> str:
     lock = join(folder.root, "run.lock")
     is_used = is_held(lock) if folder.remote else is_locked(Path(lock))
     return str(read_holder(lock)) if is_used else ""
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds an flock on this file.
-
-    Locks of this machine are listed in /proc/locks. Taking the lock to find out could refuse a run
-    that starts at that moment, so that is done only if another machine held the lock last, whose
-    locks are not listed here.
-    """
-    holder = read_holder(path)
-    if holder == Holder():
-        return False
-    try:
-        inode = str(path.stat().st_ino)
-        with open("/proc/locks", encoding="ascii") as locks:
-            for line in map(str.split, locks):
-                # "1: FLOCK ADVISORY WRITE 9218 fe:00:2151570 0 EOF": process, device and inode
-                is_holders = line[1] == "FLOCK" and line[4] == str(holder.pid)
-                if is_holders and line[5].rpartition(":")[2] == inode:
-                    return True
-    except FileNotFoundError:
-        return False
-    if holder.host == socket.gethostname():
-        return False
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

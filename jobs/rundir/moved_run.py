@@ -10,17 +10,15 @@ where neither the database nor the artifacts are any longer at the place that it
 artifacts are beside it; and only what is elmwright's: its experiments, runs, models and versions.
 """
 
-import fcntl
 import json
-import os
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from elmwright.jobs.rundir.file_lock import flock
+from elmwright.jobs.rundir.file_lock import refusing_lock, waiting_lock
 from elmwright.pipeline.errors import UserError
 
 ARTIFACTS = "artifacts"
@@ -57,7 +55,7 @@ def settle(database: Path) -> None:
     """Replace the prefix of locations where a database was moved; its run's lock is ours."""
     if not _came_from(database):
         return
-    with database_lock(database):
+    with waiting_lock(lock_of(database)):
         for old in _came_from(database):  # looked up again: another command may have been quicker
             _replace(database, old)
 
@@ -70,7 +68,7 @@ def at_home(database: Path) -> None:
         settle(database)
         return
     try:
-        with flock(database.parent.parent / "run.lock"):
+        with refusing_lock(database.parent.parent / "run.lock"):
             settle(database)
     except UserError:
         if _came_from(database):  # else whoever has the lock has done it
@@ -83,17 +81,9 @@ def shared_at_home(database: Path) -> None:
         settle(database)
 
 
-@contextmanager
-def database_lock(database: Path) -> Iterator[None]:
-    """Wait until no other publish uses this SQLite file, creates its tables or moves it."""
-    database.parent.mkdir(parents=True, exist_ok=True)
-    lock = database.with_name(f".{database.name}.lock")
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def lock_of(database: Path) -> Path:
+    """The lock of whoever publishes to this SQLite file, creates its tables or moves it."""
+    return database.with_name(f".{database.name}.lock")
 
 
 def _is_own(database: Path) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elmwright.jobs.rundir.file_lock import flock
+from elmwright.jobs.rundir.file_lock import refusing_lock
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.lease import leased, this_process
 from elmwright.jobs.rundir.moved_run import settle
@@ -23,7 +23,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
     A second command is told who has it. A run that was moved is first put right (moved_run.py).
     """
     lock = join(folder.root, "run.lock")
-    with leased(lock, this_process()) if folder.remote else flock(Path(lock)):
+    with leased(lock, this_process()) if folder.remote else refusing_lock(Path(lock)):
         if not folder.remote:
             settle(folder.mlflow / "mlflow.db")
         if not folder.corpus_dir or at(folder.corpus_dir).is_url:
@@ -31,5 +31,5 @@ def locked(folder: RunFolder) -> Iterator[None]:
             return
         elsewhere = Path(folder.corpus)
         elsewhere.parent.mkdir(parents=True, exist_ok=True)
-        with flock(elsewhere.with_name(f".{elsewhere.name}.lock")):
+        with refusing_lock(elsewhere.with_name(f".{elsewhere.name}.lock")):
             yield

@@ -37,6 +37,7 @@ from elmwright.jobs.submit.targets.place import AccessRefused, Place, Unreachabl
 from elmwright.jobs.training.driver.devices import with_promised_gpus
 from elmwright.jobs.upkeep.status import has_checkpoint
 from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.storage.retry import retry
 
 POLL_SECONDS = 1.0
 KILLED_SECONDS = 15.0
@@ -240,11 +241,8 @@ def _follow_one(job: Job) -> State:
 
 def _patiently(ask: Callable[[], Answer]) -> Answer:
     """The answer of a cluster, which is asked again if it does not answer at once."""
-    for misses in range(1, 10):
-        try:
-            return ask()
-        except AccessRefused:
-            raise
-        except (Unreachable, Failed):
-            time.sleep(POLL_SECONDS * misses)
-    return ask()
+
+    def may_pass(error: Exception) -> bool:
+        return isinstance(error, Unreachable | Failed) and not isinstance(error, AccessRefused)
+
+    return retry(ask, [POLL_SECONDS * n for n in range(1, 10)], may_pass)

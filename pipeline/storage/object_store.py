@@ -12,15 +12,15 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.location import Location, Stat
+from elmwright.pipeline.storage.retry import T, retry
 
 RETRIES = 5
 """Attempts of the store's client at one request."""
@@ -30,28 +30,24 @@ PAUSE = 1.0
 SLACK = 10_000_000_000
 """Nanoseconds by which the times that a store reports for one object may differ."""
 
-T = TypeVar("T")
-
 
 def with_patience(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
     """Try again where a store drops the connection (an OSError without a number)."""
-    pause = PAUSE
-    for attempt in range(1, attempts + 1):
-        try:
-            return call()
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            if attempt == attempts:
-                reason = " ".join(str(error).split())[:300]
-                raise UserError(
-                    "store-failed",
-                    f"the object store failed {attempts} times ({reason}); run the same command "
-                    "again when it answers: nothing is lost",
-                ) from error
-            time.sleep(pause)
-            pause *= 2
-    raise AssertionError
+    try:
+        return retry(call, [PAUSE * 2**n for n in range(attempts - 1)], _is_dropped)
+    except OSError as error:
+        if not _is_dropped(error):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            "store-failed",
+            f"the object store failed {attempts} times ({reason}); run the same command "
+            "again when it answers: nothing is lost",
+        ) from error
+
+
+def _is_dropped(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno is None
 
 
 _REFUSED = re.compile(

@@ -41,6 +41,7 @@ from elmwright.jobs.submit.targets.ray_token import DEFAULT_TOKEN, find_token
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.records import from_data
 from elmwright.pipeline.storage.files import at
+from elmwright.pipeline.storage.retry import retry
 
 TIMEOUT = 8.0
 """Seconds for an answer; a slow network answers in a fraction of it."""
@@ -265,18 +266,15 @@ class RayCluster(Place):
         request.add_header("Content-Type", "application/json")
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
-        tries = 3 if method == "GET" else 1
+
+        def ask() -> tuple[int, bytes]:
+            with _OPENER.open(request, timeout=timeout) as answer:
+                return int(answer.status), answer.read()
+
+        # A busy dashboard drops a connection now and then. Asking twice does no harm.
+        pauses = [1, 1] if method == "GET" else []
         try:
-            while True:
-                tries -= 1
-                try:
-                    with _OPENER.open(request, timeout=timeout) as answer:
-                        return int(answer.status), answer.read()
-                except ConnectionResetError:
-                    # A busy dashboard drops a connection now and then. Asking twice does no harm.
-                    if not tries:
-                        raise
-                    time.sleep(1)
+            return retry(ask, pauses, lambda error: isinstance(error, ConnectionResetError))
         except urllib.error.HTTPError as error:
             return error.code, error.read()
         except (OSError, http.client.HTTPException, UnicodeError) as error:

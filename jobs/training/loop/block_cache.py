@@ -11,7 +11,6 @@ A disk that is full or cannot be written costs the cache, not the training: one 
 come from the store.
 """
 
-import fcntl
 import logging
 import os
 import re
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from elmwright.jobs.rundir.file_lock import waiting_lock
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.disk import TEMPORARY, sha256_bytes
 from elmwright.pipeline.storage.files import at
@@ -132,14 +132,8 @@ class BlockCache:
     @contextmanager
     def _locked(self) -> "Iterator[_Size]":
         """Hold the folder against other threads and processes; its size is in the lock file."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        # A descriptor of its own each time: that is what keeps threads apart, too.
-        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with waiting_lock(self.folder / _LOCK) as descriptor:
             yield _Size(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:

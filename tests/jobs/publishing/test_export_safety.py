@@ -22,6 +22,7 @@ from elmwright.jobs.publishing.training_facts import TrainingFacts
 from elmwright.jobs.rundir.work_folder import alone_in
 from elmwright.pipeline.errors import UserError
 from tests.support import saved
+from tests.support.mistakes import mistake
 from tests.support.tiny import manifest
 
 
@@ -82,7 +83,7 @@ def test_two_exports_to_one_place_do_not_mix(
     first.start()
     try:
         assert inside.wait(60)
-        with pytest.raises(UserError, match=r"another command is writing .*bundle; wait"):
+        with mistake("busy", "bundle"):
             export_run(str(trained), "12", str(target), overrides=[])
     finally:
         go_on.set()
@@ -132,7 +133,7 @@ def test_a_lock_whose_folder_was_just_removed_is_not_taken_for_one(
     monkeypatch.setattr(fcntl, "flock", finish_first)
     with alone_in(work, tmp_path / "out"):
         assert removed
-        with pytest.raises(UserError, match="another command"), alone_in(work, tmp_path / "out"):
+        with mistake("busy", "out"), alone_in(work, tmp_path / "out"):
             pass
 
 

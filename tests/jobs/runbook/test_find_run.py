@@ -9,9 +9,10 @@ import pytest
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.runbook import runbook
-from elmwright.jobs.runbook.find_run import find_attempts, find_run, is_locked, run_names, user_of
+from elmwright.jobs.runbook.find_run import find_attempts, find_run, run_names, user_of
 from elmwright.jobs.runbook.submission import Job, Submission
 from elmwright.jobs.runbook.target import Target
+from elmwright.jobs.rundir.file_lock import is_locked
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.submit.send import prepare
