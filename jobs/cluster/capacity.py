@@ -13,16 +13,14 @@ from elmwright.pipeline.storage.files import at
 log = logging.getLogger("elmwright")
 
 WAIT_SECONDS = 2.0
-"""Seconds between looks at a cluster that is growing."""
-LOOK_SECONDS = 2.0
-"""Seconds between looks at whether processes that have not begun still fit."""
+"""Seconds between two checks of a cluster's capacity."""
 LOST_SECONDS = 10.0
-"""Seconds for which capacity may be too small, where nothing else (cluster.wait_minutes) is
-allowed: a machine may be counted twice or not at all while it is being replaced."""
+"""Seconds for which capacity may be too small without cluster.wait_minutes: a machine may be
+counted twice or not at all while it is being replaced."""
 
 
 class NoCapacity(UserError):  # noqa: N818 - a state of the cluster
-    """The cluster is too small: a user's mistake before training, an interruption later."""
+    """The cluster is too small: a mistake of the user before training, an interruption later."""
 
 
 class CapacityLost(NoCapacity):
@@ -34,7 +32,7 @@ class Machine:
     """A machine of a Ray cluster."""
 
     id: str
-    """Ray's own name for it."""
+    """The name that Ray gives it."""
     address: str
     """Its IP address."""
     resources: dict[str, float]
@@ -100,18 +98,18 @@ def check_capacity(
 
 
 def missing(config: RunConfig, *, gpu: bool) -> NoCapacity | None:
-    """What the cluster lacks now for the training processes, or None."""
+    """The error of check_capacity for the cluster as it is now, or None."""
     try:
         check_capacity(config.train, resources(), gpu=gpu)
-    except NoCapacity as lacking:
-        return lacking
+    except NoCapacity as error:
+        return error
     return None
 
 
 def request_capacity(config: RunConfig, *, gpu: bool) -> bool:
-    """Ask a cluster that grows by itself for what training lacks; whether it lacked anything."""
+    """Request missing machines from a cluster that grows by itself; whether any were missing."""
     if not config.cluster.wait_minutes or missing(config, gpu=gpu) is None:
-        return False  # launch.py says at once what is not there
+        return False  # launch.py reports at once what is missing
     from ray.autoscaler.sdk import request_resources
 
     train = config.train
@@ -125,10 +123,7 @@ def request_capacity(config: RunConfig, *, gpu: bool) -> bool:
 def wait_for_capacity(
     config: RunConfig, stopped: Callable[[], bool], say: Callable[[str], None], *, gpu: bool
 ) -> None:
-    """Wait until the cluster has what training needs, for as long as allowed; then Interrupted.
-
-    A machine that is late is not the user's mistake: the run exits with 75 and can be resumed.
-    """
+    """Wait for up to cluster.wait_minutes until the training processes fit; then Interrupted."""
     minutes = plural(config.cluster.wait_minutes, "minute")
     end = time.monotonic() + 60 * config.cluster.wait_minutes
     announced = ""
@@ -152,7 +147,7 @@ def release_capacity() -> None:
     try:
         request_resources(bundles=[])
     except Exception as error:  # the cluster may be what has ended
-        log.warning("machines that were asked for could not be given back: %s", error)
+        log.warning("requested machines could not be released: %s", error)
 
 
 def pause(seconds: float, stopped: Callable[[], bool]) -> None:
@@ -160,7 +155,7 @@ def pause(seconds: float, stopped: Callable[[], bool]) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if stopped():
-            raise Interrupted("while the cluster was waited for; the same command resumes")
+            raise Interrupted("while waiting for the cluster; the same command resumes")
         time.sleep(0.1)
 
 
@@ -173,29 +168,31 @@ class CapacityWatch:
 
     def __init__(self, config: RunConfig, sign: str) -> None:
         """`sign` is the file that the first process writes when it has begun."""
-        self._config, self._sign = config, sign
+        self._config = config
+        self._sign = sign
         self._patience = 60.0 * config.cluster.wait_minutes or LOST_SECONDS
-        self._begun = False
-        self._next = time.monotonic() + LOOK_SECONDS
-        self._since = 0.0
+        self._has_begun = False
+        self._next_check = time.monotonic() + WAIT_SECONDS
+        self._missing_since = 0.0
 
     def lost(self) -> CapacityLost | None:
         """What is missing, once it has been missing for too long and no process has begun."""
-        now = time.monotonic()
-        if self._begun or now < self._next:
-            return None
-        self._next = now + LOOK_SECONDS
-        self._begun = at(self._sign).exists()
-        lacking = None if self._begun else self._lacking()
-        self._since = (self._since or now) if lacking else 0.0
-        return lacking if lacking and now - self._since > self._patience else None
-
-    def _lacking(self) -> CapacityLost | None:
         from ray.exceptions import RayError
 
-        try:
-            lacking = missing(self._config, gpu=self._config.train.device == "cuda")
-        except RayError as error:  # the processes' own end tells what is wrong
-            log.warning("cannot ask Ray for its machines: %s", error)
+        now = time.monotonic()
+        if self._has_begun or now < self._next_check:
             return None
-        return CapacityLost("capacity", str(lacking)) if lacking else None
+        self._next_check = now + WAIT_SECONDS
+        self._has_begun = at(self._sign).exists()
+        try:
+            is_on_gpu = self._config.train.device == "cuda"
+            error = None if self._has_begun else missing(self._config, gpu=is_on_gpu)
+        except RayError as problem:  # the end of the processes will show what is wrong
+            log.warning("cannot ask Ray for its machines: %s", problem)
+            error = None
+        if error is None:
+            self._missing_since = 0.0
+            return None
+        self._missing_since = self._missing_since or now
+        is_lost = now - self._missing_since > self._patience
+        return CapacityLost("capacity", str(error)) if is_lost else None

@@ -38,13 +38,14 @@ log = logging.getLogger("elmwright")
 Answer = TypeVar("Answer")
 
 ANSWER_SECONDS = 60.0
-"""Seconds in which the machines of a cluster must answer a small question."""
+"""Seconds in which the machines of a cluster must answer a small task."""
 FITTING = "fit"
 """Name of the thread that waits for Ray Train's workers (launch.py)."""
 
 
 def local_cpus(config: RunConfig) -> int:
-    """CPUs of a local Ray: as asked, else those this process may use, else one a process."""
+    """CPUs of a local Ray: cluster.cpus, else those this process may use, at least one per
+    training process."""
     return config.cluster.cpus or max(cores(), config.train.processes)
 
 
@@ -61,16 +62,16 @@ def ray_cluster(
 ) -> Iterator[None]:
     """Ray for the length of a run: a local one is started, a cluster is connected to.
 
-    `connected` is called as soon as Ray is there, for it takes SIGTERM for itself when it starts,
-    and dies of it; `stopped` is asked while a cluster is waited for.
+    `connected` is called as soon as Ray has started, because Ray installs its own SIGTERM handler,
+    which ends the process. `stopped` is called while waiting for a cluster.
     """
-    # Ray reads these when it is imported. Nothing is reported to anyone; our own journal has the
-    # metrics; and a finished worker is noticed at once instead of up to two seconds later.
+    # Ray reads these when it is imported: no usage reports, no metrics (our journal has them), and
+    # a finished worker is noticed at once instead of up to two seconds later.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     if not is_remote(config):
-        # A machine of one's own is not drained: a process less to start.
+        # This machine is not drained, so Ray needs no process to watch for that.
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     import ray
 
@@ -80,8 +81,8 @@ def ray_cluster(
         else:
             start_local_ray(local_cpus(config), stopped, say)
     except (SystemExit, KeyboardInterrupt):
-        # SystemExit: Ray's own SIGTERM handler, before we take the signal back. Processes that
-        # Ray had started already end with this one.
+        # SystemExit: Ray's own SIGTERM handler, before we replace it. Processes that Ray has
+        # already started end with this one.
         ray.shutdown()
         raise Interrupted("while Ray was starting; the same command resumes") from None
     except (UserError, Failed, Interrupted):
@@ -95,9 +96,9 @@ def ray_cluster(
         yield
     finally:
         if stopped() and any(thread.name == FITTING for thread in threading.enumerate()):
-            # That thread waits for workers that will not answer any more. When it speaks to a Ray
-            # that was shut down, Ray ends the whole process, with an exit code of its own and
-            # before our last sentence. Ray's processes end with this one, so nothing is left.
+            # That thread waits for workers that will not answer any more. If it calls Ray after
+            # the shutdown, Ray ends the whole process with its own exit code, before our last
+            # message. Ray's processes end with this one, so nothing is left behind.
             atexit.unregister(ray.shutdown)
         else:
             ray.shutdown()
@@ -112,31 +113,31 @@ def machines_for(
     stopped: Callable[[], bool],
     say: Callable[[str], None],
 ) -> Iterator[None]:
-    """The machines of a cluster for the length of a stage: waited for, checked, given back.
+    """Wait for the machines of a cluster, check them, and release them after the block.
 
-    A Ray of our own has what the machine has, and nothing can be waited for.
+    With a local Ray there is nothing to wait for.
     """
-    asked = False
+    is_requested = False
     try:
         if is_remote(config):
-            asked = request_capacity(config, gpu=gpu)
-            if asked:
+            is_requested = request_capacity(config, gpu=gpu)
+            if is_requested:
                 wait_for_capacity(config, stopped, say, gpu=gpu)
             if not folder.remote:
                 _check_shared(Path(folder.root))
         yield
     finally:
-        if asked:
+        if is_requested:
             release_capacity()
 
 
 def ask_machines(
     machines: Sequence[Machine], call: Callable[..., Answer], *arguments: object
 ) -> list[tuple[Machine, Answer]]:
-    """Each machine with what a function returns there, without using a CPU of it.
+    """Each machine with the result of a function there, which uses none of its CPUs.
 
-    A machine that is lost meanwhile gives no answer: Ray counts it for up to a minute more. If no
-    machine answers, nothing was checked, and that is an error.
+    A machine that was just lost gives no answer: Ray still counts it for up to a minute. It is an
+    error if no machine answers.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
@@ -169,18 +170,15 @@ def ask_machines(
 
 
 def why_unreachable(address: str, error: Exception) -> str:
-    """Why a cluster does not take us, in a sentence."""
+    """Why we cannot connect to a cluster, in a sentence."""
     text = str(error)
     where = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
     if "ersion mismatch" in text:
-        found = re.findall(r"(Ray|Python): (\d[\w.]*)", text)
-        told = ", then here ".join(
-            " and ".join(f"{name} {number}" for name, number in pair)
-            for pair in (found[:2], found[2:4])
-        )
+        versions = [" ".join(pair) for pair in re.findall(r"(Ray|Python): (\d[\w.]*)", text)]
+        there, here = " and ".join(versions[:2]), " and ".join(versions[2:4])
         return (
-            f"the Ray cluster at {where} has other versions (there {told}); the driver and the "
-            "cluster must have the same"
+            f"the Ray cluster at {where} has other versions (there {there}, here {here}); the "
+            "driver and the cluster must have the same"
         )
     if "oken" in text and ("uthenticat" in text or "nauthorized" in text):
         return (
@@ -194,9 +192,9 @@ def why_unreachable(address: str, error: Exception) -> str:
 
 
 def _connect(config: RunConfig, stopped: Callable[[], bool]) -> None:
-    """Connect, as often as cluster.wait_minutes allows: a cluster may just be coming up.
+    """Connect, for up to cluster.wait_minutes because a cluster may just be coming up.
 
-    One that does not come in time is nobody's mistake: the run ends as resumable.
+    If it does not come up in time, the run ends as resumable.
     """
     import ray
 
@@ -222,7 +220,7 @@ def _connect(config: RunConfig, stopped: Callable[[], bool]) -> None:
 
 
 def check_answers(address: str) -> None:
-    """Ray itself would try for minutes to reach a cluster that is not there."""
+    """Raise OSError if a cluster does not answer; Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()
@@ -236,10 +234,10 @@ def _check_shared(root: Path) -> None:
         answers = ask_machines(machines(), os.path.exists, str(probe))
     finally:
         probe.unlink()
-    blind = [machine.address for machine, sees in answers if not sees]
-    if blind:
+    others = [machine.address for machine, is_visible in answers if not is_visible]
+    if others:
         raise UserError(
             "shared-path",
-            f"run.dir {root} is not visible on {', '.join(sorted(blind))}; put it on storage that "
+            f"run.dir {root} is not visible on {', '.join(sorted(others))}; put it on storage that "
             "every machine of the cluster mounts at the same path",
         )

@@ -1,11 +1,10 @@
-"""Starts a Ray of our own on this machine, also where that takes long.
+"""Starts a local Ray, also on a machine where that takes long.
 
 Ray gives itself 30 s and then raises a bare `Exception`. A first start reads hundreds of megabytes
 and takes 9 to 19 CPU seconds, so a cold disk or a busy machine needs more than that. Here Ray gets
-`START_SECONDS`, and another try if that was not enough: what the first one read is in memory by
-then. What a failed try has started is ended before the next begins, or they would starve each
-other. If Ray never starts, the user reads one sentence with the place of Ray's logs, and the run
-ends as resumable: a machine that was too busy now may not be later.
+`START_SECONDS`, and another try if that was not enough, with the files of the first in memory. The
+processes of a failed try are ended before the next begins, or they would starve each other. If Ray
+never starts, the run ends as resumable, because the machine may be less busy later.
 """
 
 import logging
@@ -14,7 +13,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def start_local_ray(
     stopped: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Start Ray and connect to it. Raises Interrupted with a sentence where it does not start."""
+    """Start Ray and connect to it; raises Interrupted if it does not start."""
     import ray
 
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", f"{START_SECONDS:.0f}")
@@ -58,10 +57,9 @@ def start_local_ray(
             logs = _clear_away(ray, before)
             if isinstance(error, Interrupted):
                 raise
-            if isinstance(error, OSError) and (
-                mistake := explain(error, Path(error.filename or logs))
-            ):
-                raise mistake.saying(f"Ray could not start: {mistake}") from error
+            cause = isinstance(error, OSError) and explain(error, Path(error.filename or logs))
+            if cause:
+                raise cause.saying(f"Ray could not start: {cause}") from error
             if stopped():
                 raise Interrupted("while Ray was starting; the same command resumes") from error
             if number == TRIES:
@@ -78,21 +76,21 @@ def start_local_ray(
 
 @contextmanager
 def _more_time(ray: Any, seconds: float, stopped: Callable[[], bool]) -> Iterator[None]:
-    """Let Ray wait longer for its own node: each of its questions is repeated for that long.
+    """Let Ray wait longer for its own node, by repeating its query for that long.
 
-    Ray has no setting for it. Where a version of Ray asks otherwise, its own limit stays.
+    Ray has no setting for it. A version of Ray without this function keeps its own limit.
     """
     services: Any = getattr(getattr(ray, "_private", None), "services", None)
-    ask = getattr(services, "get_node", None)
-    if ask is None:
+    get_node = getattr(services, "get_node", None)
+    if get_node is None:
         yield
         return
     end = time.monotonic() + seconds
 
-    def patiently(*question: Any) -> Any:
+    def patient_get_node(*arguments: Any) -> Any:
         while True:
             try:
-                return ask(*question)
+                return get_node(*arguments)
             except RuntimeError:
                 if time.monotonic() >= end:
                     raise
@@ -100,30 +98,28 @@ def _more_time(ray: Any, seconds: float, stopped: Callable[[], bool]) -> Iterato
                     raise Interrupted("while Ray was starting; the same command resumes") from None
                 time.sleep(0.2)
 
-    services.get_node = patiently
+    services.get_node = patient_get_node
     try:
         yield
     finally:
-        services.get_node = ask
+        services.get_node = get_node
 
 
 def _clear_away(ray: Any, before: set[int]) -> str:
-    """End what a failed try has started; the folder of its logs."""
+    """End the processes of a failed try; the folder of its logs."""
     started = {pid: line for pid, line in _children().items() if pid not in before}
     ray.shutdown()
-    found = [match[1] for line in started.values() if (match := _SESSION.search(line))]
     for pid in started:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    session = _SESSION.search(" ".join(started.values()))
     temporary = os.environ.get("RAY_TMPDIR") or "/tmp"  # noqa: S108 - Ray's own default
-    return f"{found[0] if found else f'{temporary}/ray/session_latest'}/logs"
+    return f"{session[1] if session else f'{temporary}/ray/session_latest'}/logs"
 
 
 def _children() -> dict[int, str]:
-    """The command line of every process that this one has started and that has not ended."""
-    found = {}
+    """The command lines of this process's children that have not ended, by process number."""
+    lines = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
@@ -131,5 +127,5 @@ def _children() -> dict[int, str]:
         except OSError:  # it has just ended
             continue
         if int(parent) == os.getpid() and state != "Z":
-            found[int(entry.name)] = line
-    return found
+            lines[int(entry.name)] = line
+    return lines

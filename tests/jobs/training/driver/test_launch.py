@@ -123,7 +123,7 @@ def one_machine(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
     """Of the two machines that a run needs, one is gone; the list may be changed."""
     have = [{"CPU": 1.0}]
     monkeypatch.setattr(capacity, "resources", lambda: have)
-    monkeypatch.setattr(capacity, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(capacity, "WAIT_SECONDS", 0.01)
     monkeypatch.setattr(capacity, "LOST_SECONDS", 0.1)
     return have
 
