@@ -2,22 +2,23 @@
 
     cluster.py up       Ray head (no work on it) and workers, an S3 server, an MLflow server
     cluster.py down     end exactly those processes
-    cluster.py status   which of them live, and where
+    cluster.py status   which of them are alive, and where
 
 Everything is in one folder (`build/cluster`, or ELMWRIGHT_CLUSTER): a file `NAME.pid` and
 `NAME.log` for each process, `env` to be sourced, the store's buckets, MLflow's database. `down`
-leaves the data. Running `up` again when all is well changes nothing; when a process has died, the
-rest is ended and all is started anew.
+leaves the data. Running `up` again changes nothing, unless a process has died: then all of them are
+started again.
 
 Every port is a free one unless ELMWRIGHT_RAY_PORT, _DASHBOARD_PORT, _STORE_PORT or _MLFLOW_PORT
 names it. ELMWRIGHT_WORKERS (2) and ELMWRIGHT_WORKER_CPUS (1) give the size. Everything listens on
-127.0.0.1 only, and Ray asks for a token (in `auth_token`, readable by you alone), because other
-users of a machine can reach 127.0.0.1 too; RAY_AUTH_MODE=disabled goes without. The token that a
-local Ray may have left in ~/.ray plays no part: mode and token are always given explicitly.
+127.0.0.1 only, and Ray requires a token (in `auth_token`, readable only by you), because other
+users of a machine can reach 127.0.0.1 too. RAY_AUTH_MODE=disabled turns that off. A token in ~/.ray
+is not used.
 
-Nothing host-wide is touched: no `ray stop`, which ends every Ray of the user, and no /tmp/ray,
-where other clusters leave their address, and no process that was not started here
-(`local_processes.py`).
+Nothing else on the machine is touched: no `ray stop`, which ends every Ray of the user, no
+/tmp/ray, where other clusters keep their address, and no process that was not started here. A
+process is identified by its number and its start time, its descendants by a mark in their
+environment.
 """
 
 import argparse
@@ -35,22 +36,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from local_processes import (
-    HOST,
-    Process,
-    answers,
-    carrying,
-    free_port,
-    kill,
-    stat,
-    wait,
-    write_private,
-)
+from local_processes import HOST, answers, carrying, free_port, wait, write_private
 
 from elmwright.jobs.runbook.deployment import BUCKET
+from elmwright.jobs.runbook.submission import ProcessHandle
+from elmwright.jobs.submit.targets.background import is_alive, process_handle
 
 BIN = Path(sys.executable).parent
 STARTED_WITHIN = 300.0
@@ -63,7 +56,7 @@ MARK = "ELMWRIGHT_CLUSTER_MARK"
 
 
 class Trouble(Exception):  # noqa: N818 - shown to the user as it is
-    """What went wrong, in one sentence."""
+    """A problem to show to the user."""
 
 
 class Cluster:
@@ -78,7 +71,7 @@ class Cluster:
 
     # --- processes ---
     def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
-        """Detached from this terminal, its output in a file."""
+        """Start a process that is detached from this terminal, with its output in a file."""
         with self.path(f"{name}.log").open("ab") as log:
             child = subprocess.Popen(
                 command,
@@ -89,36 +82,36 @@ class Cluster:
                 cwd=self.folder,
                 start_new_session=True,
             )
-        known = stat(child.pid)
-        record = {"pid": child.pid, "ticks": known.ticks if known else 0}
+        record = {"pid": child.pid, "ticks": process_handle(child.pid).started}
         self.path(f"{name}.pid").write_text(json.dumps(record))
 
-    def processes(self) -> list[Process]:
-        """What was started here, dead or alive."""
-        found = []
-        for path in self.folder.glob("*.pid"):
+    def processes(self) -> dict[str, ProcessHandle]:
+        """The processes that were started here, dead or alive, by name."""
+        handles = {}
+        for path in sorted(self.folder.glob("*.pid")):
             record = json.loads(path.read_text())
-            found.append(Process(path.stem, record["pid"], record["ticks"]))
-        return sorted(found, key=lambda p: p.name)
+            handles[path.stem] = ProcessHandle(record["pid"], record["ticks"], HOST)
+        return handles
 
     def marked(self) -> list[int]:
-        """Everything alive that descends from what was started here: it carries our mark."""
+        """The living descendants of these processes, which have our mark in their environment."""
         if not self.path("mark").exists():
             return []
         return carrying(f"{MARK}={self.path('mark').read_text()}")
 
     def stop(self) -> None:
-        """End what was started here, and what that has started."""
+        """End the processes that were started here, and their descendants."""
         processes = self.processes()
-        for process in processes:
-            if process.alive:
+        for process in processes.values():
+            if is_alive(process):
                 os.kill(process.pid, signal.SIGTERM)
-        wait(lambda: not any(p.alive for p in processes), STOPPED_WITHIN)
+        wait(lambda: not any(map(is_alive, processes.values())), STOPPED_WITHIN)
         for pid in self.marked():
-            kill(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         wait(lambda: not self.marked(), STOPPED_WITHIN)
-        for process in processes:
-            self.path(f"{process.name}.pid").unlink()
+        for name in processes:
+            self.path(f"{name}.pid").unlink()
         self.env_file.unlink(missing_ok=True)
         link = self.path("ray")
         if link.is_symlink():
@@ -130,8 +123,8 @@ class Cluster:
     # --- what they are ---
     def up(self) -> None:
         names = _names()
-        processes = self.processes()
-        if {p.name for p in processes if p.alive} >= set(names) and self.env_file.exists():
+        alive = {name for name, process in self.processes().items() if is_alive(process)}
+        if alive >= set(names) and self.env_file.exists():
             print("the cluster is running already")
             self.show()
             return
@@ -158,7 +151,7 @@ class Cluster:
         environment["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         self.path("mark").write_text(secrets.token_hex(16))
         environment[MARK] = self.path("mark").read_text()
-        # Ray would give the rest of the cluster 30 s to leave a node that is told to end.
+        # Ray would otherwise wait 30 s for a stopping node to drain.
         environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
         environment |= {"RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
         self._start_store(ports["STORE"], environment)
@@ -167,7 +160,7 @@ class Cluster:
         store, dashboard = f"http://{HOST}:{ports['STORE']}/", ports["DASHBOARD"]
         self._wait_healthy("store", lambda: answers(store), deadline)
         self._wait_healthy("head", lambda: self._nodes(dashboard) >= len(names) - 2, deadline)
-        # Last, because it takes much to start, and Ray's nodes have only so much time for it.
+        # Last, because its start is heavy and Ray's nodes have only limited time for theirs.
         self._start_mlflow(ports["MLFLOW"], environment)
         health = f"http://{HOST}:{ports['MLFLOW']}/health"
         self._wait_healthy("mlflow", lambda: answers(health, {200}), deadline)
@@ -213,13 +206,13 @@ class Cluster:
         self.start(
             "store",
             [rclone, "serve", "s3", "--addr", f"{HOST}:{port}", str(self.path("store"))],
-            # Not on the command line, where everybody can read it.
+            # Not on the command line, where every user can read it.
             environment | {"RCLONE_AUTH_KEY": f'"{pair}"'},
         )
 
     def _start_mlflow(self, port: int, environment: dict[str, str]) -> None:
         database = self.path("mlflow.db")
-        # The server must not take itself for a client of a server.
+        # The server must not act as a client of a server.
         own = {k: v for k, v in environment.items() if not k.startswith("MLFLOW_TRACKING")}
         own["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # 1.2 GB for what is not used here
         if database.exists():
@@ -241,7 +234,7 @@ class Cluster:
         self.start("mlflow", command, own)
 
     def _upgrade(self, database: Path, environment: dict[str, str]) -> None:
-        """Give a database that an older MLflow has left the tables of the installed one."""
+        """Upgrade the tables of a database that an older MLflow wrote."""
         log = self.path("mlflow.log")
         with log.open("ab") as output:
             done = subprocess.run(
@@ -258,10 +251,10 @@ class Cluster:
     def _start_ray(
         self, ports: dict[str, int], names: list[str], environment: dict[str, str]
     ) -> None:
-        # Ray's Unix sockets lie below its temporary folder, and their paths must be short.
+        # Ray's Unix sockets are below its temporary folder, and their paths must be short.
         temporary = Path(tempfile.mkdtemp(prefix=RAY_TEMPORARY, dir="/tmp"))
         self.path("ray").symlink_to(temporary)
-        # A folder for each node: they would take what one has unpacked from under the other.
+        # A folder for each node, or they would delete each other's unpacked files.
         common = [
             str(BIN / "ray"),
             "start",
@@ -314,7 +307,7 @@ class Cluster:
 
     def _wait_healthy(self, name: str, healthy: Callable[[], bool], deadline: float) -> None:
         while not healthy():
-            dead = [p.name for p in self.processes() if not p.alive]
+            dead = [name for name, process in self.processes().items() if not is_alive(process)]
             if dead or time.monotonic() > deadline:
                 name = dead[0] if dead else name
                 what = "ended" if dead else f"is not ready after {STARTED_WITHIN:.0f} s"
@@ -324,10 +317,8 @@ class Cluster:
             time.sleep(0.2)
 
     def show(self) -> None:
-        for process in self.processes():
-            print(
-                f"  {process.name:<9} {'running' if process.alive else 'dead':<8} pid {process.pid}"
-            )
+        for name, process in self.processes().items():
+            print(f"  {name:<9} {'running' if is_alive(process) else 'dead':<8} pid {process.pid}")
         if not self.env_file.exists():
             return
         values = dict(

@@ -1,7 +1,6 @@
-"""The checkout that this code runs from, if it is one: its folder, its pyproject, its commit.
+"""The checkout that this code runs from: its folder, its pyproject, its commit.
 
-Installed code, and code that was sent to a cluster, has none. The folder is found through the
-imported package, so it does not matter where in the package the asking module is.
+Installed code, and code that was sent to a cluster, has none.
 """
 
 import subprocess
@@ -14,7 +13,7 @@ import elmwright.jobs
 
 
 def checkout() -> Path | None:
-    """The folder with pyproject.toml beside jobs/; None where the package is installed."""
+    """The folder with pyproject.toml beside jobs/; None if the package is installed."""
     folder = Path(elmwright.jobs.__path__[0]).resolve().parent
     return folder if (folder / "pyproject.toml").is_file() else None
 
@@ -25,9 +24,9 @@ def read_pyproject(folder: Path) -> dict[str, Any]:
 
 
 def git_state(folder: Path | None) -> str:
-    """The commit a checkout is at, with "+changes" behind it where files differ from it.
+    """The commit of a checkout, followed by "+changes" if files differ from it.
 
-    Empty where there is no checkout, or no git.
+    Empty without a checkout or without git.
     """
     if folder is None:
         return ""
@@ -61,6 +60,6 @@ class Commit:
 
 
 def commit_of(state: str) -> Commit | None:
-    """The commit in what git_state returns; None where that is empty."""
+    """The commit in a string of git_state; None if that is empty."""
     commit, changes, _ = state.partition("+changes")
     return Commit(commit, dirty=bool(changes)) if commit else None

@@ -2,7 +2,8 @@
 
 import os
 import platform
-import sys
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -36,40 +37,31 @@ class Environment:
 
 def environment() -> Environment:
     """The environment of this process."""
+    versions = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):  # needed for development or other stages only
+            versions[name] = metadata.version(name)
     return Environment(
         elmwright=__version__,
         code=content_version(package_files()),
         git=own_git(),
-        python=sys.version.split()[0],
+        python=platform.python_version(),
         platform=platform.platform(),
         machine=machine(),
-        packages=_versions(),
+        packages=versions,
     )
 
 
 def machine() -> str:
     """This machine in a few words: its processor, and its GPUs if torch sees any."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
     import torch
 
+    name = platform.processor() or platform.machine()
+    with suppress(FileNotFoundError):
+        if found := re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M):
+            name = found[1].strip()
     gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     return ", ".join([f"{os.cpu_count()} × {name}", *gpus])
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue  # only needed for development, or for another stage
-    return versions
 
 
 def own_git() -> Commit | None:

@@ -1,24 +1,21 @@
-"""How a command shares the machine with whatever else runs on it. Decided before torch is loaded.
+"""How a command shares the machine with other programs. Decided before torch is loaded.
 
-**Waiting.** The threads of a matrix product meet at barriers, hundreds of times a second. By
-default OpenMP lets them spin there. Where another program holds a core, the thread that the others
-wait for does not run, because they burn its time: on two cores under load an evaluation of the demo
-took 153 s, and 7 s with threads that sleep at once (`OMP_WAIT_POLICY=passive`). But sleeping at
-once costs half as much again on a quiet machine. So threads spin for a moment (`GOMP_SPINCOUNT`)
-and then sleep, also in the processes that Ray starts here: nothing is lost on a quiet machine, and
-little on a busy one. A variable that the user has set is left alone. Evaluation, which export needs
-too, meets at no barrier at all (side_by_side.py). `tests/bench/bench_busy.py` measures both, on a
-busy and on a quiet machine.
+**Waiting.** The threads of a matrix product meet at barriers, hundreds of times per second, where
+OpenMP lets them spin by default. If another program occupies a core, the spinning threads take the
+time of the thread that they wait for: on two cores under load an evaluation of the demo took 153 s,
+and 7 s with threads that sleep at once (`OMP_WAIT_POLICY=passive`). But sleeping at once takes half
+as long again on a quiet machine. So threads spin for a moment (`GOMP_SPINCOUNT`) and then sleep,
+also in the processes that Ray starts here. A variable that the user has set is not changed.
+`tests/bench/bench_busy.py` measures this on a busy and on a quiet machine.
 
-**Threads.** Training uses `train.threads`, whatever the machine: exact resume depends on it. All
-else (eval, export, embed, score, neighbours) uses one thread per core that this process may use:
-its CPU affinity, and no more than the quota of its container, which OpenMP does not know.
-`OMP_NUM_THREADS` overrides that. Load never plays a part, because results depend on the number of
-threads in the last digits.
+**Threads.** Training uses `train.threads` on every machine: exact resume depends on it. Everything
+else (eval, export, embed, score, neighbours) uses one thread per core that this process may use by
+its CPU affinity and the quota of its container, which OpenMP does not know. `OMP_NUM_THREADS`
+overrides that. Load is ignored, because results depend on the number of threads in the last digits.
 
 **Niceness.** Ray starts its workers at niceness 15: beside one other busy program training got 27 %
-of a core. What a user started is not background work, so the workers of a Ray that we start get the
-niceness of the command. `nice elmwright run …` lowers all of it; RAY_worker_niceness overrides.
+of a core. Training is not background work, so the workers of a local Ray get the niceness of the
+command. `nice elmwright run …` lowers all of it. RAY_worker_niceness overrides.
 """
 
 import math
@@ -28,16 +25,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SPINS = "1000"
-"""Some microseconds: of 300, 1,000, 5,000 and 20,000 the least that costs nothing on a quiet
-machine."""
+"""Some microseconds: of 300, 1,000, 5,000 and 20,000 the least without cost on a quiet machine."""
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Any of these says how threads wait."""
+"""Variables that determine how threads wait."""
 THREADS = "OMP_NUM_THREADS"
 NICENESS = "RAY_worker_niceness"
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _chosen: set[str] = set()
-"""Variables that were set here and not by the user."""
+"""Variables that were set by share_machine and not by the user."""
 
 
 def share_machine() -> None:
@@ -63,14 +59,14 @@ def cores() -> int:
 
 @contextmanager
 def starting_ray() -> Iterator[None]:
-    """The environment of a Ray that is started here, which its workers inherit.
+    """Set the environment for starting a local Ray, which its workers inherit.
 
-    Ray gives each worker as many threads as it has CPUs, unless the user has said a number.
+    Ray gives each worker as many threads as it has CPUs, unless the user has set a number.
     """
     os.environ.setdefault(NICENESS, "0")  # Ray adds it to our own
-    ours = os.environ.pop(THREADS, None) if THREADS in _chosen else None
+    threads = os.environ.pop(THREADS, None) if THREADS in _chosen else None
     try:
         yield
     finally:
-        if ours is not None:
-            os.environ[THREADS] = ours
+        if threads is not None:
+            os.environ[THREADS] = threads

@@ -1,16 +1,13 @@
-"""This package as a wheel, written directly from its files: what a submission ships.
+"""The files of this package as a wheel, which a submission ships unpacked.
 
-It holds the files of the wheel that setuptools builds. A checkout ships what its pyproject lists,
-and nothing else that is in its folders. An installed package ships all of its files. No build tool
-and no network are needed.
+They are the files of the wheel that setuptools builds, without a build tool or a network. A
+checkout ships what its pyproject lists, an installed package all of its files. A folder with them
+on the path works like the installed wheel. Ray does not install it, because its pip plugin copies
+the whole virtual environment that Ray runs in, on every node and for every change (2.3 GB here).
 
-The version carries a digest of the files, so that changed code can never hide behind an old name
-(Ray keeps wheels by name and would run the old one). The dependencies are named in the metadata and
-never shipped: the cluster's own environment has them, which the job checks first.
-
-The same members also travel unpacked: a folder with them on the path *is* the installed wheel. That
-is how Ray gets them, because its pip plugin copies the whole virtual environment that Ray runs in,
-on every node and for every change (2.3 GB here).
+The version contains a digest of the files, so that changed code never has an old version. The
+dependencies are named in the metadata and never shipped: the cluster's own environment must have
+them, which the job checks first.
 """
 
 import base64
@@ -27,7 +24,7 @@ import elmwright
 from elmwright.jobs.environment.checkout import checkout, read_pyproject
 
 ALWAYS = ("*.py", "*.pyi", "py.typed")
-"""What setuptools takes from the folder of every package that is listed."""
+"""Files that setuptools takes from the folder of every listed package."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The time of every member, so that the same files give the same bytes."""
 
@@ -41,21 +38,21 @@ def package_files() -> dict[str, bytes]:
 
 
 def listed_files(project: Path) -> dict[str, bytes]:
-    """The files of a checkout that its pyproject lists, as setuptools would take them."""
+    """The files of a checkout that setuptools would put into a wheel."""
     setup = read_pyproject(project)["tool"]["setuptools"]
     data: dict[str, list[str]] = setup.get("package-data", {})
-    found = {}
+    files = {}
     for package in setup["packages"]:
         folder = project / _folder_of(package, setup["package-dir"])
         for pattern in (*ALWAYS, *data.get("*", ()), *data.get(package, ())):
             for name in glob.glob(pattern, root_dir=folder, recursive=True):
                 if (folder / name).is_file():
-                    found[f"{package.replace('.', '/')}/{name}"] = (folder / name).read_bytes()
-    return dict(sorted(found.items()))
+                    files[f"{package.replace('.', '/')}/{name}"] = (folder / name).read_bytes()
+    return dict(sorted(files.items()))
 
 
 def _folder_of(package: str, folders: Mapping[str, str]) -> str:
-    """The folder of a package: its own, else the one of its name in its parent's."""
+    """The folder of a package: as package-dir says, else below its parent's folder."""
     if package in folders:
         return folders[package]
     parent, _, name = package.rpartition(".")
@@ -63,7 +60,7 @@ def _folder_of(package: str, folders: Mapping[str, str]) -> str:
 
 
 def installed_files(top: Path) -> dict[str, bytes]:
-    """The files of an installed package, or of one that was sent, without bytecode."""
+    """The files of an installed or a shipped package, without bytecode."""
     return {
         f"{top.name}/{path.relative_to(top).as_posix()}": path.read_bytes()
         for path in sorted(top.rglob("*"))
@@ -72,7 +69,7 @@ def installed_files(top: Path) -> dict[str, bytes]:
 
 
 def content_version(files: Mapping[str, bytes]) -> str:
-    """The package's version with a digest of the files behind it."""
+    """The package's version, followed by a digest of the files."""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode())
