@@ -44,7 +44,7 @@ from elmwright.jobs.publishing.compare_bundle import NEAR, SAME, compare_vectors
 from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.provenance import provenance
 from elmwright.jobs.publishing.training_facts import training_facts, training_svg
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.work_folder import alone_in
 from elmwright.jobs.secrets.hiding import store_all

@@ -1,27 +1,24 @@
-"""The run's own record of what happened, written before it is sent anywhere else.
+"""Writes the run's own record of what happened, before it is sent anywhere else.
 
-One JSON object per line, appended by rank 0 (and by `elmwright prune`); a record, once whole, is
-never changed. MLflow is fed from it (tracker.py) and so is the progress display. A step that is
-computed again after a crash keeps the record, and with it the timestamp, of the first time: so a
-replay to MLflow merges instead of doubling.
+One JSON object per line (journal_records.py), appended by rank 0 and by `elmwright prune`. A
+complete record is never changed. MLflow (tracker.py) and the progress display read it. A step that
+is computed again after a crash keeps its first record with its timestamp, so sending it to MLflow
+again does not duplicate it.
 
-The loop only hands its records over; a thread writes them, so that a slow disk or store costs no
-training time. On a disk the journal is one file. A store cannot append, so there it is a folder of
-segments, each named after the byte at which it begins (`000000004096.jsonl`); the newest grows,
-written again every few seconds, until it is full. Positions count bytes over all segments, so
-readers see no difference.
+A thread writes the records, so a slow disk or store does not delay training. On a disk the journal
+is one file. A store cannot append, so there it is a folder of segments, each named after the byte
+at which it begins (`000000004096.jsonl`). The newest segment is written again every few seconds
+until it is full. Positions count bytes over all segments, so readers see no difference.
 
-A journal that cannot be written for the moment (a full disk, a store that does not answer) does not
-stop training: lines wait in memory and are written with the next ones. Before a checkpoint is
-committed they must be on disk (`flush`): steps before a checkpoint are never computed again.
+If the journal cannot be written for the moment (a full disk, a store that does not answer),
+training continues and records wait in memory. They must be on disk before a checkpoint is committed
+(`flush`), because steps before a checkpoint are never computed again.
 
-Records are JSON objects that begin with "kind", "step" and "time" (journal_records.py). Steps 1, 5
-and 10 of an attempt have a record of their own: the time left is known from the tenth on, however
-rarely metrics are written, and the slow first step does not spoil it.
+Steps 1, 5 and 10 of an attempt have their own record, so the remaining time is known from the tenth
+step on, however rarely metrics are written, and without the slow first step.
 
-A damaged line stops nobody: `journal_lines.py` reads around it. Opening the journal notes it in a
-file beside it, whose name ends in `.damaged`, and writes one record of kind "warning", which the
-terminal shows.
+`journal_lines.py` reads around damaged lines. Opening the journal notes new ones in a file beside
+it, whose name ends in `.damaged`, and writes a record of kind "warning", which the terminal shows.
 """
 
 import errno
@@ -36,12 +33,9 @@ from pathlib import Path
 from elmwright.jobs.rundir.journal_lines import (
     LINE_BYTES,
     Line,
-    damaged_lines,
+    damage_note,
     is_whole,
-    journal_end,
     known_damage,
-    note_of,
-    read_journal,
     read_lines,
     segments,
     set_aside_path,
@@ -57,47 +51,37 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.storage.files import at, join
 
-__all__ = [
-    "Journal",
-    "Record",
-    "damaged_lines",
-    "journal_end",
-    "read_journal",
-    "set_aside_path",
-]
-
 log = logging.getLogger("elmwright")
 
 FILE_SECONDS, SEGMENT_SECONDS = 0.2, 5.0
-"""Seconds between writes to a file and to a store; a failed write is tried again after the latter.
-"""
+"""Seconds between writes to a file and to a store. A failed write is retried after the latter."""
 SEGMENT_BYTES = 1 << 20
-"""When a segment in a store is full."""
+"""Size at which a segment in a store is full."""
 LARGEST_HOLE = 16 << 20
-"""Bytes that may be missing between two segments: some that were lost, not a name that is wrong."""
+"""Most bytes that may be missing between two segments; more points to a wrong file name."""
 HOLE_SECONDS = 2.0
-"""Seconds after which a segment that is not listed is not there."""
+"""Seconds after which a segment that is not listed counts as missing."""
 
 
 class Journal:
     """Writes a journal.
 
-    Opening one on a disk removes a last line that a kill left half written; a last record that
-    lacks only its newline gets it. Opening one in a store puts blank segments where some were lost.
-    Both note damaged lines.
+    Opening one on a disk removes an incomplete last line, and completes a last record that lacks
+    only its newline. Opening one in a store replaces lost segments by blank ones. Both note damaged
+    lines.
     """
 
     def __init__(self, path: str | Path, guard: Callable[[], None] = lambda: None) -> None:
         """`guard` is called before every write, and raises if this process may not write."""
         self._path, self._guard = str(path), guard
         self._lock = threading.Lock()
-        """For what is held and what waits: never kept while anything is sent."""
+        """For `_held` and `_waiting`; never kept while anything is sent."""
         self._sending = threading.Lock()
         self._waiting: list[Record] = []
         self._held: dict[tuple[type[Record], int], str] = {}
         self._begin = self._end = 0
         self._segment = b""
-        """What the newest segment holds, from byte `_begin` on."""
+        """The newest segment, from byte `_begin` on."""
         self._closed = threading.Event()
         self._news = threading.Event()
         self._refusal: RuntimeError | None = None
@@ -119,8 +103,7 @@ class Journal:
         if self._descriptor >= 0:
             os.ftruncate(self._descriptor, self._end)
         self.damage = _set_aside(self._path, damaged) if damaged else ""
-        """A sentence about damaged lines that nobody was told of before; empty if there are none.
-        """
+        """A sentence about newly damaged lines, if there are any."""
         if self.damage:
             self.write(WarningGiven(step=last, text=self.damage))
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
@@ -133,9 +116,9 @@ class Journal:
         self.close()
 
     def write(self, record: Record) -> None:
-        """Append a record, unless the journal holds one of its kind, step and identity.
+        """Append a record, unless the journal has one of its kind, step and identity.
 
-        Raises what the guard raised for an earlier record.
+        Raises the error of the guard for an earlier record.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -148,13 +131,13 @@ class Journal:
         self._news.set()
 
     def flush(self) -> None:
-        """Put every record where a crash cannot reach it."""
+        """Write every record to the disk or store."""
         self._send()
         if self._descriptor >= 0:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Nothing is written after this, whoever still tries."""
+        """Write what is waiting; later records are ignored."""
         with self._lock:
             if self._closed.is_set():
                 return
@@ -170,7 +153,7 @@ class Journal:
                 self._descriptor = -1
 
     def _note(self, record: Record) -> None:
-        """Remember what is held. A checkpoint that was pruned may come again, and be pruned."""
+        """Remember a record. A checkpoint that was pruned may be saved and pruned again."""
         if isinstance(record, CheckpointSaved):
             self._held.pop((CheckpointPruned, record.step), None)
         elif isinstance(record, CheckpointPruned):
@@ -186,14 +169,14 @@ class Journal:
             try:
                 self._send()
                 pause = usual
-            except Exception as error:  # a store has many ways to be away; `flush` will say it
+            except Exception as error:  # a store fails in many ways; `flush` reports it
                 if self._refusal is not None:
                     return
                 self._news.set()
                 log.warning("the journal waits in memory: %s", error)
 
     def _send(self) -> None:
-        """Write what waits, or keep it if that fails."""
+        """Write the waiting records, or keep them if that fails."""
         with self._sending:
             with self._lock:
                 records = list(self._waiting)
@@ -204,7 +187,7 @@ class Journal:
             except RuntimeError as error:
                 self._refusal = error
                 with self._lock:
-                    self._waiting.clear()  # a newer attempt has begun: nobody wants these lines
+                    self._waiting.clear()  # a newer attempt has begun
                 raise
             data = "".join(json.dumps(record_data(record)) + "\n" for record in records).encode()
             if self._descriptor >= 0:
@@ -220,12 +203,11 @@ class Journal:
             if os.write(self._descriptor, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
         except OSError:
-            # Half a line would swallow the next one: take it back.
-            os.ftruncate(self._descriptor, end)
+            os.ftruncate(self._descriptor, end)  # half a line would damage the next one
             raise
 
     def _grow(self, data: bytes) -> None:
-        """Write the newest segment again, longer; two weeks of training stay a few hundred."""
+        """Write the newest segment again, longer; two weeks of training take a few hundred."""
         at(join(self._path, f"{self._begin:012d}.jsonl")).write_bytes(self._segment + data)
         self._segment += data
         self._end += len(data)
@@ -234,18 +216,18 @@ class Journal:
 
 
 def _end_last_line(descriptor: int) -> None:
-    """Write the newline of a last record that is whole otherwise."""
+    """Write the newline of a last record that lacks only that."""
     size = os.fstat(descriptor).st_size
     end = os.pread(descriptor, LINE_BYTES, max(0, size - LINE_BYTES))
     if is_whole(end.rpartition(b"\n")[2]):
         try:
             os.write(descriptor, b"\n")
-        except OSError as error:  # a full disk: without its newline the record does not count
+        except OSError as error:  # a full disk: without its newline it is no record
             log.warning("the last record of the journal is written again: %s", error)
 
 
 def _set_aside(path: str, damaged: list[Line]) -> str:
-    """Note damaged lines beside the journal; a sentence about those that are new."""
+    """Note damaged lines beside the journal; return a sentence about the new ones."""
     try:
         known = known_damage(path)
         new = [line for line in damaged if line.mark not in known]
@@ -253,7 +235,7 @@ def _set_aside(path: str, damaged: list[Line]) -> str:
             return ""
         beside = set_aside_path(path)
         before = at(beside).read_bytes() if at(beside).exists() else b""
-        at(beside).write_bytes(before + b"".join(map(note_of, new)))
+        at(beside).write_bytes(before + b"".join(map(damage_note, new)))
     except (OSError, UserError) as error:
         log.warning("damaged lines of the journal %s could not be noted: %s", path, error)
         return ""
@@ -264,7 +246,7 @@ def _set_aside(path: str, damaged: list[Line]) -> str:
 
 
 def _fill_holes(folder: str) -> None:
-    """Put a blank segment where one was lost, so that readers get past it."""
+    """Replace lost segments by blank ones, so that readers can continue after them."""
     for pause in (HOLE_SECONDS, 0.0):
         holes, end = [], 0
         for begin, segment in segments(folder):
@@ -273,17 +255,17 @@ def _fill_holes(folder: str) -> None:
             end = max(end, begin + segment.bytes)
         if not holes:
             return
-        time.sleep(pause)  # a listing may be behind
+        time.sleep(pause)  # a listing may be out of date
     for begin, end in holes:
         if end - begin > LARGEST_HOLE:
             raise UserError(
                 "file-damaged",
-                f"the journal {folder} lacks its bytes {begin} to {end}; move what is behind them "
-                f"({end:012d}.jsonl) to another folder, or copy the missing segment back",
+                f"the journal {folder} lacks its bytes {begin} to {end}; move the segment after "
+                f"them ({end:012d}.jsonl) to another folder, or copy the missing segment back",
             )
         name = join(folder, f"{begin:012d}.jsonl")
-        found = at(name).stat()
-        if found is not None and found.bytes:  # an empty one is a hole itself
+        segment_stat = at(name).stat()
+        if segment_stat is not None and segment_stat.bytes:  # an empty one is a hole, too
             raise UserError(
                 "store-failed",
                 f"the store does not list {name}, which exists; run the same command again when it "

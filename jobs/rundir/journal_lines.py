@@ -1,37 +1,45 @@
-"""Reading a journal (journal.py), whatever has become of some of its lines.
+"""Reads a journal (journal.py), even if some of its lines are damaged.
 
 A power cut, a bad disk or a careless editor can damage a line in the middle: zeros, random bytes,
-half a record joined with the next. Readers take every record that is whole and skip the rest.
-Positions count the bytes that are in the file, so a reader that remembers one continues there.
-Where a line holds several records, all but the last come with the position before it: a reader that
-is killed between them reads the line again.
+half a record joined with the next. Readers return every complete record and skip the rest.
+Positions are byte offsets, so a reader that remembers one continues there. If a line contains
+several records, all but the last come with the position before the line: a reader that is killed
+between them reads the line again.
 
-The writer notes what it has not seen before beside the journal, in `journal.jsonl.damaged`: one
-JSON object per damaged line, with its place and its first bytes. The journal itself is never
-rewritten, so nothing is lost and no position moves.
+The writer notes new damage beside the journal, in `journal.jsonl.damaged`: one JSON object per
+damaged line, with its position and its first bytes. The journal itself is never rewritten.
 
-What a record must have is in journal_records.py. A line of more than a megabyte is not kept in
-memory and never a record.
+A line of more than a megabyte is never a record and is not kept in memory.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from elmwright.jobs.rundir.journal_records import Record, parse_record
+from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.location import Stat
 
 LINE_BYTES = 1 << 20
 """The longest line that can be a record; real ones have about a kilobyte."""
 KEPT_BYTES = 1 << 16
-"""How much of a damaged line is noted beside the journal."""
+"""Bytes of a damaged line that are noted beside the journal."""
 _FAILURES = 16
-"""Beginnings in one damaged line that may turn out to be no records; then the rest is given up."""
+"""After so many invalid records in one damaged line, the rest of it is skipped."""
 _BEGIN, _DAMAGE = '{"kind": ', "\ufffd"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Position and digest of a damaged line."""
+
+    begin: int
+    end: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -41,34 +49,33 @@ class Line:
     begin: int
     """Byte at which it begins."""
     end: int
-    """Byte behind its newline."""
+    """Byte after its newline."""
     data: bytes
     """Its bytes, at most `LINE_BYTES` of them."""
     records: tuple[Record, ...]
-    """The whole records in it."""
+    """The complete records in it."""
     damaged: bool
-    """Whether it holds anything else."""
+    """Whether it contains anything else."""
 
     @property
-    def mark(self) -> tuple[int, int, str]:
-        """Tells this damage from any other."""
-        return self.begin, self.end, hashlib.sha256(self.data).hexdigest()
+    def mark(self) -> Mark:
+        return Mark(self.begin, self.end, hashlib.sha256(self.data).hexdigest())
 
 
 def read_journal(path: str | Path, start: int) -> Iterator[tuple[Record, int]]:
-    """Whole records from byte `start` on, each with the position at which to continue."""
+    """Complete records from byte `start` on, each with the position at which to continue."""
     for line in read_lines(path, start):
         for number, record in enumerate(line.records, 1):
             yield record, line.end if number == len(line.records) else line.begin
 
 
 def damaged_lines(path: str | Path) -> list[Line]:
-    """The lines that hold anything but records."""
+    """The lines that contain anything but records."""
     return [line for line in read_lines(path, 0) if line.damaged]
 
 
 def journal_end(path: str | Path) -> int:
-    """Bytes in the journal; 0 where there is none."""
+    """Size of the journal in bytes; 0 if there is none."""
     if at(path).is_url:
         return max((begin + segment.bytes for begin, segment in segments(path)), default=0)
     return Path(path).stat().st_size if Path(path).is_file() else 0
@@ -85,7 +92,7 @@ def read_lines(path: str | Path, start: int) -> Iterator[Line]:
 
 
 def _lines_of_file(file: BinaryIO, start: int) -> Iterator[Line]:
-    """Without the last line, if that has no end: it is still being written."""
+    """Complete lines: a last line without a newline is still being written."""
     while first := file.readline(LINE_BYTES):
         end, piece = start + len(first), first
         while not piece.endswith(b"\n"):  # too long to be a record: find its end
@@ -121,50 +128,41 @@ def _lines_of_segments(folder: str | Path, start: int) -> Iterator[Line]:
 
 
 def _line(data: bytes, begin: int, end: int) -> Line:
-    # Records are written in ASCII: any other byte was not there before.
+    # Records are written in ASCII, so any other byte is damage.
     text = data.decode("ascii", "replace") if end - begin <= LINE_BYTES else ""
-    record = None if _DAMAGE in text else _parsed(text, json.loads)
+    try:
+        record = None if _DAMAGE in text else parse_record(json.loads(text))
+    except (ValueError, RecursionError):
+        record = None
     if record is not None:
         return Line(begin, end, data, (record,), damaged=False)
-    # A blank line is what fills a hole in a store's journal.
-    return Line(begin, end, data, tuple(_salvaged(text)), damaged=bool(data.strip()))
+    # A blank line fills a hole in the journal of a store.
+    return Line(begin, end, data, tuple(_salvage(text)), damaged=bool(data.strip()))
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether these bytes are a record that lacks nothing but its newline."""
+    """Whether these bytes are a record that lacks only its newline."""
     line = _line(data, 0, len(data) + 1)
     return bool(line.records) and not line.damaged
 
 
-def _salvaged(text: str) -> Iterator[Record]:
-    """Whole records inside a damaged line, such as the one that a cut line was joined with."""
-    decoder, at, behind = json.JSONDecoder(), -1, 0
-
-    def decode(part: str) -> Any:
-        nonlocal behind
-        content, end = decoder.raw_decode(part, at)
-        if _DAMAGE in part[at:end]:
-            raise ValueError("a byte that no record has")
-        behind = end
-        return content
-
-    failures = 0
-    while failures < _FAILURES:
-        at = text.find(_BEGIN, max(at + 1, behind))
-        if at < 0:
-            return
-        record = _parsed(text, decode)
+def _salvage(text: str) -> Iterator[Record]:
+    """Complete records inside a damaged line, such as one that a cut line was joined with."""
+    decoder = json.JSONDecoder()
+    start = failures = 0
+    while failures < _FAILURES and (start := text.find(_BEGIN, start)) >= 0:
+        try:
+            content, end = decoder.raw_decode(text, start)
+            if _DAMAGE in text[start:end]:
+                raise ValueError("a byte that no record has")
+            record = parse_record(content)
+        except (ValueError, RecursionError):
+            record, end = None, start + 1
         if record is None:
             failures += 1
         else:
             yield record
-
-
-def _parsed(text: str, parse: Callable[[str], Any]) -> Record | None:
-    try:
-        return parse_record(parse(text))
-    except (ValueError, RecursionError):
-        return None
+        start = end
 
 
 def set_aside_path(path: str | Path) -> str:
@@ -172,22 +170,19 @@ def set_aside_path(path: str | Path) -> str:
     return f"{str(path).rstrip('/')}.damaged"
 
 
-def known_damage(path: str | Path) -> set[tuple[int, int, str]]:
+def known_damage(path: str | Path) -> set[Mark]:
     """The marks of damaged lines that were noted before."""
-    beside = set_aside_path(path)
+    notes = at(set_aside_path(path))
     marks = set()
-    for line in at(beside).read_bytes().split(b"\n") if at(beside).exists() else []:
+    for line in notes.read_bytes().split(b"\n") if notes.exists() else []:
         try:
-            note = json.loads(line)
-            marks.add((int(note["begin"]), int(note["end"]), str(note["sha256"])))
-        except (ValueError, RecursionError, KeyError, TypeError, OverflowError):
+            marks.add(from_data(Mark, json.loads(line), ignore_unknown=True))
+        except (ValueError, RecursionError):
             continue  # damaged itself: the damage is noted again
     return marks
 
 
-def note_of(line: Line) -> bytes:
-    """What is noted of a damaged line; its bytes as characters of Latin-1."""
-    begin, end, sha256 = line.mark
-    kept = line.data[:KEPT_BYTES].decode("latin-1")
-    note = {"begin": begin, "end": end, "sha256": sha256, "bytes": kept}
+def damage_note(line: Line) -> bytes:
+    """The note about a damaged line, with its first bytes as Latin-1 characters."""
+    note = to_data(line.mark) | {"bytes": line.data[:KEPT_BYTES].decode("latin-1")}
     return json.dumps(note).encode() + b"\n"

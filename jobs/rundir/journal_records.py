@@ -1,8 +1,8 @@
 """The records of a journal: one dataclass per kind, with the fields of its JSON object.
 
-A record is created when it happens, and takes its time from the clock at that moment. What was read
-from a journal can be damaged or from a newer version: `parse_record` returns None for a record that
-lacks what readers use, and a plain `Record` for a kind that this version does not know.
+A record takes its time from the clock when it is created. A record that was read from a journal may
+be damaged or from a newer version: `parse_record` returns None if it lacks a field that readers
+use, and a plain `Record` for an unknown kind.
 """
 
 import time
@@ -12,23 +12,28 @@ from typing import Any, ClassVar
 from elmwright.pipeline.records import from_data, to_data
 
 LARGEST = 1 << 53
-"""The largest whole number that a record may hold: floats are exact up to here."""
-
-
-def _now() -> int:
-    return int(time.time() * 1000)
+"""Whole numbers in a record are smaller than this: floats are exact up to here."""
+KINDS: dict[str, type["Record"]] = {}
+"""The class of each kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What all records have; also a record of a kind that is not known here."""
+    """The fields of every record. A record of an unknown kind has only these."""
 
     kind: ClassVar[str] = ""
     """Its name in the journal."""
+    identified_by: ClassVar[str] = ""
+    """The field that distinguishes records of the same kind and step. Without one, a second record
+    of the step is a repetition."""
     step: int
     """Updates made."""
-    time: int = field(default_factory=_now)
+    time: int = field(default_factory=lambda: int(time.time() * 1000))
     """When it happened, in milliseconds since 1970."""
+
+    def __init_subclass__(cls) -> None:
+        if cls.kind:
+            KINDS[cls.kind] = cls
 
     def __post_init__(self) -> None:
         if not (0 <= self.step < LARGEST and 0 <= self.time < LARGEST):
@@ -36,33 +41,26 @@ class Record:
 
     @property
     def identity(self) -> str:
-        """Tells this record from others of its kind and step that are not repetitions of it."""
-        return ""
+        """The value of the field that identifies the record."""
+        return str(getattr(self, self.identified_by)) if self.identified_by else ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttemptRecord(Record):
-    """A record that belongs to one attempt: another attempt writes it again."""
-
-    attempt: int
-
-    @property
-    def identity(self) -> str:
-        return str(self.attempt)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Begin(AttemptRecord):
+class Begin(Record):
     """An attempt begins at this step."""
 
     kind = "begin"
+    identified_by = "attempt"
+    attempt: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepDone(AttemptRecord):
+class StepDone(Record):
     """One of the first steps of an attempt is done."""
 
     kind = "step"
+    identified_by = "attempt"
+    attempt: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,7 @@ class ValuesRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics(ValuesRecord):
-    """What was measured of the steps since the last record of this kind."""
+    """Measurements of the steps since the last record of this kind."""
 
     kind = "metrics"
 
@@ -95,22 +93,19 @@ class FinalEvaluation(ValuesRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring(Record):
-    """How far the last evaluation is."""
+    """The progress of the last evaluation."""
 
     kind = "scoring"
+    identified_by = "done"
     tokens: int
-    """Tokens that will be scored, about."""
+    """Roughly how many tokens will be scored."""
     done: int = 0
-    """Tokens of them that are scored."""
+    """Tokens scored so far."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tokens <= 0:
             raise ValueError("nothing to score")
-
-    @property
-    def identity(self) -> str:
-        return str(self.done)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +113,7 @@ class CheckpointSaved(Record):
     """A checkpoint was written and verified."""
 
     kind = "checkpoint"
+    identified_by = "sha256"
     path: str
     """Relative to the run's folder, so that a run can be moved."""
     sha256: str
@@ -125,14 +121,10 @@ class CheckpointSaved(Record):
     perplexity: dict[str, float]
     """Mean held-out perplexity by split, where it was computed at this step."""
 
-    @property
-    def identity(self) -> str:
-        return self.sha256
-
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointPruned(Record):
-    """The checkpoint of this step is removed."""
+    """The checkpoint of this step was removed."""
 
     kind = "pruned"
 
@@ -142,27 +134,8 @@ class WarningGiven(Record):
     """A sentence that the terminal shows."""
 
     kind = "warning"
+    identified_by = "text"
     text: str
-
-    @property
-    def identity(self) -> str:
-        return self.text
-
-
-KINDS: dict[str, type[Record]] = {
-    cls.kind: cls
-    for cls in (
-        Begin,
-        StepDone,
-        Metrics,
-        Evaluation,
-        FinalEvaluation,
-        Scoring,
-        CheckpointSaved,
-        CheckpointPruned,
-        WarningGiven,
-    )
-}
 
 
 def record_data(record: Record) -> dict[str, Any]:
@@ -171,7 +144,7 @@ def record_data(record: Record) -> dict[str, Any]:
 
 
 def parse_record(data: object) -> Record | None:
-    """The record of a JSON value; None where there is none."""
+    """The record in a JSON value; None if it is not a valid record."""
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str) or "time" not in data:
         return None
     try:

@@ -20,7 +20,7 @@ from typing import Any
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, to_dict
 from elmwright.jobs.environment.machine_facts import environment
-from elmwright.jobs.rundir.journal import damaged_lines, journal_end, read_journal
+from elmwright.jobs.rundir.journal_lines import damaged_lines, journal_end, read_journal
 from elmwright.jobs.rundir.journal_records import (
     CheckpointPruned,
     CheckpointSaved,

@@ -18,7 +18,7 @@ from elmwright.jobs.runbook.find_run import last_holder, user_of
 from elmwright.jobs.runbook.runbook import outcome_of
 from elmwright.jobs.runbook.submission import State, Submission, state_of_exit
 from elmwright.jobs.runbook.target import Target
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.journal_records import Evaluation, Metrics
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.metrics import TOKENS_PER_S, perplexities

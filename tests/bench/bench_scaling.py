@@ -18,7 +18,7 @@ from corpus import wikitext_corpus
 from workload import SHARED, skip
 
 from elmwright.jobs.config.toml_file import load_config
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train

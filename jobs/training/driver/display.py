@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.journal_records import (
     Begin,
     CheckpointSaved,

@@ -7,8 +7,8 @@ from elmwright.jobs.checkpoints.checkpoint import check_attempt, folder_name, re
 from elmwright.jobs.checkpoints.contents import TrainingResult, contents_data
 from elmwright.jobs.checkpoints.writer import Snapshot, journalled_writer
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.rundir.journal import Journal, Record
-from elmwright.jobs.rundir.journal_records import Begin, Metrics, StepDone
+from elmwright.jobs.rundir.journal import Journal
+from elmwright.jobs.rundir.journal_records import Begin, Metrics, Record, StepDone
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.exchange import Ranks

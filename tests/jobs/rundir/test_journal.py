@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.checkpoints.checkpoint import StaleAttempt
-from elmwright.jobs.rundir.journal import Journal, Record, read_journal
+from elmwright.jobs.rundir.journal import Journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.journal_records import (
     CheckpointPruned,
     CheckpointSaved,
     Metrics,
+    Record,
     parse_record,
 )
 
@@ -21,7 +23,7 @@ def records(path: Path) -> list[Record]:
     return [record for record, _ in read_journal(path, 0)]
 
 
-def test_records_come_back_in_order_and_from_any_position(tmp_path: Path) -> None:
+def test_records_are_read_in_order_and_from_any_position(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     for step in (1, 2, 3):
@@ -33,7 +35,7 @@ def test_records_come_back_in_order_and_from_any_position(tmp_path: Path) -> Non
     assert rest == [2, 3]
 
 
-def test_a_step_computed_again_keeps_its_first_record(tmp_path: Path) -> None:
+def test_repeated_step_keeps_its_first_record(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     first = Journal(path)
     first.write(Metrics(step=1, values={"loss": 3.0}))
@@ -48,7 +50,7 @@ def test_a_step_computed_again_keeps_its_first_record(tmp_path: Path) -> None:
     assert [record.step for record in records(path)] == [1, 1, 2]
 
 
-def test_a_process_that_may_not_write_does_not(tmp_path: Path) -> None:
+def test_guard_prevents_writing(tmp_path: Path) -> None:
     def stale() -> None:
         raise StaleAttempt("attempt 2 has begun")
 
@@ -57,13 +59,13 @@ def test_a_process_that_may_not_write_does_not(tmp_path: Path) -> None:
     journal.write(Metrics(step=1, values={}))
     with pytest.raises(StaleAttempt):
         journal.flush()
-    with pytest.raises(StaleAttempt):  # and the loop is told by its next record
+    with pytest.raises(StaleAttempt):  # the loop learns of it with its next record
         journal.write(Metrics(step=2, values={}))
     journal.close()
     assert records(path) == []
 
 
-def test_a_full_disk_leaves_no_half_line_and_a_closed_journal_takes_nothing(
+def test_full_disk_leaves_no_half_line_and_closed_journal_ignores_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "journal.jsonl"
@@ -72,7 +74,7 @@ def test_a_full_disk_leaves_no_half_line_and_a_closed_journal_takes_nothing(
     journal.flush()
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: len(data) // 2]))
-    journal.write(Metrics(step=2, values={}))  # training goes on
+    journal.write(Metrics(step=2, values={}))  # training continues
     assert [record.step for record in records(path)] == [1]
     with pytest.raises(OSError, match="No space left"):
         journal.flush()  # but no checkpoint may be committed ahead of the journal
@@ -83,16 +85,16 @@ def test_a_full_disk_leaves_no_half_line_and_a_closed_journal_takes_nothing(
     assert [record.step for record in records(path)] == [1, 2, 3]
 
 
-def test_the_disk_is_waited_for_by_nobody_but_the_thread(
+def test_writing_a_record_does_not_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, begun, released = os.write, threading.Event(), threading.Event()
-    given_up = []
+    timed_out = []
 
     def write(descriptor: int, data: bytes) -> int:
         begun.set()
         if not released.wait(60):
-            given_up.append(data)
+            timed_out.append(data)
         return real(descriptor, data)
 
     path = tmp_path / "journal.jsonl"
@@ -104,11 +106,11 @@ def test_the_disk_is_waited_for_by_nobody_but_the_thread(
         journal.write(Metrics(step=step, values={}))  # the disk has not answered yet
     released.set()
     journal.close()
-    assert given_up == []
+    assert timed_out == []
     assert [record.step for record in records(path)] == list(range(100))
 
 
-def test_a_line_that_a_kill_cut_off_is_dropped_and_written_again(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     journal.write(Metrics(step=1, values={}))
@@ -122,7 +124,7 @@ def test_a_line_that_a_kill_cut_off_is_dropped_and_written_again(tmp_path: Path)
     assert [record.step for record in records(path)] == [1, 2]
 
 
-def test_a_checkpoint_of_other_bytes_or_after_pruning_is_told_again(tmp_path: Path) -> None:
+def test_checkpoint_with_other_bytes_or_after_pruning_is_recorded_again(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     for _ in range(2):  # also after it was opened anew
         journal = Journal(path)
@@ -134,11 +136,16 @@ def test_a_checkpoint_of_other_bytes_or_after_pruning_is_told_again(tmp_path: Pa
     journal.write(CheckpointPruned(step=5))
     journal.write(CheckpointSaved(step=5, path="x", sha256="b", perplexity={}))
     journal.close()
-    told = [(record.kind, getattr(record, "sha256", None)) for record in records(path)]
-    assert told == [("checkpoint", "a"), ("checkpoint", "b"), ("pruned", None), ("checkpoint", "b")]
+    kinds = [(record.kind, getattr(record, "sha256", None)) for record in records(path)]
+    assert kinds == [
+        ("checkpoint", "a"),
+        ("checkpoint", "b"),
+        ("pruned", None),
+        ("checkpoint", "b"),
+    ]
 
 
-def test_a_record_is_written_in_the_order_that_readers_of_bytes_expect(tmp_path: Path) -> None:
+def test_order_of_fields_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         journal.write(
@@ -169,5 +176,5 @@ def test_a_record_is_written_in_the_order_that_readers_of_bytes_expect(tmp_path:
         ('{"kind": ["pruned"], "step": 1, "time": 1}', None),
     ],
 )
-def test_a_record_has_what_readers_use_or_is_none(line: str, expected: Record | None) -> None:
+def test_parse_record_returns_none_for_invalid_records(line: str, expected: Record | None) -> None:
     assert parse_record(json.loads(line)) == expected

@@ -8,7 +8,8 @@ import pytest
 from mlflow import MlflowClient
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt
-from elmwright.jobs.rundir.journal import Journal, damaged_lines, read_journal, set_aside_path
+from elmwright.jobs.rundir.journal import Journal
+from elmwright.jobs.rundir.journal_lines import damaged_lines, read_journal, set_aside_path
 from elmwright.jobs.rundir.journal_records import Metrics
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import ask_to_stop, take_back
@@ -17,9 +18,9 @@ from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
 from elmwright.jobs.upkeep.status import read_progress, submission_here
 from elmwright.jobs.upkeep.verify import verify_path
-from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import at
+from tests.support.mistakes import mistake
 from tests.support.tiny_runs.training import losses, prepare, weights
 
 pytestmark = pytest.mark.slow(39)
@@ -61,9 +62,7 @@ def damage(path: Path, number: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_the_other_lines_are_read_and_one_warning_names_the_damaged_one(
-    kind: str, tmp_path: Path
-) -> None:
+def test_damaged_line_is_skipped_and_warned_of_once(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, range(1, 6)).close()
     damage(path, 1, kind)
@@ -86,7 +85,7 @@ def test_the_other_lines_are_read_and_one_warning_names_the_damaged_one(
     assert path.read_bytes() == before, "it is said once"
 
 
-def test_a_reader_that_remembers_its_position_reads_on_there(tmp_path: Path) -> None:
+def test_reader_continues_at_its_position_after_damage(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, range(1, 6)).close()
     positions = [position for _, position in read_journal(path, 0)]
@@ -95,7 +94,7 @@ def test_a_reader_that_remembers_its_position_reads_on_there(tmp_path: Path) -> 
     assert [r.step for r, _ in read_journal(path, positions[0])] == [3, 5]
 
 
-def test_records_of_one_line_leave_the_position_before_it_until_the_last(tmp_path: Path) -> None:
+def test_records_of_one_line_keep_the_position_before_it_until_the_last(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, range(1, 4)).close()
     lines = path.read_bytes().splitlines()
@@ -105,14 +104,14 @@ def test_records_of_one_line_leave_the_position_before_it_until_the_last(tmp_pat
     assert found == [(1, begin), (2, begin), (3, path.stat().st_size)]
 
 
-def test_every_record_of_a_line_that_lost_its_ends_is_read(tmp_path: Path) -> None:
+def test_records_that_lost_their_newlines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, range(1, 41)).close()
     path.write_bytes(path.read_bytes().replace(b"\n", b"") + b"\n")
     assert steps(path) == list(range(1, 41))
 
 
-def test_the_failures_that_one_line_may_cost_are_few(tmp_path: Path) -> None:
+def test_search_for_records_in_a_damaged_line_is_limited(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, range(1, 3)).close()
     first, second = path.read_bytes().splitlines()
@@ -120,7 +119,7 @@ def test_the_failures_that_one_line_may_cost_are_few(tmp_path: Path) -> None:
     assert steps(path) == [1], "what is behind so much damage is given up"
 
 
-def test_a_whole_record_that_lost_only_its_newline_is_kept(tmp_path: Path) -> None:
+def test_record_without_its_newline_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, range(1, 4)).close()
     whole = path.read_bytes()
@@ -135,7 +134,7 @@ def test_a_whole_record_that_lost_only_its_newline_is_kept(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("tail", [b"17", b"{}", b'{"kind": "metrics", "step": 4', b"[" * 100_000])
-def test_a_last_line_that_is_no_record_is_still_removed(tail: bytes, tmp_path: Path) -> None:
+def test_last_line_that_is_no_record_is_removed(tail: bytes, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, range(1, 4)).close()
     whole = path.read_bytes()
@@ -184,7 +183,7 @@ def line_of(run: RunFolder, kind: str, step: int) -> int:
 @pytest.mark.parametrize(
     "kind", ["zeros", pytest.param("cut, and joined with the next", marks=pytest.mark.heavy)]
 )
-def test_a_run_with_a_damaged_journal_resumes_and_ends_in_the_same_bytes(
+def test_run_with_damaged_journal_ends_in_the_same_bytes(
     kind: str, sent: bool, stopped: tuple[object, RunFolder], corpus: Path, tmp_path: Path
 ) -> None:
     config, run = stopped
@@ -208,7 +207,7 @@ def test_a_run_with_a_damaged_journal_resumes_and_ends_in_the_same_bytes(
     assert is_caught_up(config, run)  # type: ignore[arg-type]
 
 
-def test_a_step_that_is_computed_again_because_its_line_is_lost_is_charted_once(
+def test_step_whose_record_was_lost_is_charted_once(
     stopped: tuple[object, RunFolder],
 ) -> None:
     """The record of a step behind the last checkpoint is lost after MLflow had it."""
@@ -224,20 +223,20 @@ def test_a_step_that_is_computed_again_because_its_line_is_lost_is_charted_once(
     assert logged(run) == list(range(1, 21))
 
 
-def test_verify_names_a_damaged_line_until_it_is_set_aside(
+def test_verify_reports_a_damaged_line_until_it_is_noted(
     stopped: tuple[object, RunFolder],
 ) -> None:
     _, run = stopped
     assert any("journal" in line for line in verify_path(run.root))
     damage(Path(run.journal), line_of(run, "metrics", 2), "random bytes")
-    with pytest.raises(UserError, match=r"journal\.jsonl has 1 damaged line, .* at byte \d+; .*"):
+    with mistake("file-damaged", "journal.jsonl", "1 damaged line", "at byte"):
         verify_path(run.root)
     Journal(run.journal).close()
     (line,) = [line for line in verify_path(run.root) if "journal" in line]
     assert "1 damaged line set aside" in line
 
 
-def test_a_damaged_last_line_of_a_finished_run_sends_nothing_again(
+def test_damaged_last_line_of_a_finished_run_is_not_sent_again(
     stopped: tuple[object, RunFolder],
 ) -> None:
     config, run = stopped
@@ -248,7 +247,7 @@ def test_a_damaged_last_line_of_a_finished_run_sends_nothing_again(
     assert is_caught_up(config, run)  # type: ignore[arg-type]
 
 
-def test_a_damaged_record_of_what_was_set_aside_stops_nobody(tmp_path: Path) -> None:
+def test_damaged_notes_about_damage_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, range(1, 4)).close()
     damage(path, 1, "zeros")

@@ -23,7 +23,7 @@ from elmwright.jobs.registry.contract import about
 from elmwright.jobs.registry.logged_models import DATA, DIGEST, KIND, NAME
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.registry.mlflow_signature import LOADER, signature
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.stages.corpus import current_corpus

@@ -21,7 +21,8 @@ from elmwright.jobs.checkpoints.checkpoint import (
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir import lease
-from elmwright.jobs.rundir.journal import Journal, journal_end, read_journal
+from elmwright.jobs.rundir.journal import Journal
+from elmwright.jobs.rundir.journal_lines import journal_end, read_journal
 from elmwright.jobs.rundir.journal_records import Metrics
 from elmwright.jobs.rundir.layout import RunFolder, open_run_folder
 from elmwright.jobs.rundir.lease import leased

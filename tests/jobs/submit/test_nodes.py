@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.pipeline.storage.files import at
 from tests.support.cluster.machines import Namespace, Network
 from tests.support.cluster.ray_nodes import RayHead

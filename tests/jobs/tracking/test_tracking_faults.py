@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 from mlflow import MlflowClient
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.tracking import tracker as tracking
 from elmwright.jobs.tracking.check_server import check_server

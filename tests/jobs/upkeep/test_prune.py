@@ -10,7 +10,7 @@ import pytest
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints, newest_valid
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.publishing.export import export_run
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.upkeep.list_runs import measure

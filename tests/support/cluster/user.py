@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.files import at, join
 from tests.support.cluster.ray_nodes import RayHead

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import load_config
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train

@@ -4,7 +4,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.pipeline.storage.files import at
 from tests.support.tiny import command, write_config, write_text
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.submit.targets.network_address import address_of
 from elmwright.pipeline.errors import UserError
 from tests.support.cluster.ray_nodes import clean_environment, kill_with

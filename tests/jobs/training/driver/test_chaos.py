@@ -18,7 +18,7 @@ import pytest
 from mlflow import MlflowClient
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.pipeline.storage.files import at
 from tests.support.servers import free_port

@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints, verify_checkpoint
 from elmwright.jobs.config.toml_file import load_config
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop import training_step
 from elmwright.jobs.training.loop.exchange import PeerLost, Ranks

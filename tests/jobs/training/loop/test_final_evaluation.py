@@ -16,7 +16,7 @@ from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoint
 from elmwright.jobs.publishing import export as export_module
 from elmwright.jobs.publishing.choose_checkpoint import choose, list_scored
 from elmwright.jobs.publishing.export import export_run
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.stop_request import ask_to_stop
 from elmwright.jobs.training.loop import evaluate_training, training_step
 from elmwright.jobs.training.loop import train as loop

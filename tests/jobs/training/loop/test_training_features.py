@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.rundir.journal import read_journal
+from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop import training_step
 from elmwright.jobs.training.loop.evaluate import Score
