@@ -15,7 +15,8 @@ from elmwright.jobs.runbook.target import Target, find_target
 from elmwright.jobs.submit import send
 from elmwright.jobs.submit.targets.kinds import open_place
 from elmwright.jobs.submit.targets.place import Unreachable
-from elmwright.jobs.terminal.exit_codes import DONE, FAILED, MISTAKE, RESUMABLE
+from elmwright.jobs.terminal.exit_codes import DONE, FAILED, MISTAKE
+from elmwright.jobs.terminal.signals import RESUMABLE
 from elmwright.jobs.terminal.wording import nearby
 from elmwright.jobs.upkeep.status import read_progress
 from elmwright.pipeline.errors import Failed, UserError

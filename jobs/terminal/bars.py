@@ -1,8 +1,8 @@
-"""What a progress bar knows, and how that is written at a given width.
+"""The state of a progress bar, and its text at a given width.
 
-No terminal here: `live_lines` gives the lines of a live display, `plain_line` the line for a file
-or a pipe, `finished_line` what stays on the screen when the work is done. Lines of a live display
-are never wider than the terminal: what does not fit is left out whole, the least important first.
+`live_lines` are the lines of a live display, `plain_line` is the line for a file or a pipe, and
+`finished_line` remains on the screen when the work is done. Lines of a live display are never wider
+than the terminal: parts that do not fit are left out, the least important first.
 """
 
 import time
@@ -14,73 +14,73 @@ from elmwright.jobs.terminal.wording import counted, duration, of_total
 NAME = 16
 """Columns for the name of a piece of work."""
 MARGIN = 3
-"""Columns that stay free at the right: a terminal echoes ^C there, which must not break a line."""
+"""Free columns at the right: a terminal echoes ^C there, which must not break the line."""
 LONGEST_BAR, SHORTEST_BAR = 30, 5
 WIDE = 70
-"""Columns from which on names are aligned."""
+"""Columns from which names are aligned."""
 
 
 class Bar:
-    """The state of some work: how far it is, and what there is to say of it."""
+    """How far some work is."""
 
     def __init__(
         self, name: str, total: int, unit: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Nothing done yet; `unit` in the plural, empty where only the share means something."""
-        self.name, self.total, self.unit, self._clock = name, total, unit, clock
+        """Nothing is done yet. `unit` is a plural, or empty if only the share is meaningful."""
+        self.name = name
+        self.total = total
+        self.unit = unit
         self.done = 0
         self.detail = ""
         self.facts: tuple[str, ...] = ()
-        self.whole = False
+        self.is_complete = False
+        """Whether nothing is left to do, although less than `total` may be done."""
         self.started = clock()
+        self._clock = clock
         self.on_change: Callable[[], None] = lambda: None
         self._pace = Pace()
         self._pace.at(self.started, 0)
         self._left: Callable[[], float | None] | None = None
 
     def advance(self, n: int, detail: str = "", /) -> None:
-        """So many more are done; `detail` is shown behind the bar."""
+        """Report `n` more units as done; `detail` is shown after the bar."""
         self.set(self.done + n, detail or self.detail)
 
     def set(self, done: int, detail: str = "") -> None:
-        """So many are done in all; `detail` is shown behind the bar."""
+        """Report `done` units in all as done; `detail` is shown after the bar."""
         now = self._clock()
         if done and not self.done and now - self.started < 1.0:
-            # What an earlier command did says nothing of how fast this one is.
+            # The work of an earlier command says nothing about the speed of this one.
             self._pace = Pace()
         self.done, self.detail = done, detail
         self._pace.at(now, done)
         self.on_change()
 
     def show(self, done: int, facts: Sequence[str], left: Callable[[], float | None]) -> None:
-        """How far, what to say on a second line (most important first), and the time left."""
+        """Report the units done, facts for a second line (most important first), time left."""
         self.done, self.facts, self._left = done, tuple(facts), left
         self.on_change()
 
-    def complete(self) -> None:
-        """There is nothing left to do, however much was done."""
-        self.whole = True
-
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the work began."""
         return self._clock() - self.started
 
     @property
     def left(self) -> float | None:
-        """Seconds that the rest takes; None while that is not known."""
+        """Seconds that the rest takes; None if unknown."""
         if self._left is not None:
             return self._left()
         return self._pace.left(self.total, self._clock()) if self.done < self.total else None
 
     @property
     def share(self) -> float:
-        """Of the work that is done, 0 to 1."""
+        """The share of the work that is done, 0 to 1."""
         return min(1.0, self.done / self.total) if self.total else 1.0
 
 
 def live_lines(bar: Bar, width: int) -> list[str]:
-    """One line, and a second one where there are facts."""
+    """One line, and a second one for facts."""
     room = width - MARGIN
     lines = [_first_line(bar, room)]
     if bar.facts:
@@ -90,7 +90,7 @@ def live_lines(bar: Bar, width: int) -> list[str]:
 
 
 def fitting(facts: Sequence[str], room: int) -> str:
-    """As many facts as fit, from the first on; the first in any case."""
+    """As many facts as fit, the first in any case."""
     line = facts[0][:room]
     for fact in facts[1:]:
         if len(line) + 3 + len(fact) > room:
@@ -109,9 +109,9 @@ def _first_line(bar: Bar, room: int) -> str:
 
 
 def _tails(bar: Bar) -> list[str]:
-    """What stands behind the bar, from all there is to the least."""
+    """Texts to show after the bar, from the longest to the shortest."""
     clock = _clock(bar)
-    if bar.total <= 1:  # all or nothing: a share of it would tell nothing
+    if bar.total <= 1:  # all or nothing: its share means nothing
         amounts, percent = [""], ""
     else:
         whole = of_total(bar.done, bar.total, bar.unit) if bar.unit else ""
@@ -122,7 +122,7 @@ def _tails(bar: Bar) -> list[str]:
 
 
 def _clock(bar: Bar) -> str:
-    """The time left, or the time since it began while that is not known."""
+    """The time left, or the time since the start if that is unknown."""
     left = bar.left
     if left is None:
         return f"{duration(bar.seconds)} so far"
@@ -135,13 +135,13 @@ def _percent(bar: Bar) -> str:
 
 
 def drawn(share: float, length: int) -> str:
-    """The bar itself, readable without colours, too."""
+    """The bar itself, readable without colours."""
     full = int(share * length)
     return "━" * full + "─" * (length - full)
 
 
 def plain_line(bar: Bar) -> str:
-    """How far it is, on one line of any length."""
+    """The state on one line of any length."""
     parts = []
     if bar.total > 1:
         parts = [of_total(bar.done, bar.total, bar.unit)] if bar.unit else []
@@ -152,8 +152,8 @@ def plain_line(bar: Bar) -> str:
 
 
 def finished_line(bar: Bar) -> str:
-    """What stays of it: what was done and how long it took."""
-    if bar.whole or bar.done >= bar.total:
+    """The result and how long it took."""
+    if bar.is_complete or bar.done >= bar.total:
         result = bar.detail or (counted(bar.done, bar.unit) if bar.unit else "")
         mark = "✓"
     else:

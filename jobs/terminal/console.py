@@ -1,10 +1,10 @@
-"""The one place that talks to the user: sentences, progress bars, the log file of the run.
+"""What a run tells the user: sentences, progress bars, the log file.
 
 On a terminal, progress is a live display that becomes one short line when the work is done;
-elsewhere (a pipe, a file, TERM=dumb) it is a plain line now and then. While a run is going, file
-descriptors 1 and 2 point at the run's log file, so that whatever Ray, MLflow or a C++ library
-prints ends up there and never in the middle of a progress bar; our own sentences go to copies of
-the original descriptors.
+elsewhere (a pipe, a file, TERM=dumb) it is a plain line now and then. During a run, file
+descriptors 1 and 2 point to the run's log file, so that output of Ray, MLflow or a C++ library
+goes there and never into a progress bar; our own sentences go to copies of the original
+descriptors.
 """
 
 import logging
@@ -22,7 +22,7 @@ from rich.text import Text
 
 from elmwright.jobs.secrets.hiding import for_others
 from elmwright.jobs.terminal.bars import Bar, finished_line, live_lines, plain_line
-from elmwright.jobs.terminal.unexpected import noting
+from elmwright.jobs.terminal.unexpected import logging_errors
 from elmwright.jobs.terminal.wording import WIDTH, from_here, terminal_width, wrap
 from elmwright.pipeline.progress import Advance
 
@@ -35,7 +35,7 @@ REFRESHES = 5
 
 
 class Console:
-    """Where sentences and progress go."""
+    """Prints sentences and progress to one stream."""
 
     def __init__(
         self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic
@@ -53,19 +53,18 @@ class Console:
         return terminal_width(self.stream)
 
     def say(self, text: str = "") -> None:
-        """Tell the user something, except in quiet mode; it is logged as well."""
-        if text:
-            log.info(text)
+        """Print and log a sentence; in quiet mode only log it."""
         if not self.quiet:
-            self._print(text)
+            self.result(text)
+        elif text:
+            log.info(text)
 
     def warn(self, text: str) -> None:
-        """Tell the user of something that may need attention, also in quiet mode."""
-        log.info("warning: %s", text)  # where there is no log, Python would print a warning itself
-        self._print(f"warning: {text}")
+        """Print and log a warning, also in quiet mode."""
+        self.result(f"warning: {text}")  # logged as info: without a log, Python prints warnings
 
     def result(self, text: str = "") -> None:
-        """Tell the user what came out, also in quiet mode."""
+        """Print and log a result, also in quiet mode."""
         if text:
             log.info(text)
         self._print(text)
@@ -80,12 +79,12 @@ class Console:
         try:
             print(text, file=self.stream, flush=True)
         except BrokenPipeError:
-            # Whoever was listening (`| head`) has gone; the run continues, and the log has it.
+            # The reader (`| head`) is gone; the run continues, and the log has the text.
             self.stream = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
 
     @contextmanager
     def progress(self, name: str, total: int, unit: str) -> Iterator[Advance]:
-        """A bar for work of known size; `pipeline.progress.Progress` is this method's type."""
+        """A bar for work of known size: a `pipeline.progress.Progress`."""
         with self.bar(name, total, unit) as bar:
             yield bar.advance
             bar.done = bar.total
@@ -104,14 +103,14 @@ class Console:
             yield bar
             return
         try:
-            with self._shown(bar) if self.live else self._told(bar, plain_seconds):
+            with self._live_bar(bar) if self.live else self._plain_bar(bar, plain_seconds):
                 yield bar
         finally:
             self.say(finished_line(bar))
 
     @contextmanager
-    def _told(self, bar: Bar, every: float) -> Iterator[None]:
-        """A plain line now and then."""
+    def _plain_bar(self, bar: Bar, every: float) -> Iterator[None]:
+        """Print a plain line now and then."""
         last = self._clock()
 
         def changed() -> None:
@@ -124,8 +123,8 @@ class Console:
         yield
 
     @contextmanager
-    def _shown(self, bar: Bar) -> Iterator[None]:
-        """A live display, shared by all bars that are open."""
+    def _live_bar(self, bar: Bar) -> Iterator[None]:
+        """Show a bar in the live display, which all open bars share."""
         self._open.append(bar)
         try:
             if self._display is not None:
@@ -145,12 +144,12 @@ class Console:
             get_renderable=lambda: self._render(console),
             refresh_per_second=REFRESHES,
             transient=True,
-            redirect_stdout=False,  # what others print belongs in the log, not between the bars
+            redirect_stdout=False,  # output of libraries belongs in the log
             redirect_stderr=False,
         )
 
     def _render(self, console: RichConsole) -> Text:
-        # By our own stream: rich looks at descriptors 1 and 2, which are the log.
+        # The width of our own stream: rich would use descriptors 1 and 2, which are the log.
         console.width = width = self.width or WIDTH
         lines = [line for bar in list(self._open) for line in live_lines(bar, width)]
         text = Text("\n".join(lines), no_wrap=True, overflow="crop")
@@ -163,10 +162,8 @@ class Console:
 def console_for_run(
     log_file: Path, *, to_stderr: bool = False, quiet: bool = False
 ) -> Iterator[Console]:
-    """A console whose surroundings are quiet: everything else printed goes to `log_file`.
-
-    So does the traceback of an unexpected error that passes through here.
-    """
+    """A console; all other output of the process goes to `log_file`, and so does the traceback of
+    an unexpected error."""
     sys.stdout.flush()
     sys.stderr.flush()
     originals = os.dup(1), os.dup(2)
@@ -176,11 +173,11 @@ def console_for_run(
         os.dup2(sink, 1)
         os.dup2(sink, 2)
         log_to(log_file)
-        with noting(log_file):
+        with logging_errors(log_file):
             yield Console(stream, quiet=quiet)
     finally:
         for ours in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # a full disk must not hide what happened
+            with suppress(OSError, ValueError):  # a full disk must not hide an exception
                 ours.flush()
         os.dup2(originals[0], 1)
         os.dup2(originals[1], 2)
@@ -190,17 +187,19 @@ def console_for_run(
             stream.close()
 
 
-class _Discreet(logging.Formatter):
-    """Lines of a log without the secrets that libraries put into messages and tracebacks."""
+class _WithoutSecrets(logging.Formatter):
+    """Removes secrets that libraries put into messages and tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         return for_others(super().format(record))
 
 
 def log_to(log_file: Path) -> None:
-    """Send Python logging of this process to the run's log file (appended, line by line)."""
+    """Append the Python logging of this process to a file."""
     handler = logging.FileHandler(log_file, encoding="utf-8")
-    handler.setFormatter(_Discreet("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(
+        _WithoutSecrets("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+    )
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

@@ -1,4 +1,4 @@
-"""From what a command raises to its exit code and the sentence that a person reads.
+"""From the exception of a command to its exit code and one sentence for the user.
 
 0 done, 1 failed, 2 the user's mistake, 75 interrupted but resumable by the same command.
 """
@@ -9,27 +9,30 @@ import re
 import select
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from elmwright.jobs.environment.machine_use import share_machine
 from elmwright.jobs.secrets.hiding import for_others
+from elmwright.jobs.terminal.signals import RESUMABLE
 from elmwright.jobs.terminal.unexpected import quiet_threads, report_unexpected
 from elmwright.jobs.terminal.wording import tell
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.disk import explain
 
-DONE, FAILED, MISTAKE, RESUMABLE = 0, 1, 2, 75
+DONE = 0
+FAILED = 1
+MISTAKE = 2
 STORE_WORDS = re.compile(r"(?i)\b(s3|gs|gcs|aws|bucket|botocore|google::cloud|curlcode)\b")
-"""What pyarrow says of object stores, whose errors have no number."""
+"""Words in pyarrow's errors about object stores, which have no number."""
 
 
 def exit_code(work: Callable[[], int | None], *, as_json: bool = False) -> int:
-    """Do the work of a command; its exit code. What went wrong is told on standard error.
+    """Do the work of a command and return its exit code; errors are printed to standard error.
 
-    With `as_json` it is told as one JSON object with the error's code (docs/errors.md).
+    With `as_json` an error is one JSON object with the error's code (docs/errors.md).
     """
     share_machine()
     quiet_threads()
@@ -48,28 +51,22 @@ def exit_code(work: Callable[[], int | None], *, as_json: bool = False) -> int:
         ending = _ending(error)
         if as_json:
             print(json.dumps({"error": to_data(ending)}), file=sys.stderr)
-        elif ending.exit == RESUMABLE:
-            _tell_stopped(f"stopped: {ending.message}")
-        else:
-            tell(f"{'error' if ending.exit == MISTAKE else 'failed'}: {ending.message}", sys.stderr)
+            return ending.exit
+        if ending.exit == RESUMABLE and sys.stderr.isatty():
+            sys.stderr.write("\r")  # over the ^C of the terminal
+        words = {FAILED: "failed", MISTAKE: "error", RESUMABLE: "stopped"}
+        tell(f"{words[ending.exit]}: {ending.message}", sys.stderr)
         return ending.exit
 
 
 def _has_no_reader(stream: TextIO) -> bool:
-    """Whether what is written there goes nowhere, because whoever read it has gone."""
+    """Whether the reader of a pipe has closed it."""
     try:
         poll = select.poll()
-        poll.register(stream.fileno(), 0)  # errors and hang-ups are always told
+        poll.register(stream.fileno(), 0)  # errors and hang-ups are always reported
         return bool(poll.poll(0))
-    except (OSError, ValueError):  # no descriptor: no pipe
+    except (OSError, ValueError):  # no descriptor, so not a pipe
         return False
-
-
-def _tell_stopped(sentence: str) -> None:
-    """Say it at the left edge: a terminal has just written ^C there."""
-    if sys.stderr.isatty():
-        sys.stderr.write("\r")
-    tell(sentence, sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -81,32 +78,25 @@ class Ending:
     code: str
     """A code for programs."""
     message: str
-    """What a person reads, without secrets."""
+    """A sentence for the user, without secrets."""
 
 
 def _ending(error: BaseException) -> Ending:
-    ending = _told(error)
-    return replace(ending, message=for_others(ending.message))
-
-
-def _told(error: BaseException) -> Ending:
-    if isinstance(error, KeyboardInterrupt):
-        return Ending(RESUMABLE, "interrupted", "interrupted; nothing is lost")
-    if isinstance(error, Interrupted):
-        return Ending(RESUMABLE, "interrupted", str(error))
-    if isinstance(error, Failed):
-        return Ending(FAILED, "failed", str(error))
     if isinstance(error, OSError):
-        if mistake := explain(error, Path(error.filename or "here")):
-            error = mistake
-        elif error.errno is None and STORE_WORDS.search(str(error)):
-            reason = " ".join(str(error).split())[:300]
-            return Ending(
-                FAILED,
-                "store-failed",
-                f"the object store does not answer as it should ({reason}); check "
-                "AWS_ENDPOINT_URL and the network, then run the same command again",
-            )
-    if isinstance(error, UserError):
-        return Ending(MISTAKE, error.code, str(error))
-    return Ending(FAILED, "unexpected", report_unexpected(error))
+        error = explain(error, Path(error.filename or "here")) or error
+    number, code, message = FAILED, "failed", str(error)
+    if isinstance(error, KeyboardInterrupt):
+        number, code, message = RESUMABLE, "interrupted", "interrupted; nothing is lost"
+    elif isinstance(error, Interrupted):
+        number, code = RESUMABLE, "interrupted"
+    elif isinstance(error, UserError):
+        number, code = MISTAKE, error.code
+    elif isinstance(error, OSError) and error.errno is None and STORE_WORDS.search(message):
+        code = "store-failed"
+        message = (
+            f"the object store does not answer as it should ({' '.join(message.split())[:300]}); "
+            "check AWS_ENDPOINT_URL and the network, then run the same command again"
+        )
+    elif not isinstance(error, Failed):
+        code, message = "unexpected", report_unexpected(error)
+    return Ending(number, code, for_others(message))

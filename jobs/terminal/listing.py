@@ -1,7 +1,7 @@
-"""Tables for a reader: columns that fit the terminal, and everything there is in a pipe or a file.
+"""Tables that fit the terminal, and are complete in a pipe or a file.
 
-rich lays them out. Cells are broken between words where the terminal is too narrow, never inside
-one; a table whose words cannot be made to fit is wider than the terminal rather than cut.
+rich lays them out. Cells are broken between words if the terminal is too narrow; a table whose
+words do not fit is wider than the terminal rather than cut.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,37 +44,37 @@ def table(
         )
     for row in cells:
         layout.add_row(*row)
-    room = max(width, least) - indent if width else UNLIMITED
-    console = Console(file=StringIO(), width=room, color_system=None, legacy_windows=False)
+    columns = max(width, least) - indent if width else UNLIMITED
+    console = Console(file=StringIO(), width=columns, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(layout, markup=False, highlight=False, emoji=False)
     return [(" " * indent + line).rstrip() for line in capture.get().splitlines()]
 
 
 def funnel_table(counts: Counts, width: int | None) -> list[str]:
-    """What each rule took, from read to kept; rules that took nothing are left out."""
+    """What each rule removed, from read to kept; rules that removed nothing are left out."""
     rows = []
     for rule, documents, sentences, words in counts:
-        end = rule in ("read", "kept")
-        if end or documents or sentences or words:
-            name = rule if end else f"- {rule}"
+        is_total = rule in ("read", "kept")
+        if is_total or documents or sentences or words:
+            name = rule if is_total else f"- {rule}"
             rows.append((name, f"{documents:,}", f"{sentences:,}", f"{words:,}"))
     header = ("", "documents", "sentences", "words")
     numbers = [max(len(row[place]) for row in [header, *rows]) + GAP for place in (1, 2, 3)]
     if width:
-        room = width - 2 - GAP - sum(numbers)
-        rows = [(_at_dot(row[0], room), *row[1:]) for row in rows]
+        columns = width - 2 - GAP - sum(numbers)
+        rows = [(_at_dot(row[0], columns), *row[1:]) for row in rows]
     return table(header, rows, width, indent=2)
 
 
-def _at_dot(name: str, room: int) -> str:
-    """The name of a rule, on two lines if it is too long: section.\\n  setting."""
+def _at_dot(name: str, columns: int) -> str:
+    """The name of a rule, broken after the dot if it is too long."""
     section, dot, setting = name.partition(".")
-    return f"{section}.\n  {setting}" if dot and len(name) > room else name
+    return f"{section}.\n  {setting}" if dot and len(name) > columns else name
 
 
 def corpus_lines(manifest: Manifest, width: int | None) -> list[str]:
-    """What was read, dropped and kept, and the sizes of what came out."""
+    """What was read, dropped and kept, and the sizes of the splits."""
     steps = ((s.rule, s.documents, s.sentences, s.words) for s in manifest.funnel)
     rows = [
         (

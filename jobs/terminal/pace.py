@@ -1,16 +1,16 @@
-"""How long the rest of some work takes, by its recent speed.
+"""The time left for some work, estimated from its recent speed.
 
-`Pace` is for work that comes in pieces of any size: the mean over the last minute or so, so that
-two workers that finish together do not look like an infinite speed. `StepPace` is for training:
-the median over recent records of the journal, which a slow start, a checkpoint or a busy moment do
-not move, and what an evaluation costs is counted apart, once for each that is still to come.
+`Pace` is for work in pieces of any size. It takes the mean over the last minute or so, so that two
+workers that finish together do not look like an infinite speed. `StepPace` is for training. It
+takes the median over recent records of the journal, which a slow start, a checkpoint or a busy
+moment do not move, and adds the cost of each evaluation to come.
 """
 
 from collections import deque
 from statistics import median
 
 FIRST_STEPS = 10
-"""Steps of an attempt before its speed says anything."""
+"""Steps of an attempt before its speed is known."""
 
 
 class Pace:
@@ -19,17 +19,16 @@ class Pace:
     SECONDS = 60.0
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
         self._points: deque[tuple[float, int]] = deque()
 
     def at(self, seconds: float, done: int) -> None:
-        """So much was done at this time."""
+        """Record how much was done at this time."""
         self._points.append((seconds, done))
         while len(self._points) > 2 and self._points[1][0] < seconds - self.SECONDS:
             self._points.popleft()
 
     def left(self, total: int, now: float) -> float | None:
-        """Seconds until all is done; None while too little is known."""
+        """Seconds until all is done; None if too little is known."""
         if len(self._points) < 2:
             return None
         (begin, first), (end, last) = self._points[0], self._points[-1]
@@ -44,7 +43,7 @@ class StepPace:
     RECORDS = 21
 
     def __init__(self, total: int, eval_every: int) -> None:
-        """For `total` steps with an evaluation every so many (0: only at the end)."""
+        """For `total` steps with an evaluation every `eval_every` (0: only at the end)."""
         self._total, self._every = total, eval_every
         self._begin = 0
         self._last: tuple[float, int] | None = None
@@ -52,13 +51,13 @@ class StepPace:
         self._pauses: deque[float] = deque(maxlen=self.RECORDS)
 
     def begin(self, seconds: float, step: int) -> None:
-        """An attempt begins here: what was before says nothing of its speed."""
+        """Record the start of an attempt, and forget the speed of earlier ones."""
         self._begin, self._last = step, (seconds, step)
         self._spans.clear()
         self._pauses.clear()
 
     def at(self, seconds: float, step: int, *, evaluated: bool) -> None:
-        """A step was done at this time; `evaluated`: with an evaluation since the one before."""
+        """Record the time of a step; `evaluated` if there was an evaluation since the last one."""
         if self._last is None:
             self.begin(seconds, step)
             return
@@ -74,13 +73,13 @@ class StepPace:
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds per step; None while too little is known."""
+        """Seconds per step; None if too little is known."""
         spans = list(self._spans)
-        # The first span holds the start of the processes' threads and caches.
+        # The first span includes the start of threads and caches.
         return median(spans[1:] or spans) if spans else None
 
     def left(self, since: float) -> float | None:
-        """Seconds to the end, `since` seconds after the last step that is known."""
+        """Seconds to the end, `since` seconds after the last known step."""
         pace = self.step_seconds
         if pace is None or self._last is None or self._last[1] - self._begin < FIRST_STEPS:
             return None
@@ -90,7 +89,7 @@ class StepPace:
 
     @property
     def evaluations_left(self) -> int:
-        """Evaluations still to come, the last one included."""
+        """How many evaluations are still to come, the last one included."""
         if self._last is None or self._last[1] >= self._total:
             return 0
         every = self._every or self._total

@@ -1,18 +1,18 @@
 """What Ctrl-C and SIGTERM do, in every command.
 
-Most work is safe to kill: export, eval, verify, publish, embed, score lose nothing that the same
-command does not make again. There the first signal raises `KeyboardInterrupt` in the main thread,
-which nobody's `except Exception` takes for a failure. Building a corpus and training save first
-(`Stop.saving`): there the first signal only asks, one sentence says so at once, and a second SIGINT
-raises. A second SIGTERM does not: batch systems, and whoever cancels a run twice, send it while the
-checkpoint that the first one asked for is being written. They kill in the end, if they must.
+Most work is safe to kill: export, eval, verify, publish, embed and score lose nothing that the same
+command does not write again. The first signal raises `KeyboardInterrupt` in the main thread, which
+no `except Exception` catches. Building a corpus and training save first (`Stop.saving`): the first
+signal is only a request, which is confirmed at once by a sentence, and a second SIGINT raises. A
+second SIGTERM does not, because batch systems and users who cancel a run twice send it while the
+checkpoint is being written. They can still kill the process.
 
 People press Ctrl-C twice, and the second one must not interrupt the closing of files. So after
 `KeyboardInterrupt` was raised, or work that was asked to stop has saved, signals do nothing for
-`PATIENCE` seconds; a later SIGINT ends the process on the spot. Exit code 75 in every case: the
+`PATIENCE` seconds; a later SIGINT ends the process immediately. The exit code is always 75: the
 same command resumes.
 
-Nothing here sets a signal to SIG_IGN: processes that are started meanwhile would inherit that.
+No signal is set to SIG_IGN, because child processes would inherit that.
 """
 
 import os
@@ -31,10 +31,10 @@ from elmwright.jobs.terminal.wording import tell
 from elmwright.pipeline.errors import Interrupted
 
 PATIENCE = 3.0
-"""Seconds that a command has for closing its files and its Ray, whatever is pressed."""
+"""Seconds that a command has to close its files and Ray, whatever is pressed."""
 RESUMABLE = 75
 AGAIN = "(Ctrl-C again ends at once)"
-"""What is said with every request to stop that saves first."""
+"""Ends the sentence that confirms a request to stop."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = b"\x1b[?25h"
 
@@ -47,22 +47,22 @@ class Stop:
     def __init__(self) -> None:
         self._asked = False
         self._raised = 0.0
-        # A handler runs between any two steps of the main thread, which may hold any lock: of the
-        # ways to wake another thread only this queue is safe to use there.
+        # A handler interrupts the main thread, which may hold any lock. Of all ways to wake another
+        # thread, only this queue is safe there.
         self._listener: queue.SimpleQueue[bool] | None = None
         self._stderr = 2
 
     def is_set(self) -> bool:
-        """Was it asked to stop?"""
+        """Whether the process was asked to stop."""
         return self._asked
 
     @property
     def raised(self) -> bool:
-        """Has a signal ended the work with `KeyboardInterrupt`?"""
+        """Whether a signal has ended the work with `KeyboardInterrupt`."""
         return self._raised > 0
 
     def take(self) -> None:
-        """Let the signals come here. Call it again after Ray has started: it takes SIGTERM."""
+        """Handle the signals. Call it again after Ray has started, which takes SIGTERM."""
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, self._handle)
@@ -71,24 +71,25 @@ class Stop:
     def saving(
         self, sentence: str | Callable[[], str], say: Callable[[str], object]
     ) -> Iterator[None]:
-        """For work that looks at `is_set` and saves: the first signal asks, and `sentence` is said.
+        """For work that checks `is_set` and saves: the first signal is a request, confirmed by
+        `sentence`.
 
-        By a thread: a handler that prints may meet the main thread in the middle of printing.
+        A thread prints it, because the handler may interrupt the main thread while it prints.
         """
-        before, news = self._listener, queue.SimpleQueue[bool]()
+        before, requests = self._listener, queue.SimpleQueue[bool]()
 
-        def tell() -> None:
-            if news.get():
+        def confirm() -> None:
+            if requests.get():
                 say(sentence if isinstance(sentence, str) else sentence())
 
-        thread = threading.Thread(target=tell, name="stopping", daemon=True)
+        thread = threading.Thread(target=confirm, name="stopping", daemon=True)
         thread.start()
-        self._listener = news
+        self._listener = requests
         try:
             yield
         finally:
             self._listener = before
-            news.put(False)
+            requests.put(False)
             thread.join(PATIENCE)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -96,18 +97,18 @@ class Stop:
             if number == signal.SIGINT and time.monotonic() - self._raised > PATIENCE:
                 self._end()
             return
-        again, self._asked = self._asked, True
-        if self._listener is not None and (not again or number == signal.SIGTERM):
-            if not again:
+        is_repeated, self._asked = self._asked, True
+        if self._listener is not None and (not is_repeated or number == signal.SIGTERM):
+            if not is_repeated:
                 self._listener.put(True)
             return
         self._raised = time.monotonic()
-        if again and self._listener is None:
+        if is_repeated and self._listener is None:
             return  # the work has been saved and the command is closing: no need to raise
         raise KeyboardInterrupt
 
     def _end(self) -> NoReturn:
-        """End without closing anything: a clean end takes too long for whoever is waiting."""
+        """End without closing anything, because the user is tired of waiting."""
         cursor = SHOW_CURSOR if os.isatty(self._stderr) else b""
         with suppress(OSError):
             os.write(self._stderr, cursor + b"\nstopped: at once; the same command resumes\n")
@@ -119,9 +120,9 @@ _current: Stop | None = None
 
 @contextmanager
 def stop_signals() -> Iterator[Stop]:
-    """Take SIGINT and SIGTERM; inside another of these, the same `Stop` is used.
+    """Handle SIGINT and SIGTERM; nested calls share one `Stop`.
 
-    Elsewhere than in the main thread no signal arrives, and none is taken.
+    Signals arrive in the main thread only; in other threads this does nothing.
     """
     global _current  # noqa: PLW0603 - signals belong to the process, so this does
     if _current is not None or threading.current_thread() is not threading.main_thread():
@@ -129,7 +130,7 @@ def stop_signals() -> Iterator[Stop]:
         return
     stop = _current = Stop()
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    stop._stderr = os.dup(2)  # 2 is the log while a run is going
+    stop._stderr = os.dup(2)  # during a run, 2 is the log
     stop.take()
     try:
         yield stop
@@ -142,7 +143,7 @@ def stop_signals() -> Iterator[Stop]:
 
 @contextmanager
 def resumable(sentence: str) -> Iterator[None]:
-    """Around work that is safe to kill: what a signal ends is told in this sentence."""
+    """For work that is safe to kill: a signal raises `Interrupted` with this sentence."""
     try:
         yield
     except KeyboardInterrupt:
@@ -150,18 +151,18 @@ def resumable(sentence: str) -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write what was printed; the interpreter tries again and tells what is wrong."""
+    """Flush the output; the interpreter tries again at exit and reports errors."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
 
 
 def stoppable(main: Callable[P, int]) -> Callable[P, int]:
-    """A program's main function, whose process ends without noise whenever it is interrupted.
+    """A program's main function, whose process ends quietly when it is interrupted.
 
-    Called without arguments it is the program itself. Then an interrupted one leaves without the
-    interpreter's long farewell, which half-imported libraries may not survive; and once a command
-    has ended, a signal can only make the process end sooner.
+    Called without arguments it is the program itself. An interrupted program then skips the
+    interpreter's shutdown, which half-imported libraries may not survive; and once a command has
+    ended, a signal only makes the process end sooner.
     """
 
     @wraps(main)

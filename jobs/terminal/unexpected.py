@@ -1,9 +1,9 @@
-"""What happens to an error that nobody expected: one sentence on the screen, the rest in a file.
+"""Unexpected errors: one sentence on the screen, the traceback in a file.
 
-A traceback says nothing to most people and is all that matters to whoever mends the defect. So it
-goes to the log of the run, if one is going, and otherwise to a file of its own in the user's cache
-folder; the screen gets a sentence with the path. `ELMWRIGHT_DEBUG=1` shows the traceback as well.
-Only the command line does this: from Python, exceptions are raised as always.
+A traceback means nothing to most users, and is what a developer needs. It is written to the log of
+the run, if there is one, and otherwise to a file in the user's cache folder; the screen shows a
+sentence with the path. `ELMWRIGHT_DEBUG=1` shows the traceback as well. Only the command line does
+this: in Python, exceptions are raised as usual.
 """
 
 import logging
@@ -29,14 +29,14 @@ log = logging.getLogger("elmwright")
 
 DEBUG = "ELMWRIGHT_DEBUG"
 KEPT = 20
-"""Error files that are kept, the newest."""
+"""How many error files are kept."""
 LONGEST = 200
-"""Characters of an error's own words that are shown."""
+"""The most characters of an error's message that are shown."""
 _NOTED = "elmwright_log"
 
 
 @contextmanager
-def noting(log_file: Path) -> Iterator[None]:
+def logging_errors(log_file: Path) -> Iterator[None]:
     """Write the traceback of an unexpected error that passes through to the log of the run."""
     try:
         yield
@@ -49,7 +49,7 @@ def noting(log_file: Path) -> Iterator[None]:
 
 
 def report_unexpected(error: BaseException) -> str:
-    """Write the traceback to a file; a sentence of what happened, and where the traceback is."""
+    """Write the traceback to a file; return a sentence with the error and the file."""
     log_file = vars(error).get(_NOTED) or write_error_file(error)
     if os.environ.get(DEBUG, "") not in ("", "0"):
         sys.stderr.write(for_others("".join(traceback.format_exception(error))))
@@ -58,7 +58,7 @@ def report_unexpected(error: BaseException) -> str:
 
 
 def in_words(error: BaseException) -> str:
-    """An error on one line: its kind and its own words, without the traceback Ray puts there."""
+    """An error on one line: its type and message, without the traceback that Ray adds."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException) and cause is not error:
         return in_words(cause)
@@ -67,63 +67,54 @@ def in_words(error: BaseException) -> str:
     if not lines:
         return name
     # The last line of a traceback names the error itself.
-    handed_on = any(line.startswith(("Traceback", 'File "')) for line in lines)
-    words = lines[-1] if handed_on else lines[0]
+    has_traceback = any(line.startswith(("Traceback", 'File "')) for line in lines)
+    words = lines[-1] if has_traceback else lines[0]
     words = words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
-    return words if handed_on else f"{name}: {words}"
+    return words if has_traceback else f"{name}: {words}"
 
 
 def error_folder() -> Path:
-    """Where error files are kept: in the user's cache folder."""
-    own = os.environ.get("ELMWRIGHT_CACHE")
-    cache = os.environ.get("XDG_CACHE_HOME")
-    if own:
-        home = Path(own)
-    elif cache and os.path.isabs(cache):
-        home = Path(cache, "elmwright")
-    else:
-        home = Path("~/.cache/elmwright")
-    return home.expanduser() / "errors"
+    """The folder of error files, in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    default = Path(cache if os.path.isabs(cache) else "~/.cache", "elmwright")
+    return Path(os.environ.get("ELMWRIGHT_CACHE") or default).expanduser() / "errors"
 
 
 def write_error_file(error: BaseException) -> Path | None:
-    """A file with the traceback and what was typed; None where nothing can be written."""
+    """Write a file with the traceback and the command; None if it cannot be written."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        here = "(removed)"
     text = for_others(
         f"elmwright {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-        # Each word by itself: quotes of the shell may stand inside a password.
+        # Word by word, because a password may contain quotes of the shell.
         f"command: {shlex.join(map(shown_word, sys.argv))}\n"
-        f"folder: {_folder()}\n\n" + "".join(traceback.format_exception(error))
+        f"folder: {here}\n\n" + "".join(traceback.format_exception(error))
     )
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    for folder in (error_folder(), Path(tempfile.gettempdir())):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / (name if folder.name == "errors" else f"elmwright-{name}")
-            with path.open("a", encoding="utf-8") as file:
-                file.write(text)
-        except (OSError, RuntimeError):  # no home, or no room: the next place
-            continue
-        if folder.name == "errors":
-            _tidy(folder)
+    with suppress(OSError, RuntimeError):  # no home folder, or no space
+        path = error_folder() / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _append(path, text)
+        with suppress(OSError):
+            for old in sorted(path.parent.glob("*.txt"))[:-KEPT]:
+                old.unlink(missing_ok=True)
+        return path
+    with suppress(OSError):
+        path = Path(tempfile.gettempdir(), f"elmwright-{name}")
+        _append(path, text)
         return path
     return None
 
 
-def _folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        return "(gone)"
-
-
-def _tidy(folder: Path) -> None:
-    with suppress(OSError):
-        for old in sorted(folder.glob("*.txt"))[:-KEPT]:
-            old.unlink(missing_ok=True)
+def _append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
 
 
 def quiet_threads() -> None:
-    """Keep tracebacks of other threads, and of what Python cleans up, off the screen."""
+    """Keep tracebacks of other threads, and of Python's own cleaning up, off the screen."""
     threading.excepthook = _thread_failed
     sys.unraisablehook = _not_raisable
 
@@ -133,7 +124,7 @@ def _thread_failed(failure: threading.ExceptHookArgs) -> None:
     if error is None or isinstance(error, SystemExit):
         return
     name = failure.thread.name if failure.thread else "unknown"
-    _put_aside(error, failure.exc_traceback, f"the thread {name!r} failed")
+    _record(error, failure.exc_traceback, f"the thread {name!r} failed")
 
 
 def _not_raisable(failure: "sys.UnraisableHookArgs") -> None:
@@ -141,13 +132,13 @@ def _not_raisable(failure: "sys.UnraisableHookArgs") -> None:
     if error is None or isinstance(error, KeyboardInterrupt):  # Ctrl-C while the process ends
         return
     what = failure.err_msg or "an error where it cannot be raised"
-    _put_aside(error, failure.exc_traceback, f"{what}: {failure.object!r}")
+    _record(error, failure.exc_traceback, f"{what}: {failure.object!r}")
 
 
-def _put_aside(error: BaseException, trace: TracebackType | None, what: str) -> None:
-    """To the log of the run if there is one, else to an error file."""
+def _record(error: BaseException, trace: TracebackType | None, what: str) -> None:
+    """Write an error to the log of the run if there is one, else to an error file."""
     error = error.with_traceback(trace)
-    if any(isinstance(one, logging.FileHandler) for one in logging.getLogger().handlers):
+    if any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers):
         log.error(what, exc_info=error)
         return
     path = write_error_file(error)

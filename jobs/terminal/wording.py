@@ -1,9 +1,9 @@
-"""How numbers, durations, paths and sentences are written for a reader, and how wide.
+"""How numbers, durations, paths and sentences are written for a reader.
 
-Everything that is printed goes through here: one way to write "3 min 40 s", "310 MB" or "1 shard",
-and one rule for lines. On a terminal a sentence is broken between words, never inside one; a word
-that is wider than the terminal (a long path) gets a line of its own and stays whole, so that it
-can still be copied. In a pipe or a file nothing is broken and nothing is cut.
+Everything that is printed uses these functions, so that there is one way to write "3 min 40 s",
+"310 MB" or "1 shard", and one rule for lines. On a terminal a sentence is broken between words; a
+word that is wider than the terminal (a long path) gets its own line and stays whole, so that it can
+still be copied. In a pipe or a file no line is broken or cut.
 """
 
 import difflib
@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -19,15 +20,15 @@ from typing import TextIO
 from elmwright.jobs.secrets.hiding import for_others
 
 WIDTH = 80
-"""Columns of a terminal that does not tell its width."""
+"""Columns of a terminal whose width is unknown."""
 SCALED = ("tokens", "words", "characters")
 """Units whose large amounts are written with k, M or G."""
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Columns of the terminal behind a stream; None if it is no terminal: then no line is broken.
+    """Columns of the terminal behind a stream; None if it is not a terminal.
 
-    COLUMNS counts first, as in every other program.
+    COLUMNS takes precedence, as in other programs.
     """
     try:
         if not stream.isatty():
@@ -41,38 +42,37 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def wrap(text: str, width: int | None) -> str:
-    """The text with its lines broken between words; what follows has the indent of its line."""
+    """The text with its lines broken between words; a continued line keeps its indent."""
     if width is None:
         return text
-    return "\n".join(piece for line in text.split("\n") for piece in _wrap_line(line, width))
+    return "\n".join(_wrap_line(line, width) for line in text.split("\n"))
 
 
-def _wrap_line(line: str, width: int) -> list[str]:
+def _wrap_line(line: str, width: int) -> str:
     if len(line) <= width:
-        return [line]
-    indent = line[: len(line) - len(line.lstrip())]
-    lines: list[str] = []
-    current = ""
-    # Runs of spaces are kept inside a line: they align columns.
-    for gap, word in re.findall(r"(\s*)(\S+)", line):
-        if not current:
-            current = indent + word
-        elif len(current) + len(gap) + len(word) <= width:
-            current += gap + word
-        else:
-            lines.append(current)
-            current = indent + word
-    return [*lines, current] if current else lines
+        return line
+    words = line.lstrip()
+    indent = line.removesuffix(words)
+    return textwrap.fill(
+        words,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        expand_tabs=False,
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def tell(text: str, stream: TextIO | None = None) -> None:
-    """Print a sentence, its paths seen from here, broken to fit the terminal."""
+    """Print a sentence with relative paths and without secrets, broken to fit the terminal."""
     stream = stream or sys.stdout
     print(wrap(from_here(for_others(text)), terminal_width(stream)), file=stream, flush=True)
 
 
 def nearby(path: str | Path) -> str:
-    """A path seen from the current folder, where it is below that."""
+    """A path relative to the current folder, if it is inside it."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -80,19 +80,19 @@ def nearby(path: str | Path) -> str:
 
 
 def from_here(text: str) -> str:
-    """A sentence whose absolute paths below the current folder are written relative to it."""
+    """A sentence with absolute paths inside the current folder made relative to it."""
     try:
         here = os.getcwd()
-    except OSError:  # the folder is gone
+    except OSError:  # the folder was removed
         return text
     if here == "/" or here not in text:
         return text
-    # Not inside a URL or a longer path: only where a path begins.
+    # Only at the start of a path, not inside a URL or a longer path.
     return re.sub(rf"(?<![\w./:~-]){re.escape(here)}/(?=[\w.~])", "", text)
 
 
 def typed(*arguments: str, width: int | None = None) -> str:
-    """A command as it is typed here, broken with backslashes where it is wider than `width`."""
+    """A command as the user would type it, with backslashes if it is wider than `width`."""
     words = [command_name(), *(_quoted(argument) for argument in arguments)]
     whole = " ".join(words)
     if width is None or len(whole) <= width:
@@ -108,15 +108,13 @@ def typed(*arguments: str, width: int | None = None) -> str:
 
 
 def _quoted(argument: str) -> str:
-    return (
-        f'"{argument}"'
-        if re.fullmatch(r"[\w ,.'-]* [\w ,.'-]*", argument)
-        else (shlex.quote(argument))
-    )
+    if re.fullmatch(r"[\w ,.'-]* [\w ,.'-]*", argument):
+        return f'"{argument}"'
+    return shlex.quote(argument)
 
 
 def _options(words: Sequence[str]) -> list[str]:
-    """Words of a command, an option together with its value."""
+    """The words of a command, each option joined with its value."""
     groups: list[str] = []
     for word in words:
         if groups and groups[-1].startswith("-") and " " not in groups[-1]:
@@ -127,7 +125,7 @@ def _options(words: Sequence[str]) -> list[str]:
 
 
 def command_name(name: str = "elmwright") -> str:
-    """How to type a command of this environment here."""
+    """How to call a program of this environment from the current folder."""
     beside = Path(sys.executable).parent / name
     on_path = shutil.which(name)
     if on_path and Path(on_path).resolve() == beside.resolve():
@@ -136,7 +134,7 @@ def command_name(name: str = "elmwright") -> str:
 
 
 def counted(count: int, units: str) -> str:
-    """So many of a unit that is given in the plural: 1 document, 8,412 documents, 310 MB."""
+    """An amount with its unit, given in the plural: 1 document, 8,412 documents, 310 MB."""
     if units == "bytes":
         return size(count)
     if units in SCALED and count >= 10_000:
@@ -146,7 +144,7 @@ def counted(count: int, units: str) -> str:
 
 
 def of_total(done: int, total: int, units: str) -> str:
-    """How far: 213/1,000 steps, 0.4/1.2 M tokens, 140/310 MB."""
+    """An amount of a total: 213/1,000 steps, 0.4/1.2 M tokens, 140/310 MB."""
     if units == "bytes" or (units in SCALED and total >= 10_000):
         factor, prefix = _prefix(total)
         digits = 0 if total / factor >= 100 else 1

@@ -128,7 +128,7 @@ def launch(
             )
             if error is None:
                 if at(folder.result).read_json() is not None:
-                    bar.complete()  # perhaps before the last step: eval.patience
+                    bar.is_complete = True  # perhaps before the last step: eval.patience
                 break
             if isinstance(error, CapacityLost) or (isinstance(error, NoCapacity) and ever_ran):
                 raise Interrupted(
