@@ -226,7 +226,7 @@ def resume(folder: Path) -> None:
         run.steps(240, 300)
         watcher.look()
         hold()
-        bar.complete()
+        bar.is_complete = True
 
 
 def interrupt(folder: Path) -> None:
