@@ -1,7 +1,7 @@
-"""Every setting with its type, default and meaning: what `elmwright config --explain` prints.
+"""Every setting with its type, default and meaning, for `elmwright config --explain`.
 
-The meaning is the string under each field of the config's dataclasses, so that a setting and its
-documentation cannot drift apart. docs/configuration.md is made from the same rows.
+The meaning is the string under each field of the config's dataclasses. docs/configuration.md is
+generated from the same records.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Which settings of a run must stay as they were when its training was begun."""
+"""Which settings of a run must not change after its training has begun."""
 
 import json
 from collections.abc import Mapping
@@ -8,18 +8,17 @@ from elmwright.jobs.config.sections import RESUMABLE, TRAINING_SECTIONS
 
 
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Every setting that must be as it was when the run was begun and is not, in one sentence."""
-    found = [
-        (f"{section}.{key}", value, saved[section].get(key, value))
-        for section in ("run", *TRAINING_SECTIONS)
-        for key, value in now[section].items()
-        if section != "run" or key == "seed"
-    ]
-    differing = [
-        f"{name} is {json.dumps(value)}, but the run was begun with {json.dumps(before)}"
-        for name, value, before in found
-        if value != before and name not in RESUMABLE
-    ]
+    """One sentence with every setting that changed and must not; empty if there is none."""
+    differing = []
+    for section in ("run", *TRAINING_SECTIONS):
+        for key, value in now[section].items():
+            name, before = f"{section}.{key}", saved[section].get(key, value)
+            is_fixed = key == "seed" if section == "run" else name not in RESUMABLE
+            if is_fixed and value != before:
+                differing.append(
+                    f"{name} is {json.dumps(value)}, but the run was begun with "
+                    f"{json.dumps(before)}"
+                )
     if not differing:
         return ""
     back = "it" if len(differing) == 1 else "them"

@@ -1,7 +1,7 @@
-"""Reads a TOML file into a `RunConfig`, and says exactly what is wrong when it cannot.
+"""Reads a TOML file into a `RunConfig`.
 
-One error names the file, the key, the reason and, for a misspelled key, the nearest valid name.
-Its values are checked in `check_settings.py`, and `explain_settings.py` says what each key means.
+An error names the file, the key, the reason and, for a misspelled key, the nearest valid name.
+`check_settings.py` checks the values, and `explain_settings.py` has the meaning of each key.
 """
 
 import dataclasses
@@ -50,19 +50,20 @@ def find_config(name: str) -> Path:
 
 
 CONFIG_BYTES, NESTED = 1 << 20, 100
-"""The largest config file, and the longest dotted key, which the parser takes ever longer for."""
+"""The largest config file, and the most parts of a dotted key: parsing takes quadratic time."""
 _PART = rb"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
 _LONG_KEY = re.compile(rb"(?m)(?:^|[\[{,])[ \t]*+(?:%b\.[ \t]*+){%d}" % (_PART, NESTED))
-"""A longer one, at the beginning of a line or inside brackets. Dots in comments and texts are not
-counted."""
+"""A longer key, at the beginning of a line or inside brackets, but not in comments and strings."""
 
 
 def load_config(name: str, overrides: list[str] | None = None) -> RunConfig:
-    """Read, override, check and resolve the config that `name` stands for."""
+    """The config of a file or recipe, overridden, checked and resolved."""
     path = find_config(name)
     text = read_small(path, CONFIG_BYTES)
     if _LONG_KEY.search(text):
-        raise UserError("setting", f"{path} has a key of more than {NESTED} parts; it is no config")
+        raise UserError(
+            "setting", f"{path} has a key of more than {NESTED} parts; it is not a config"
+        )
     try:
         data = tomllib.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -71,13 +72,13 @@ def load_config(name: str, overrides: list[str] | None = None) -> RunConfig:
         raise UserError("file-unreadable", f"{path} is not valid TOML: {error}") from error
     for override in overrides or []:
         _override(data, override)
-    said = f" with {' '.join(map(shown_word, overrides))}" if overrides else ""
-    return config_from(data, f"{path}{said}")
+    with_overrides = f" with {' '.join(map(shown_word, overrides))}" if overrides else ""
+    return config_from(data, f"{path}{with_overrides}")
 
 
 def config_from(data: dict[str, Any], where: str, *, saved: bool = False) -> RunConfig:
-    """Build a resolved config from parsed TOML, or from one that was `saved` with a run: that may
-    hold a password, which nobody may write into a config today."""
+    """A resolved config from parsed TOML, or from one that was `saved` with a run by an earlier
+    version and may contain a password, which is refused in new configs."""
     data = dict(data)
     if saved:
         advise(data, where)
@@ -104,7 +105,7 @@ def config_from(data: dict[str, Any], where: str, *, saved: bool = False) -> Run
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """The resolved config as plain data (what is saved with every output)."""
+    """The resolved config as plain data, as it is saved with every output."""
     return {"version": CONFIG_VERSION, **to_data(config)}
 
 
@@ -115,7 +116,7 @@ def config_hash(config: RunConfig) -> str:
 
 
 def _override(data: dict[str, Any], override: str) -> None:
-    """Apply `--set section.key=value`; the value is TOML, or a bare word taken as text."""
+    """Apply `--set section.key=value`; the value is TOML, or a bare word treated as a string."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
@@ -134,21 +135,18 @@ def _override(data: dict[str, Any], override: str) -> None:
 
 
 def _hint(problem: UnknownField) -> str:
-    """The name that was probably meant, or those that are valid there."""
+    """The name that was probably meant, or all valid ones."""
     prefix, _, key = problem.key.rpartition(".")
-    nearest = difflib.get_close_matches(key, problem.valid, n=1, cutoff=0.5)
-    if nearest:
-        return f"; did you mean {prefix and f'{prefix}.'}{nearest[0]}?"
-    elsewhere = [s.key for s in explain() if s.key.split(".")[-1] == key]
-    return (
-        f"; did you mean {elsewhere[0]}?"
-        if elsewhere
-        else f"; valid here: {', '.join(problem.valid)}"
-    )
+    names = difflib.get_close_matches(key, problem.valid, n=1, cutoff=0.5)
+    nearest = [f"{prefix}.{name}" if prefix else name for name in names]
+    candidates = nearest or [s.key for s in explain() if s.key.split(".")[-1] == key]
+    if candidates:
+        return f"; did you mean {candidates[0]}?"
+    return f"; valid here: {', '.join(problem.valid)}"
 
 
 def _resolve(config: RunConfig) -> RunConfig:
-    """Fill {name} and {dir} in."""
+    """Replace {name} and {dir}."""
     run = config.run
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run.name):
         raise BadField("run.name", f"{run.name!r}: use letters, digits, '.', '-' and '_'")
