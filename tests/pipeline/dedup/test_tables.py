@@ -3,12 +3,16 @@
 from contextlib import contextmanager
 
 import numpy as np
+import pyarrow
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmwright.pipeline.dedup import tables
 from elmwright.pipeline.storage.disk import DiskLocation
+from elmwright.pipeline.storage.files import at
+from tests.support.hostile import refusals
 
 ROW = np.dtype([("hi", "<u8"), ("row", "<u4"), ("side", "u1")])
 PART = np.dtype([("part", "<u4"), ("row", "<u4")])
@@ -160,6 +164,44 @@ def test_any_changed_or_missing_byte_is_noticed(tmp_path):
     path.write_bytes(whole + b"x")
     with pytest.raises(ValueError, match="damaged"):
         tables.load_rows(str(path), ROW)
+
+
+def test_a_table_that_claims_more_rows_than_it_has_takes_no_memory(tmp_path):
+    path = str(tmp_path / "x")
+    rows = np.zeros(10, [("part", "<u4"), ("x", "<u8")])
+    tables.save_rows(path, rows, "part")
+    good = at(path).read_bytes()
+    size = int.from_bytes(good[-16:-8], "little")
+    footer = pyarrow.ipc.read_schema(pyarrow.py_buffer(good[-16 - size : -16]))
+    end = int.from_bytes(footer.metadata[b"index"][8:16], "little")
+
+    def sealed(batch, end, key=b"part"):
+        index = np.array([[0, end, xxhash.xxh3_64_intdigest(batch)]], "<u8").tobytes()
+        data = footer.with_metadata({"key": key, "index": index}).serialize().to_pybytes()
+        seal = np.array([len(data), xxhash.xxh3_64_intdigest(data)], "<u8").tobytes()
+        return batch + data + seal
+
+    assert sealed(good[:end], end) == good
+    cases = [
+        (f"ends at {claim}", sealed(good[:end], claim)) for claim in (10**12, 2**63, 2**64 - 1)
+    ]
+    for place in range(0, end, 4):
+        for claim in (2**31 - 1, 2**32 - 1):
+            batch = good[:place] + claim.to_bytes(4, "little") + good[place + 4 : end]
+            cases.append((f"{claim} at {place}", sealed(batch, end)))
+    cases += [("no key", sealed(good[:end], end, b"")), ("empty", b""), ("zeros", bytes(1000))]
+    wrong, refused = refusals(
+        cases,
+        at(path).write_bytes,
+        lambda: (
+            tables.load_rows(path, rows.dtype),
+            tables.load_rows(path, rows.dtype, "part", 0, 1),
+        ),
+        path,
+        (ValueError,),
+    )
+    assert wrong == []
+    assert refused > 0.3 * len(cases), "what changes only numbers in the rows is not noticed"
 
 
 def test_a_table_of_another_kind_is_refused(tmp_path):
