@@ -61,7 +61,7 @@ def measure(
     while len(times) < 3 or times[-1] - times[0] < seconds:
         step = len(times)
         batches = [stream.batch(step + n) for n in range(config.train.accumulate)]
-        make_step(process, batches, wish=False)
+        make_step(process, batches, wants_stop=False)
         times.append(time.perf_counter())
     steps, spent = len(times) - 1, times[-1] - times[0]
     return Speed(steps * config.train.tokens / spent, measured=True, steps=steps, seconds=spent)
@@ -76,7 +76,7 @@ def _process(config: RunConfig, vocabulary: int) -> Process:
     lanes = ranks.lanes(config.train.lanes)
     trainer = Trainer(bilm, softmax, optimizer, States.zeros(config.model, len(lanes)))
     per_block = max(1, config.shards.block_steps // config.train.window)
-    return Process(config, trainer, bilm, ranks, lanes, per_block, Clock(), Beats(ranks))
+    return Process(config, trainer, bilm, ranks, per_block, Clock(), Beats(ranks))
 
 
 class _Stream:

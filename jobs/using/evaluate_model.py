@@ -1,18 +1,18 @@
 """Held-out perplexity of a finished model: `elmwright eval`, the export and `--step best`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from elmwright.jobs.checkpoints.contents import Probes, Scores
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.training.loop.evaluate import (
-    MOST_LANES,
     Score,
-    _eval_window,
     evaluate_probe,
     evaluate_sets,
     planned_tokens,
 )
 from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.heldout_pass import HeldOut
 from elmwright.jobs.training.loop.side_by_side import side_by_side
 from elmwright.jobs.using.pretrained import load_language_model
 from elmwright.pipeline.errors import UserError
@@ -20,6 +20,9 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Advance, Progress, silent
 from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.untrusted import read_object, whole
+
+MOST_LANES = 1 << 16
+"""More than any run evaluates with. The states of each lane are in memory."""
 
 
 def evaluate_model(
@@ -52,56 +55,44 @@ def evaluate_folder(
         )
     if not splits:
         raise UserError("split-missing", f"{corpus} has no held-out set; set corpus.heldout")
-    model = load_language_model(folder, name=name)
-    lanes = _recorded_lanes(folder)
+    heldout = _heldout(folder, corpus, manifest, name)
 
     def work(ranks: Ranks, advance: Advance) -> dict[str, Score]:
-        return evaluate_sets(
-            model.bilm,
-            model.softmax,
-            corpus,
-            manifest,
-            ranks,
-            lanes=lanes,
-            window=_eval_window(manifest.block_steps),
-            max_tokens=max_tokens,
-            word_ids=model.word_ids,
-            only=split,
-            advance=advance,
-        )
+        return evaluate_sets(replace(heldout, ranks=ranks, advance=advance), max_tokens, only=split)
 
     with progress("evaluating", planned_tokens(manifest, max_tokens, split), "tokens") as advance:
-        scores = side_by_side(lanes, work, advance)
+        scores = side_by_side(heldout.lanes, work, advance)
     return {name: score.saved() for name, score in scores.items()}
 
 
 def probe_folder(folder: Path, corpus: str, probes: Probes, progress: Progress = silent) -> Probes:
     """The scores of a verified folder on the first sentences that the trainer scored, too."""
-    manifest = Manifest.load(corpus)
-    model = load_language_model(folder)
-    lanes = _recorded_lanes(folder)
+    heldout = _heldout(folder, corpus, Manifest.load(corpus))
     total = sum(probe.tokens for probe in probes.values())
 
     def work(ranks: Ranks, advance: Advance) -> Probes:
+        part = replace(heldout, ranks=ranks, advance=advance)
         return {
-            split: evaluate_probe(
-                model.bilm,
-                model.softmax,
-                corpus,
-                manifest,
-                split,
-                probe.sentences,
-                ranks,
-                lanes=lanes,
-                window=_eval_window(manifest.block_steps),
-                word_ids=model.word_ids,
-                advance=advance,
-            )
-            for split, probe in probes.items()
+            split: evaluate_probe(part, split, probe.sentences) for split, probe in probes.items()
         }
 
     with progress("comparing", total, "tokens") as advance:
-        return side_by_side(lanes, work, advance)
+        return side_by_side(heldout.lanes, work, advance)
+
+
+def _heldout(folder: Path, corpus: str, manifest: Manifest, name: str = "") -> HeldOut:
+    """The model of a folder on a corpus, with the lanes that it was measured with in training."""
+    model = load_language_model(folder, name=name)
+    return HeldOut(
+        model.bilm,
+        model.softmax,
+        corpus,
+        manifest,
+        lanes=_recorded_lanes(folder),
+        # The largest divisor of a block up to 64 steps: the window does not change the result.
+        window=max(steps for steps in range(1, 65) if manifest.block_steps % steps == 0),
+        word_ids=model.word_ids,
+    )
 
 
 def _recorded_lanes(folder: Path) -> int:

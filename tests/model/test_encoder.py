@@ -14,7 +14,7 @@ from elmwright.model.chars import char_ids
 from elmwright.model.config import ModelConfig
 from elmwright.model.encoder import TokenEncoder
 from elmwright.model.reference import ReferenceBiLM
-from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 from tests.support.shapes import TINY, configs, write_model
 
 
@@ -90,5 +90,5 @@ def test_initial_values_are_those_of_bilm_tf_and_a_function_of_the_seed():
 
 
 def test_a_filter_wider_than_a_word_is_the_users_mistake():
-    with pytest.raises(UserError, match=r"width 7 but model\.max_chars is 5"):
+    with mistake("model-invalid", "model.filters", "model.max_chars", "7", "5"):
         TokenEncoder(ModelConfig(max_chars=5))

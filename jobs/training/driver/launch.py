@@ -1,11 +1,11 @@
-"""Starts the training processes, watches them, stops them, starts them again.
+"""Starts the training processes, watches them, stops them, and restarts them after a failure.
 
-Ray Train places the processes and sets up their process group; where a run stands is known from our
-own checkpoints alone. Ray Train runs the training function off the main thread of its workers,
-where no signal handler can live, so stopping is the driver's business: SIGINT or SIGTERM here
-leaves a note that rank 0 reads at the next step boundary; all ranks then checkpoint and return, and
-the command exits with 75. Failed workers are started again from the newest checkpoint by the loop
-in `launch`, with growing pauses (Ray Train itself would retry at once).
+Ray Train places the processes and sets up their process group. How far a run is, is read from our
+own checkpoints alone. Ray Train runs the training function outside the main thread of its workers,
+where no signal handler can be installed, so the driver handles stopping: SIGINT or SIGTERM here
+writes a note that rank 0 reads before the next step. All ranks then save a checkpoint and return,
+and the command exits with 75. After a failure the loop in `launch` starts the processes again from
+the newest checkpoint, with growing pauses (Ray Train itself would retry at once).
 """
 
 import logging
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from elmwright.jobs.cluster.capacity import (
 from elmwright.jobs.cluster.connection import FITTING, is_remote
 from elmwright.jobs.config.resume_settings import changed_settings
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.config.toml_file import config_from, to_dict
+from elmwright.jobs.config.toml_file import to_dict
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import ask_to_stop, take_back
@@ -51,8 +52,8 @@ log = logging.getLogger("elmwright")
 
 POLL_SECONDS = 0.5
 NO_SIGN = 1.0
-"""Seconds after a wish to stop in which the processes must have begun: else there is nothing to
-save, and nobody to read the note."""
+"""Seconds after a request to stop in which the processes must have begun. Otherwise there is
+nothing to save, and no process that reads the note."""
 PLAIN_SECONDS = 60.0
 """Seconds between progress lines where there is no terminal."""
 BACK_OFF = (2.0, 10.0, 30.0, 60.0)
@@ -60,7 +61,18 @@ BACK_OFF = (2.0, 10.0, 30.0, 60.0)
 
 
 Fit = Callable[[RunConfig, RunFolder, int, bool], None]
-"""Runs the processes of an attempt: config, folder, attempt, and whether one ran before."""
+"""Runs the processes of an attempt: config, folder, attempt, and whether an earlier one ran."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The arguments of a training process."""
+
+    config: RunConfig
+    folder: RunFolder
+    attempt: int
+    cwd: str
+    """The folder of the command, which relative paths refer to."""
 
 
 def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
@@ -68,7 +80,7 @@ def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) ->
     for info in reversed(list_checkpoints(folder.checkpoints)):
         saved = read_checked(info.path, "config.json")
         state = read_checked_state(info.path)
-        if saved and state:  # else it is damaged, and will be skipped
+        if saved and state:  # otherwise it is damaged, and will be skipped
             break
     else:
         return
@@ -83,7 +95,7 @@ def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) ->
 
 
 def check_size(config: RunConfig, manifest: Manifest) -> None:
-    """A corpus must fill at least one window of every lane."""
+    """Refuse a corpus that does not fill one window of every lane, or windows that do not fit."""
     split, train = manifest.splits["train"], config.train
     if manifest.block_steps % train.window:
         raise UserError(
@@ -108,11 +120,11 @@ def launch(
     begun: threading.Event | None = None,
     fit: Fit | None = None,
 ) -> None:
-    """Train to the end; raises Interrupted when asked to stop, UserError or the failure else.
+    """Train to the end; raises Interrupted when asked to stop, and otherwise UserError or Failed.
 
-    `config.train.device` is "cpu" or "cuda": `devices.settle_device` has decided. `begun` is set
+    `config.train.device` is "cpu" or "cuda", as `devices.settle_device` decided. `begun` is set
     while processes are training: only then is there something to save. `fit` runs the processes of
-    one attempt, with Ray Train unless given.
+    one attempt, by default with Ray Train.
     """
     take_back(folder.stop_request)
     at(folder.result).clear()  # of a shorter training, or of a damaged checkpoint
@@ -133,14 +145,14 @@ def launch(
             if isinstance(error, CapacityLost) or (isinstance(error, NoCapacity) and ever_ran):
                 raise Interrupted(
                     f"the cluster has lost machines ({error}); training is at {_where(folder)}, "
-                    "and the same command resumes when there is room again"
+                    "and the same command resumes when there is capacity again"
                 )
-            _raise_ending(error, folder, attempt)
+            _raise_final(error, folder, attempt)
             log.error("attempt %d failed", attempt, exc_info=error)
             ever_ran = True
             if stopped():
                 break
-            if _newest(folder) > reached:  # it got somewhere: count from there
+            if _newest(folder) > reached:  # there is a newer checkpoint: count from there
                 restarts, reached = 0, _newest(folder)
             if restarts >= config.train.max_restarts:
                 raise Failed(
@@ -173,44 +185,41 @@ def _attempt(
     *,
     again: bool,
 ) -> Exception | None:
-    """Run the workers once; what went wrong, or None."""
-    outcome: list[Exception] = []
-    asked, since = False, 0.0
+    """Run the workers once; returns the error, or None."""
+    errors: list[Exception] = []
+    asked_at: float | None = None
     capacity = CapacityWatch(config, _begun(folder, attempt))
 
     def work() -> None:
         try:
             fit(config, folder, attempt, again)
         except Exception as error:
-            outcome.append(error)
+            errors.append(error)
 
-    # fit() blocks and would take SIGINT for itself on the main thread.
+    # fit() blocks, and on the main thread would handle SIGINT itself.
     thread = threading.Thread(target=work, name=FITTING, daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(POLL_SECONDS)
         try:
             watcher.look()
-            if stopped() and not asked:
+            if stopped() and asked_at is None:
                 watcher.stopping()
                 ask_to_stop(folder.stop_request)
-                asked, since = True, time.monotonic()
-            if (
-                asked
-                and time.monotonic() - since > NO_SIGN
-                and not at(_begun(folder, attempt)).exists()
-            ):
+                asked_at = time.monotonic()
+            is_overdue = asked_at is not None and time.monotonic() - asked_at > NO_SIGN
+            if is_overdue and not at(_begun(folder, attempt)).exists():
                 return None
             if lost := capacity.lost():
-                return lost  # Ray would wait for ever
+                return lost  # Ray would wait forever
         except (OSError, UserError) as error:
             log.warning("cannot reach %s for the moment: %s", folder.train, error)
     with_patience(watcher.look)
-    return outcome[0] if outcome else None
+    return errors[0] if errors else None
 
 
 def _begun(folder: RunFolder, attempt: int) -> str:
-    """The sign of life that rank 0 gives."""
+    """The file that rank 0 writes when the attempt has begun."""
     return join(folder.train, f"begun-{attempt}")
 
 
@@ -220,29 +229,21 @@ def _newest(folder: RunFolder) -> int:
 
 
 def fit_with_ray(config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> None:
+    """Run the processes of an attempt with Ray Train, until all have ended or one has failed."""
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     use_gpu = config.train.device == "cuda"
-    # Machines that were lost may come back, if that may take time: Ray asks for them, and
-    # `CapacityWatch` looks at the clock.
+    # Lost machines may come back if there is time to wait: Ray requests them, and `CapacityWatch`
+    # limits the time.
     if not (again and config.cluster.wait_minutes):
         advice = "lower train.processes or train.threads, or "
         advice += "set cluster.wait_minutes" if is_remote(config) else "raise cluster.cpus"
         check_capacity(config.train, resources(), gpu=use_gpu, advice=advice)
     trainer = TorchTrainer(
         worker,
-        train_loop_config={
-            "config": to_dict(config),
-            "root": folder.root,
-            "scratch": str(folder.scratch),
-            "corpus": folder.corpus_dir,
-            "attempt": attempt,
-            "cuda": use_gpu,
-            "cwd": os.getcwd(),
-            "watch_drain": is_remote(config),
-        },
+        train_loop_config={"job": Job(config, folder, attempt, os.getcwd())},
         scaling_config=ScalingConfig(
             num_workers=config.train.processes,
             use_gpu=use_gpu,
@@ -261,7 +262,7 @@ def fit_with_ray(config: RunConfig, folder: RunFolder, attempt: int, again: bool
 
 
 def _storage(folder: RunFolder) -> dict[str, Any]:
-    """Where Ray Train keeps its own few files: all its processes must see it."""
+    """Where Ray Train keeps its own few files, which all its processes must see."""
     if not folder.remote:
         return {"storage_path": join(folder.train, "ray")}
     from pyarrow.fs import PyFileSystem
@@ -270,30 +271,30 @@ def _storage(folder: RunFolder) -> dict[str, Any]:
     return {"storage_path": inner, "storage_filesystem": PyFileSystem(WithoutFolders(system))}
 
 
-def worker(job: dict[str, Any]) -> None:
-    """What each training process runs (called by Ray Train)."""
+def worker(arguments: dict[str, Job]) -> None:
+    """The function that Ray Train calls in each training process."""
     import ray.train
     import torch
 
     from elmwright.jobs.training.loop.exchange import Ranks
     from elmwright.jobs.training.loop.train import train
 
-    with suppress(OSError):  # a machine of a cluster may not have it
-        os.chdir(job["cwd"])  # so that a relative train.init_from means what it meant there
-    folder = RunFolder(job["root"], Path(job["scratch"]), job["corpus"])
+    job = arguments["job"]
+    config, folder, attempt = job.config, job.folder, job.attempt
+    with suppress(OSError):  # a machine of a cluster may not have that folder
+        os.chdir(job.cwd)
     folder.log.parent.mkdir(parents=True, exist_ok=True)
     log_to(folder.log)
     context = ray.train.get_context()
     device = torch.device("cpu")
-    if job["cuda"]:
+    if config.train.device == "cuda":
         device = ray.train.torch.get_device()
         torch.cuda.set_device(device)
     ranks = Ranks(context.get_world_rank(), context.get_world_size(), device)
-    config, attempt = config_from(job["config"], "config"), int(job["attempt"])
 
     def drained(step: int) -> bool:
-        # Ray Train asks all processes at once, which takes some milliseconds: not at every step.
-        if not job["watch_drain"] or step % config.tracking.every_steps:
+        # All processes exchange this, which takes some milliseconds: not at every step.
+        if not is_remote(config) or step % config.tracking.every_steps:
             return False
         return ray.train.get_preemption_info() is not None
 
@@ -303,14 +304,14 @@ def worker(job: dict[str, Any]) -> None:
     try:
         train(config, folder, attempt, ranks, drained, resolve)
     except (UserError, Failed, OSError) as error:
-        # Left in the run's folder: peers that lose this process may be the first to be reported.
+        # Written to a file, because Ray may report other processes first, which only lost this one.
         with suppress(OSError, UserError):
-            at(_mistake_file(folder, attempt)).write_json(_ending(error, folder))
+            at(_mistake_file(folder, attempt)).write_json(_describe_final(error, folder))
         raise
 
 
-def _ending(error: BaseException, folder: RunFolder) -> dict[str, str]:
-    """What is to be said of an error that trying again would not change; nothing of others."""
+def _describe_final(error: BaseException, folder: RunFolder) -> dict[str, str]:
+    """An error that would happen again in another attempt; empty for other errors."""
     if isinstance(error, OSError):
         error = explain(error, Path(error.filename or folder.root)) or error
     if isinstance(error, Failed):
@@ -324,18 +325,18 @@ def _mistake_file(folder: RunFolder, attempt: int) -> str:
     return join(folder.train, f"mistake-{attempt}.json")
 
 
-def _raise_ending(error: Exception, folder: RunFolder, attempt: int) -> None:
-    """If an attempt failed by something that trying again would not change, say that."""
-    path = _mistake_file(folder, attempt)
-    endings = [at(path).read_json() or {}]
-    at(path).clear()
+def _raise_final(error: Exception, folder: RunFolder, attempt: int) -> None:
+    """Raise the error of an attempt if it would happen again in another one."""
+    path = at(_mistake_file(folder, attempt))
+    descriptions = [path.read_json() or {}]
+    path.clear()
     failures = getattr(error, "worker_failures", None) or {}
-    endings += [_ending(failure, folder) for failure in (error, *failures.values())]
-    for ending in endings:
-        if ending.get("user"):
-            raise UserError(ending.get("code", "setting"), ending["user"])
-        if ending.get("failed"):
-            raise Failed(ending["failed"])
+    descriptions += [_describe_final(failure, folder) for failure in (error, *failures.values())]
+    for description in descriptions:
+        if description.get("user"):
+            raise UserError(description.get("code", "setting"), description["user"])
+        if description.get("failed"):
+            raise Failed(description["failed"])
 
 
 def _reason(error: Exception) -> str:
@@ -347,7 +348,7 @@ def _reason(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     if not lines:
         return repr(error)
-    # Of a traceback that Ray hands on, the last line says what happened.
+    # In a traceback that Ray passes on, the last line is the error.
     return lines[-1 if any("Traceback" in line or "  File " in line for line in lines) else 0][:200]
 
 

@@ -1,6 +1,6 @@
-"""What rank 0 writes of a training: the journal, the checkpoints, and result.json.
+"""The files that training writes: the journal, the checkpoints, and result.json.
 
-All processes run the same loop. Those of other ranks have a `NullRecorder`, which writes nothing.
+All processes run the same loop, and only rank 0 writes.
 """
 
 from elmwright.jobs.checkpoints.checkpoint import check_attempt, folder_name, read_info
@@ -19,10 +19,39 @@ from elmwright.jobs.training.loop.training_step import StepResult
 from elmwright.pipeline.storage.files import at, join
 
 EARLY_STEPS = (1, 5, 10)
-"""Steps of an attempt that the journal notes besides, for those who wait for the time left."""
+"""Steps of an attempt that are also written to the journal, for an early estimate of the time."""
 
 
-class RunRecorder:
+class Recorder:
+    """Records nothing: the recorder of every process but rank 0."""
+
+    def write(self, record: Record) -> None:
+        """Append a record to the journal."""
+
+    def after_step(
+        self, trainer: Trainer, result: StepResult, clock: Clock, *, is_saved: bool
+    ) -> None:
+        """Write the metrics of a step, if they are due or a checkpoint follows."""
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Start writing a checkpoint."""
+
+    def settle(self) -> None:
+        """Wait until no checkpoint is being written, whether that succeeds or fails."""
+
+    def wait(self) -> None:
+        """Wait until the newest checkpoint is safe; raises the error if it could not be written."""
+
+    def finish(
+        self, trainer: Trainer, step: int, scores: dict[str, Score], *, is_early: bool
+    ) -> None:
+        """Write the result: the checkpoint of this step, with its scores."""
+
+    def close(self) -> None:
+        """Write the rest of the journal."""
+
+
+class RunRecorder(Recorder):
     """Records a training in the run's folder."""
 
     def __init__(
@@ -37,13 +66,11 @@ class RunRecorder:
         self._machine = Machine(ranks)
 
     def write(self, record: Record) -> None:
-        """Append a record to the journal."""
         self._journal.write(record)
 
     def after_step(
         self, trainer: Trainer, result: StepResult, clock: Clock, *, is_saved: bool
     ) -> None:
-        """Write the metrics of a step, if they are due or a checkpoint follows."""
         step, config = trainer.step, self._config
         if step % config.tracking.every_steps == 0 or is_saved:
             values = result.metrics(trainer)
@@ -55,28 +82,24 @@ class RunRecorder:
             self._journal.write(StepDone(step=step, attempt=self._attempt))
 
     def save(self, snapshot: Snapshot) -> None:
-        """Start writing a checkpoint."""
         self._writer.save(snapshot)
 
     def settle(self) -> None:
-        """Wait until no checkpoint is being written, well or badly."""
         self._writer.settle()
 
     def wait(self) -> None:
-        """Wait until the newest checkpoint is safe; raises what went wrong with it."""
         self._writer.wait()
 
     def finish(
         self, trainer: Trainer, step: int, scores: dict[str, Score], *, is_early: bool
     ) -> None:
-        """Write the result: the checkpoint of this step, with its scores."""
         checkpoint = join(self._folder.checkpoints, folder_name(step))
         result = TrainingResult(
             step=step,
             checkpoint=folder_name(step),
             checkpoint_sha256=read_info(checkpoint).sha256,
             stopped_early=self._config.eval.patience if is_early else 0,
-            skipped=len(trainer.skipped),
+            skipped=len(trainer.progress.skipped),
             evaluation=saved_scores(scores),
             probe=saved_probes(scores),
         )
@@ -84,46 +107,4 @@ class RunRecorder:
         at(self._folder.result).write_json(contents_data(result))
 
     def close(self) -> None:
-        """Write what is left of the journal."""
         self._journal.close()
-
-
-class NullRecorder:
-    """Records nothing."""
-
-    def write(self, record: Record) -> None:
-        pass
-
-    def after_step(
-        self, trainer: Trainer, result: StepResult, clock: Clock, *, is_saved: bool
-    ) -> None:
-        pass
-
-    def save(self, snapshot: Snapshot) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass
-
-    def finish(
-        self, trainer: Trainer, step: int, scores: dict[str, Score], *, is_early: bool
-    ) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-Recorder = RunRecorder | NullRecorder
-
-
-def recorder_for(
-    config: RunConfig, folder: RunFolder, attempt: int, ranks: Ranks, step: int
-) -> Recorder:
-    """The recorder of this process; the attempt begins at `step`."""
-    if ranks.rank == 0:
-        return RunRecorder(config, folder, attempt, ranks, step)
-    return NullRecorder()

@@ -1,10 +1,10 @@
 """What to do about losses and gradients that are not finite.
 
-One bad step makes no update and is forgotten. After several in a row the weights themselves are to
-blame: training goes back to a checkpoint before them and leaves out those updates, and as many
-before. If it comes to that again at once, going back does not help, and training fails.
+One bad step makes no update and is forgotten. After several in a row the weights themselves must be
+bad: training goes back to a checkpoint before them and leaves out those updates, and as many
+before. If that happens again at once, going back does not help, and training fails.
 
-Every process decides the same, because the loss and the norm it looks at are those of all.
+Every process decides the same, because loss and norm are those of all processes.
 """
 
 import logging
@@ -22,11 +22,11 @@ class BadSteps:
         self._limit = limit
         self._bad: list[int] = []
         self._planned: set[int] = set()
-        """Steps whose updates are left out after going back: they do not count again."""
+        """Steps whose updates are left out after going back. They do not count again."""
         self._until = -1
 
     def are_too_many(self, finite: bool, trainer: Trainer) -> bool:
-        """Take note of a step; is it time to go back to a checkpoint?"""
+        """Count a step; is it time to go back to a checkpoint?"""
         step = trainer.step - 1
         if finite:
             self._bad.clear()
@@ -46,11 +46,11 @@ class BadSteps:
         return first
 
     def leave_out(self, trainer: Trainer) -> None:
-        """After going back to a checkpoint: skip the updates of the bad steps, and of as many
+        """After going back to a checkpoint, leave out the updates of the bad steps, and of as many
         before them."""
         first, last = self._bad[0], self._bad[-1]
         offending = range(max(trainer.step, first - self._limit), last + 1)
-        trainer.skipped |= set(offending)
+        trainer.skip(offending)
         self._planned |= set(offending)
         log.warning(
             "%d losses or gradients in a row were not finite: back to step %d, without the "

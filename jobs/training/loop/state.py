@@ -1,14 +1,14 @@
-"""What training carries from step to step, and how it is begun, saved and restored.
+"""The state of training, and how it is created, saved and restored.
 
-A `Trainer` is created fresh from the seed, or started from another model (`train.init_from`), and
-then overwritten by the newest valid checkpoint if there is one. Restoring happens in place, because
-DDP holds on to the parameters.
+A `Trainer` is created from the seed and then overwritten, by the newest valid checkpoint if there
+is one, else by another model (`train.init_from`). That happens in place, because DDP refers to the
+parameters.
 """
 
 import logging
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from elmwright.model.bilm import BiLM, States
 from elmwright.model.config import shape_problem
 from elmwright.model.formats.folder import (
     FORMAT,
-    LoadedModel,
     check_shapes,
     load_folder,
     load_tensors,
@@ -51,11 +50,16 @@ FindModel = Callable[[str], Path]
 
 
 class Stream(IntEnum):
-    """Keeps apart random draws that share a seed; a change of a number changes every model."""
+    """Separates random draws that share a seed. Another number would change every model."""
 
     DROPOUT = 1
     BILM = 2
     SOFTMAX = 3
+
+
+BEGINNING = CheckpointState(
+    step=0, skipped=(), best=None, best_step=0, best_of=0, stale=0, evaluation={}
+)
 
 
 @dataclass
@@ -67,29 +71,35 @@ class Trainer:
     optimizer: Optimizer
     states: States
     """Of this process's lanes."""
-    step: int = 0
-    """Steps made."""
-    skipped: set[int] = field(default_factory=set)
-    """Steps whose update was, or after a rollback will be, left out."""
-    best: float | None = None
-    """The best mean held-out perplexity of an evaluation in the loop."""
-    best_step: int = 0
-    """The step of that evaluation."""
-    best_of: int = 0
-    """The tokens it scored: evaluations of others are not compared with it."""
-    stale: int = 0
-    """Evaluations in the loop since then."""
+    progress: CheckpointState = BEGINNING
+    """The counts that checkpoints record; what else is in it is written by `snapshot`. `skipped`
+    includes steps that are still to come, after a rollback."""
 
-    def judge(self, scores: dict[str, Score]) -> bool:
-        """Take note of an evaluation in the loop; was it the best so far?"""
+    @property
+    def step(self) -> int:
+        """Steps made."""
+        return self.progress.step
+
+    def skip(self, steps: Iterable[int]) -> None:
+        """Leave out the updates of these steps."""
+        skipped = tuple(sorted({*self.progress.skipped, *steps}))
+        self.progress = replace(self.progress, skipped=skipped)
+
+    def update_best(self, scores: dict[str, Score]) -> bool:
+        """Compare an evaluation in the loop with the best so far; is it better?
+
+        Evaluations of different numbers of tokens are not compared.
+        """
         first = next(iter(scores.values()), None)
         if first is None:
             return False
-        if self.best is None or self.best_of != first.tokens or first.perplexity < self.best:
-            self.best, self.best_step, self.stale = first.perplexity, self.step, 0
-            self.best_of = first.tokens
+        old = self.progress
+        if old.best is None or old.best_of != first.tokens or first.perplexity < old.best:
+            self.progress = replace(
+                old, best=first.perplexity, best_step=old.step, best_of=first.tokens, stale=0
+            )
             return True
-        self.stale += 1
+        self.progress = replace(old, stale=old.stale + 1)
         return False
 
 
@@ -100,18 +110,22 @@ def begin(
     ranks: Ranks,
     find_model: FindModel = Path,
 ) -> Trainer:
-    """A model from the seed or from `train.init_from`, or the newest valid checkpoint."""
-    seed, device = config.run.seed, ranks.device
-    bilm = BiLM(config.model, keyed_hash(seed, Stream.BILM) >> 1).to(device)
-    width = config.model.projection_dim
-    drawn = keyed_hash(seed, Stream.SOFTMAX) >> 1
-    softmax = Softmax.create(manifest.vocab.size, width, drawn, device)
-    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
-    states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
-    trainer = Trainer(bilm, softmax, optimizer, states)
-    if not resume(trainer, config, folder, ranks) and config.train.init_from:
+    """A trainer at the newest valid checkpoint, or at the beginning of training."""
+    trainer = _create(config, manifest, ranks)
+    if not resume(trainer, config, folder, ranks):
         adopt(trainer, config, folder, find_model)
     return trainer
+
+
+def _create(config: RunConfig, manifest: Manifest, ranks: Ranks) -> Trainer:
+    seed, device = config.run.seed, ranks.device
+    bilm = BiLM(config.model, keyed_hash(seed, Stream.BILM) >> 1).to(device)
+    softmax_seed = keyed_hash(seed, Stream.SOFTMAX) >> 1
+    width = config.model.projection_dim
+    softmax = Softmax.create(manifest.vocab.size, width, softmax_seed, device)
+    optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
+    states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
+    return Trainer(bilm, softmax, optimizer, states)
 
 
 def resume(
@@ -121,7 +135,7 @@ def resume(
     ranks: Ranks,
     at_most: int | None = None,
 ) -> bool:
-    """Take over the newest valid checkpoint, if there is one; rank 0 decides which."""
+    """Restore the newest valid checkpoint, if there is one (rank 0 decides); was there one?"""
     newest = newest_valid(folder.checkpoints, log.warning, at_most) if ranks.rank == 0 else None
     step = ranks.from_first(newest.step if newest else -1)
     if step >= 0:
@@ -133,21 +147,21 @@ def start_over(
     trainer: Trainer,
     config: RunConfig,
     folder: RunFolder,
+    manifest: Manifest,
     ranks: Ranks,
     before: int,
     find_model: FindModel = Path,
 ) -> None:
-    """Back, in place: to the newest valid checkpoint up to step `before` if there is one, else to
-    the newest there is, else to the very beginning."""
+    """Go back, in place: to the newest valid checkpoint up to step `before` if there is one, else
+    to the newest of all, else to the beginning of training."""
     if resume(trainer, config, folder, ranks, before) or resume(trainer, config, folder, ranks):
         return
-    manifest = Manifest.load(folder.corpus)
-    fresh = begin(config, folder, manifest, ranks, find_model)
+    fresh = _create(config, manifest, ranks)
+    adopt(fresh, config, folder, find_model)
     load_tensors(trainer.bilm, model_tensors(fresh.bilm))
     trainer.softmax.load(fresh.softmax.state())
     trainer.optimizer.load_state_dict(fresh.optimizer.state_dict())
-    trainer.states, trainer.step, trainer.skipped = fresh.states, 0, set()
-    trainer.best, trainer.best_step, trainer.best_of, trainer.stale = None, 0, 0, 0
+    trainer.states, trainer.progress = fresh.states, fresh.progress
 
 
 def restore(
@@ -157,60 +171,61 @@ def restore(
     path = fetch(checkpoint, folder.scratch / f"rank-{ranks.rank}")
     model = path / "model.safetensors"
     load_tensors(trainer.bilm, read_tensors(model), source=str(model))
-    trainer.softmax.load(_fitting(path / "softmax.safetensors", trainer.softmax.state()))
-    own = trainer.optimizer.state_dict()
-    trainer.optimizer.load_state_dict(_fitting(path / "optimizer.safetensors", own))
-    whole = States.zeros(config.model, config.train.lanes, "meta")
-    everybody = _fitting(path / "lanes.safetensors", {"c": whole.c, "m": whole.m})
+    trainer.softmax.load(_read_fitting(path / "softmax.safetensors", trainer.softmax.state()))
+    optimizer = _read_fitting(path / "optimizer.safetensors", trainer.optimizer.state_dict())
+    trainer.optimizer.load_state_dict(optimizer)
+    shape = States.zeros(config.model, config.train.lanes, "meta")
+    every_lane = _read_fitting(path / "lanes.safetensors", {"c": shape.c, "m": shape.m})
     lanes = ranks.lanes(config.train.lanes)
-    states = States(everybody["c"], everybody["m"]).rows(slice(lanes.start, lanes.stop))
+    states = States(every_lane["c"], every_lane["m"]).rows(slice(lanes.start, lanes.stop))
     trainer.states = States(
         states.c.contiguous().to(ranks.device), states.m.contiguous().to(ranks.device)
     )
-    state = read_state(path)
-    trainer.step, trainer.skipped = state.step, set(state.skipped)
-    trainer.best, trainer.best_step = state.best, state.best_step
-    trainer.best_of, trainer.stale = state.best_of, state.stale
+    trainer.progress = read_state(path)
     if path != Path(checkpoint):  # a copy of one in a store
         shutil.rmtree(path)
 
 
-def _fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file, if they have the names and shapes of `own`, and its kind."""
+def _read_fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file, if their names, shapes and kinds of numbers are those of `own`."""
     tensors = read_tensors(path)
     shapes = ((name, tuple(tensor.shape)) for name, tensor in own.items())
     check_shapes(shapes, tensors, str(path))
     for name, tensor in own.items():
         if tensors[name].is_floating_point() != tensor.is_floating_point():
-            found = tensors[name].dtype
             raise UserError(
-                "file-damaged", f"{path}: tensor {name} holds {found}, not {tensor.dtype}"
+                "file-damaged",
+                f"{path}: tensor {name} has type {tensors[name].dtype}, not {tensor.dtype}",
             )
     return tensors
 
 
 def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: FindModel) -> None:
-    """Start from another model: its biLM, and the softmax rows of the words both know."""
+    """Start from the model that `train.init_from` names, if it names one: take its biLM, and the
+    softmax rows of the words that both have."""
     name = config.train.init_from
+    if not name:
+        return
     other = load_folder(find_model(name), with_softmax=True)
-    check_shape(other, config)
+    if problem := shape_problem(config.model, other.config):
+        raise UserError("model-invalid", problem)
     load_tensors(trainer.bilm, model_tensors(other.bilm), source=name)
     if other.softmax is None or other.vocab is None:
         log.info("train.init_from %s has no softmax: that starts fresh", name)
         return
     words = at(join(folder.corpus, "vocab.txt")).read_bytes().decode("utf-8")
-    theirs = {word: number for number, word in enumerate(other.vocab)}
+    other_ids = {word: number for number, word in enumerate(other.vocab)}
     shared = [
-        (number, theirs[word])
+        (number, other_ids[word])
         for number, word in enumerate(words.removesuffix("\n").split("\n"))
-        if word in theirs
+        if word in other_ids
     ]
-    mine = torch.tensor([a for a, _ in shared], device=trainer.softmax.weight.device)
-    rows = torch.tensor([b for _, b in shared])
+    device = trainer.softmax.weight.device
+    rows = torch.tensor([number for number, _ in shared], device=device)
+    other_rows = torch.tensor([number for _, number in shared])
     for key, tensor in trainer.softmax.state().items():
-        tensor.index_copy_(
-            0, mine, other.softmax.state()[key].index_select(0, rows).to(mine.device)
-        )
+        values = other.softmax.state()[key].index_select(0, other_rows)
+        tensor.index_copy_(0, rows, values.to(device))
     log.info(
         "train.init_from %s: %d of %d words take their softmax rows from it",
         name,
@@ -219,14 +234,8 @@ def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: Fi
     )
 
 
-def check_shape(other: LoadedModel, config: RunConfig) -> None:
-    """A model can only be trained further in its own shape."""
-    if problem := shape_problem(config.model, other.config):
-        raise UserError("model-invalid", problem)
-
-
 def saved_scores(scores: dict[str, Score]) -> Scores:
-    """The scores as a checkpoint and result.json hold them."""
+    """The scores as they are written to a checkpoint and to result.json."""
     return {split: score.saved() for split, score in scores.items()}
 
 
@@ -235,9 +244,9 @@ def saved_probes(scores: dict[str, Score]) -> Probes:
     return {split: score.probe for split, score in scores.items() if score.probe}
 
 
-def _saved(config: RunConfig) -> dict[str, Any]:
-    """The config as checkpoints hold it: without a setting that an earlier version would refuse,
-    where that has its default, and without a password."""
+def _saved_config(config: RunConfig) -> dict[str, Any]:
+    """The config as it is written to checkpoints: without passwords, and without a setting that an
+    earlier version would refuse, if that has its default."""
     saved: dict[str, Any] = store_all(to_dict(config))
     if not config.eval.final_tokens:
         del saved["eval"]["final_tokens"]
@@ -252,7 +261,7 @@ def snapshot(
     ranks: Ranks,
     scores: dict[str, Score],
 ) -> Snapshot:
-    """A host copy of everything (every process takes part: lanes live on all of them)."""
+    """A copy of everything in main memory. Every process must call this: each has some lanes."""
     c = ranks.gather(trainer.states.c, dim=2)
     m = ranks.gather(trainer.states.m, dim=2)
 
@@ -269,13 +278,8 @@ def snapshot(
             "optimizer": host(trainer.optimizer.state_dict()),
             "lanes": host({"c": c, "m": m}),
         },
-        state=CheckpointState(
-            step=trainer.step,
-            skipped=tuple(sorted(trainer.skipped)),
-            best=trainer.best,
-            best_step=trainer.best_step,
-            best_of=trainer.best_of,
-            stale=trainer.stale,
+        state=replace(
+            trainer.progress,
             attempt=attempt,
             processes=ranks.world,
             device=ranks.device.type,
@@ -284,7 +288,11 @@ def snapshot(
             evaluation=saved_scores(scores),
             probe=saved_probes(scores),
         ),
-        config={"format": FORMAT, "model": to_dict(config)["model"], "run_config": _saved(config)},
+        config={
+            "format": FORMAT,
+            "model": to_dict(config)["model"],
+            "run_config": _saved_config(config),
+        },
         perplexity={split: score.perplexity for split, score in scores.items()},
         tokens=sum(score.tokens for score in scores.values()),
     )

@@ -2,17 +2,16 @@
 
 lanes → batches → biLM → loss → exchange → clip → update → log → evaluate → checkpoint
 
-`train` knows its rank, the number of processes and a device, and nothing of Ray: a notebook or
+`train` takes its rank, the number of processes and a device, and does not need Ray: a notebook or
 torchrun can call it as well as `launch.py`. A step is a pure function of the checkpoint before it:
 the data position and the dropout come from (seed, step, lane), the negatives from (seed, step). So
 a run that was killed and resumed gives bit for bit the weights of one that was not.
 
-Two things keep it so. DDP rearranges its buckets after the first backward, which changes the order
-of sums from 3 processes up, unless `find_unused_parameters` is set; and every lookup whose backward
-adds is a deterministic one (`index_select`, `F.embedding`).
+Two details are needed for that. DDP rearranges its buckets after the first backward, which changes
+the order of sums from 3 processes up, unless `find_unused_parameters` is set. And every lookup
+whose backward adds is a deterministic one (`index_select`, `F.embedding`).
 
-A step whose loss or gradient is not finite makes no update; what happens after several of them in a
-row is in `rewind.py`.
+A step whose loss or gradient is not finite makes no update. `rewind.py` handles several in a row.
 """
 
 from collections.abc import Callable
@@ -21,18 +20,19 @@ from pathlib import Path
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from elmwright.jobs.checkpoints.checkpoint import (
-    folder_name,
-    list_checkpoints,
-)
+from elmwright.jobs.checkpoints.checkpoint import folder_name, list_checkpoints
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
-from elmwright.jobs.training.loop.block_cache import BlockCache, block_cache
+from elmwright.jobs.training.loop.block_cache import block_cache
 from elmwright.jobs.training.loop.evaluate import Score
-from elmwright.jobs.training.loop.evaluate_training import evaluate_finally, evaluate_in_passing
+from elmwright.jobs.training.loop.evaluate_training import (
+    evaluate_and_record,
+    evaluate_finally,
+)
 from elmwright.jobs.training.loop.exchange import Beats, Phase, Ranks
-from elmwright.jobs.training.loop.recorder import Recorder, recorder_for
+from elmwright.jobs.training.loop.heldout_pass import HeldOut
+from elmwright.jobs.training.loop.recorder import Recorder, RunRecorder
 from elmwright.jobs.training.loop.rewind import BadSteps
 from elmwright.jobs.training.loop.state import (
     FindModel,
@@ -59,9 +59,9 @@ def train(
 ) -> None:
     """Train to the end from the newest valid checkpoint, or until asked to stop.
 
-    `drained` is asked by every process at every step whether its machine is being taken away;
-    `find_model` finds the model that `train.init_from` names: the driver passes `registry.resolve`,
-    which verifies it; the default takes a folder as it is.
+    Every process calls `drained` at every step, to know whether a machine is being taken away.
+    `find_model` finds the model that `train.init_from` names: the driver passes `resolve.py:
+    resolve`, which verifies it, and the default takes a folder as it is.
     """
     torch.set_num_threads(config.train.threads)
     manifest = Manifest.load(folder.corpus)
@@ -77,13 +77,25 @@ def train(
             find_unused_parameters=True,
             gradient_as_bucket_view=True,
         )
-    recorder = recorder_for(config, folder, attempt, ranks, trainer.step)
+    recorder = Recorder()
+    if ranks.rank == 0:
+        recorder = RunRecorder(config, folder, attempt, ranks, trainer.step)
     cache = block_cache(folder.corpus, folder.scratch / "blocks", settings.cache_mb)
     blocks = Blocks(
         folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes), cache=cache
     )
+    heldout = HeldOut(
+        trainer.bilm,
+        trainer.softmax,
+        folder.corpus,
+        manifest,
+        config.eval.lanes,
+        settings.window,
+        ranks,
+        cache=cache,
+    )
 
-    def reading(step: int) -> Prefetch:
+    def prefetch_from(step: int) -> Prefetch:
         first = step * settings.accumulate
         return Prefetch(
             blocks, config.run.seed, first, lanes, settings.lanes, settings.window, ranks.device
@@ -91,8 +103,8 @@ def train(
 
     clock, note, beats = Clock(), StopNote(folder.stop_request), Beats(ranks)
     per_block = blocks.steps // settings.window
-    process = Process(config, trainer, bilm, ranks, lanes, per_block, clock, beats)
-    prefetch = reading(trainer.step)
+    process = Process(config, trainer, bilm, ranks, per_block, clock, beats)
+    prefetch = prefetch_from(trainer.step)
     bad_steps = BadSteps(settings.max_bad_steps)
     stopping = False
     try:
@@ -100,46 +112,45 @@ def train(
             beats.at(trainer.step, Phase.BEGIN)
             batches = [prefetch.next() for _ in range(settings.accumulate)]
             clock.lap("load")
-            wish = drained(trainer.step) or (ranks.rank == 0 and note.found())
-            result = make_step(process, batches, wish)
-            clock.lap("compute")  # also giving back the memory of the step
+            wants_stop = drained(trainer.step) or (ranks.rank == 0 and note.found())
+            result = make_step(process, batches, wants_stop)
+            clock.lap("compute")  # including the time to free the memory of the step
             stopping = result.stop
             if bad_steps.are_too_many(result.finite, trainer):
                 recorder.settle()
                 before = bad_steps.first() - 1
-                start_over(trainer, config, folder, ranks, before, find_model)
+                start_over(trainer, config, folder, manifest, ranks, before, find_model)
                 bad_steps.leave_out(trainer)
                 prefetch.close()
-                prefetch = reading(trainer.step)
+                prefetch = prefetch_from(trainer.step)
                 continue
 
             scores: dict[str, Score] = {}
-            best = False
+            is_best = False
             # The last step is evaluated at the end, when its checkpoint is on disk.
-            last = trainer.step == settings.max_steps
+            is_last = trainer.step == settings.max_steps
             every = config.eval.every_steps
-            if not last and every and trainer.step % every == 0:
-                scores = evaluate_in_passing(
-                    config, trainer, folder, manifest, ranks, recorder, cache
+            if not is_last and every and trainer.step % every == 0:
+                scores = evaluate_and_record(
+                    heldout, trainer.step, recorder, config.eval.max_tokens
                 )
-                best = result.finite and trainer.judge(scores)
+                is_best = result.finite and trainer.update_best(scores)
                 clock.lap("evaluate")
 
             # Not in the middle of bad steps: there may be nothing worth keeping.
-            due = trainer.step % config.checkpoint.every_steps == 0 and result.finite
-            saved = due or best or stopping or _finished(config, trainer)
+            is_due = trainer.step % config.checkpoint.every_steps == 0 and result.finite
             copy = None
-            if saved:
+            if is_due or is_best or stopping or _finished(config, trainer):
                 copy = snapshot(config, trainer, manifest, attempt, ranks, scores)
                 clock.lap("checkpoint")
-            recorder.after_step(trainer, result, clock, is_saved=saved)
+            recorder.after_step(trainer, result, clock, is_saved=copy is not None)
             # After the journal: steps before a checkpoint are never computed again.
             if copy:
                 recorder.save(copy)
                 clock.lap("checkpoint")
         recorder.wait()
         if not stopping:
-            _finish(process, folder, manifest, recorder, cache, note, drained)
+            _finish(process, folder, heldout, recorder, note, drained)
     except RuntimeError as error:
         lost = beats.blame(error)
         if lost is None:
@@ -152,17 +163,16 @@ def train(
 
 
 def _finished(config: RunConfig, trainer: Trainer) -> bool:
-    """Are all steps made, or have the last evaluations brought nothing?"""
+    """Whether all steps are made, or `eval.patience` evaluations brought no improvement."""
     patience = config.eval.patience
-    return trainer.step >= config.train.max_steps or 0 < patience <= trainer.stale
+    return trainer.step >= config.train.max_steps or 0 < patience <= trainer.progress.stale
 
 
 def _finish(
     process: Process,
     folder: RunFolder,
-    manifest: Manifest,
+    heldout: HeldOut,
     recorder: Recorder,
-    cache: BlockCache | None,
     note: StopNote,
     drained: Callable[[int], bool],
 ) -> None:
@@ -172,18 +182,17 @@ def _finish(
     without a result, and the next attempt evaluates again.
     """
     config, trainer, ranks = process.config, process.trainer, process.ranks
-    early = trainer.step < config.train.max_steps
-    chosen = trainer.step
-    if early and ranks.rank == 0:
-        kept = {info.step for info in list_checkpoints(folder.checkpoints)}
-        chosen = trainer.best_step if trainer.best_step in kept else trainer.step
-    if early:  # the others look only after rank 0 has written everything
-        chosen = ranks.from_first(chosen)
-    if chosen != trainer.step:
-        checkpoint = join(folder.checkpoints, folder_name(chosen))
-        restore(trainer, checkpoint, config, folder, ranks)
+    is_early = trainer.step < config.train.max_steps
+    step = trainer.step
+    if is_early:
+        checkpoints = list_checkpoints(folder.checkpoints) if ranks.rank == 0 else []
+        if trainer.progress.best_step in {info.step for info in checkpoints}:
+            step = trainer.progress.best_step
+        step = ranks.from_first(step)  # the others wait until rank 0 has written everything
+    if step != trainer.step:
+        restore(trainer, join(folder.checkpoints, folder_name(step)), config, folder, ranks)
     scores = evaluate_finally(
-        config, trainer, folder, manifest, ranks, recorder, cache, note, drained
+        heldout, trainer.step, recorder, config.eval.final_tokens, note, drained
     )
     if scores is not None:
-        recorder.finish(trainer, chosen, scores, is_early=early)
+        recorder.finish(trainer, step, scores, is_early=is_early)

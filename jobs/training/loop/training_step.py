@@ -2,17 +2,17 @@
 
 What `make_step` does to the trainer depends only on the trainer and the batches: the dropout
 comes from (seed, step, lane), the negatives from (seed, step), so a step that is repeated gives the
-same bits. It knows nothing of files. The loop around it (`train.py`) reads, logs, evaluates and
-saves, and `elmwright check --measure` times it without one.
+same bits. It uses no files. The loop around it (`train.py`) reads, logs, evaluates and saves, and
+`elmwright check --measure` times it without the loop.
 
-A step whose loss or gradient is not finite makes no update, and is noted in `trainer.skipped`.
+A step whose loss or gradient is not finite makes no update, and is recorded as skipped.
 """
 
 import logging
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,10 +36,10 @@ log = logging.getLogger("elmwright")
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step tells the loop and the journal."""
+    """The result of a step, for the loop and the journal."""
 
     loss: float
-    """Mean sampled loss per token: for watching, never for comparing models."""
+    """Mean sampled loss per token. It is no measure to compare models by."""
     norm: float
     lr: float
     finite: bool
@@ -56,40 +56,50 @@ class StepResult:
             metrics.LEARNING_RATE.key: self.lr,
             metrics.SOFTMAX_EXCHANGED.key: self.table_bytes / 1e6,
             metrics.DENSE_EXCHANGED.key: self.dense_bytes / 1e6,
-            metrics.SKIPPED_UPDATES.key: sum(step < trainer.step for step in trainer.skipped),
+            metrics.SKIPPED_UPDATES.key: sum(
+                step < trainer.step for step in trainer.progress.skipped
+            ),
         }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Process:
     """What stays the same from step to step in this process."""
 
     config: RunConfig
     trainer: Trainer
-    """Its content changes."""
     bilm: torch.nn.Module
     """The trainer's, inside DDP where there are several processes."""
     ranks: Ranks
-    lanes: range
     per_block: int
     """Windows in a block."""
     clock: Clock
     beats: Beats
 
+    @property
+    def lanes(self) -> range:
+        """The lanes of this process."""
+        return self.ranks.lanes(self.config.train.lanes)
 
-def make_step(process: Process, batches: Sequence[Batch], wish: bool) -> StepResult:
-    """One update of all parameters from `train.accumulate` windows of every lane."""
+
+def make_step(process: Process, batches: Sequence[Batch], wants_stop: bool) -> StepResult:
+    """One update of all parameters from `train.accumulate` windows of every lane.
+
+    `wants_stop` says that this process is to stop: then all of them stop after the step.
+    """
     config, trainer = process.config, process.trainer
     ranks, clock = process.ranks, process.clock
     settings, step, device = config.train, trainer.step, ranks.device
     size = trainer.softmax.vocab_size
     negatives = draw_negatives(config.run.seed, step, settings.negatives, size)
     batches = [batch.to_device(device) for batch in batches]
-    wanted = [torch.stack([batch.forward_targets, batch.backward_targets]) for batch in batches]
     rows = negatives.ids.to(device)
     process.beats.at(step, Phase.TARGETS)
     if len(rows) < size:
-        rows = touched_rows(ranks, torch.stack(wanted), rows)
+        targets = [
+            part for batch in batches for part in (batch.forward_targets, batch.backward_targets)
+        ]
+        rows = touched_rows(ranks, torch.stack(targets), rows)
     table = trainer.softmax.table(rows).requires_grad_()
     clock.lap("exchange")
 
@@ -99,13 +109,13 @@ def make_step(process: Process, batches: Sequence[Batch], wish: bool) -> StepRes
     scale = ranks.world / (2 * settings.lanes * settings.window * settings.accumulate)
     scale *= settings.window if config.optim.scale_by_window else 1
     total, weight, states = torch.zeros((), device=device), 0.0, trainer.states
-    for number, (batch, targets) in enumerate(zip(batches, wanted, strict=True)):
-        whole = number == len(batches) - 1
-        with nullcontext() if whole or ranks.world == 1 else process.bilm.no_sync():  # type: ignore[operator]
+    for number, batch in enumerate(batches):
+        is_last = number == len(batches) - 1
+        with nullcontext() if is_last or ranks.world == 1 else process.bilm.no_sync():  # type: ignore[operator]
             window = step * settings.accumulate + number
             if settings.reset_states == "block" and window % process.per_block == 0:
                 states = States.zeros(config.model, len(process.lanes), device)
-            loss, states = _window(process, batch, targets, states, rows, table, negatives, window)
+            loss, states = _window_loss(process, batch, states, rows, table, negatives, window)
             process.beats.at(step, Phase.BACKWARD)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
         total = total + loss.detach()
@@ -115,7 +125,9 @@ def make_step(process: Process, batches: Sequence[Batch], wish: bool) -> StepRes
     process.beats.at(step, Phase.GRADIENTS)
     assert table.grad is not None  # noqa: S101 - every loss above depends on it
     table_grad = ranks.sum(table.grad).div_(ranks.world)
-    shared = torch.tensor([float(total), weight, float(wish)], dtype=torch.float64, device=device)
+    shared = torch.tensor(
+        [float(total), weight, float(wants_stop)], dtype=torch.float64, device=device
+    )
     sums: list[float] = ranks.sum(shared).tolist()
     clock.lap("exchange")
 
@@ -126,17 +138,18 @@ def make_step(process: Process, batches: Sequence[Batch], wish: bool) -> StepRes
     norm = float(global_norm(dense, table_grad))
     lr = learning_rate(config.optim, step, settings.max_steps)
     finite = math.isfinite(norm) and math.isfinite(sums[0])
-    updated = finite and step not in trainer.skipped
+    is_skipped = step in trainer.progress.skipped
+    updated = finite and not is_skipped
     if updated:
         clip = config.optim.clip_norm
         factor = clip / norm if clip and norm > clip else 1.0
         trainer.optimizer.step(lr, factor, rows, table_grad)
     if finite:
         trainer.states = states
-    elif step not in trainer.skipped:
-        trainer.skipped.add(step)
+    elif not is_skipped:
+        trainer.skip([step])
         log.warning("step %d skipped: loss %s, gradient norm %s", step, sums[0], norm)
-    trainer.step += 1
+    trainer.progress = replace(trainer.progress, step=step + 1)
     clock.lap("compute")
     many = ranks.world > 1
     return StepResult(
@@ -148,18 +161,17 @@ def make_step(process: Process, batches: Sequence[Batch], wish: bool) -> StepRes
         stop=sums[2] > 0,
         table_bytes=table_grad.numel() * table_grad.element_size() if many else 0,
         dense_bytes=sum(p.numel() for p in trainer.bilm.parameters()) * 4 if many else 0,
-        flops=ranks.world * sum(_flops(config, batch, negatives) for batch in batches),
+        flops=ranks.world
+        * sum(
+            step_flops(config.model, batch.weights.numel(), len(negatives.ids), batch.chars)
+            for batch in batches
+        ),
     )
 
 
-def _flops(config: RunConfig, batch: Batch, negatives: Negatives) -> float:
-    return step_flops(config.model, batch.weights.numel(), len(negatives.ids), batch.chars)
-
-
-def _window(
+def _window_loss(
     process: Process,
     batch: Batch,
-    targets: Tensor,
     states: States,
     rows: Tensor,
     table: Tensor,
@@ -173,18 +185,16 @@ def _window(
     ]
     masks = dropout_masks(config.model, settings.dropout, seeds, settings.window, device)
     with _autocast(config, device):
-        output = process.bilm(
-            batch.chars,
-            batch.forward_index,
-            batch.backward_index,
-            states,
-            masks,
-        )
+        output = process.bilm(batch.chars, batch.forward_index, batch.backward_index, states, masks)
     weights = batch.weights.reshape(-1)
     size = process.trainer.softmax.vocab_size
     loss = torch.zeros((), device=device)
-    for hidden, wanted in ((output.top_forward, targets[0]), (output.top_backward, targets[1])):
-        flat = hidden.reshape(-1, hidden.size(-1)), wanted.reshape(-1), weights
+    directions = (
+        (output.top_forward, batch.forward_targets),
+        (output.top_backward, batch.backward_targets),
+    )
+    for hidden, targets in directions:
+        flat = hidden.reshape(-1, hidden.size(-1)), targets.reshape(-1), weights
         if len(negatives.ids) == size:
             loss = loss + full_table_loss(*flat, table)
         else:

@@ -10,7 +10,7 @@ from elmwright.model.bilm import BiLM
 from elmwright.model.inference import elmo as module
 from elmwright.model.inference.elmo import Elmo, ScalarMix, batch_to_ids
 from elmwright.model.reference import ReferenceBiLM
-from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 from tests.support.shapes import TINY, configs, write_model
 
 SENTENCES = [
@@ -179,13 +179,11 @@ def test_cached_types_follow_the_weights(elmo, monkeypatch):
 
 
 def test_the_users_mistakes(elmo, tmp_path):
-    with pytest.raises(UserError, match="list of words, not a string"):
+    with mistake("input", "not a list"):
         elmo.embed(["not a list"])
-    with pytest.raises(UserError, match=r"expected \(sentences, words, 12\)"):
+    with mistake("input", "(2, 3, 50)", "12"):
         elmo(torch.zeros(2, 3, 50))
-    with pytest.raises(
-        UserError, match=r"elmwright\.Elmo\.from_pretrained\('models:/demo@champion'\)"
-    ):
+    with mistake("input", "elmwright.Elmo.from_pretrained('models:/demo@champion')"):
         Elmo.from_pretrained("models:/demo@champion")
     write_model(tmp_path, elmo.bilm)
     loaded = Elmo.from_pretrained(tmp_path, n_mixes=2)

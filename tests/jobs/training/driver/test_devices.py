@@ -21,9 +21,10 @@ from elmwright.jobs.training.driver.devices import (
     with_device,
     with_promised_gpus,
 )
-from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.errors import Interrupted
 from elmwright.pipeline.storage.files import at
 from tests.support import saved
+from tests.support.mistakes import mistake
 from tests.support.tiny import write_config
 
 GPU_MACHINE = {"CPU": 4.0, "GPU": 1.0}
@@ -116,7 +117,7 @@ def test_gpus_that_were_never_there_do_not_bind_a_run(
     """A mistake stays one, and can be taken back."""
     cluster.machines = [{"CPU": 8.0}]
     for _ in range(2):
-        with pytest.raises(UserError, match=r"needs 2 GPUs.*set cluster.wait_minutes"):
+        with mistake("capacity", "train.processes", "2 GPUs", "cluster.wait_minutes"):
             cluster.settle(with_device(run[0], "cuda"), run[1])
     assert past_device(run[1]) is None
     assert cluster.settle(*run) == "cpu"
@@ -126,7 +127,7 @@ def test_a_torch_without_cuda_is_named_with_its_machine(
     cluster: Cluster, run: tuple[RunConfig, RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "ask_machines", lambda *_: [({}, ("gpu-1", "2.13.0+cpu", ""))])
-    with pytest.raises(UserError, match=r"without CUDA on gpu-1 \(torch 2.13.0\+cpu\)"):
+    with mistake("device", "gpu-1", "2.13.0+cpu"):
         cluster.settle(*run)
     assert past_device(run[1]) is None, "it has trained on nothing yet"
 

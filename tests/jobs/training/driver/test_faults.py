@@ -20,9 +20,9 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop import training_step
 from elmwright.jobs.training.loop.exchange import PeerLost, Ranks
 from elmwright.jobs.training.loop.train import train
-from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import at
+from tests.support.mistakes import mistake
 from tests.support.servers import free_port
 from tests.support.tiny import damage, write_config
 from tests.support.tiny_runs.training import losses, prepare, process, weights
@@ -58,7 +58,7 @@ def test_a_full_disk_does_not_stop_training_and_earlier_checkpoints_stay(
     room = small_disk / "something-else"
     first = list_checkpoints(whole.checkpoints)[0]
     room.write_bytes(bytes(max(0, shutil.disk_usage(small_disk).free - int(first.bytes * 1.7))))
-    with pytest.raises(UserError, match=r"step 20 could not be written .*No space left.*make room"):
+    with mistake("output", "step 20", "No space left"):
         train(config, run, begin_attempt(run.attempt), Ranks())
     records = [record for record, _ in read_journal(run.journal, 0)]
     warned = [record.step for record in records if record.kind == "warning"]
@@ -116,6 +116,7 @@ def test_a_process_that_stands_still_is_given_up_and_named(corpus: Path, tmp_pat
 def score_alone(rank: int, world: int, config_path: str, port: int, model: str) -> None:
     """Score one set of weights on several processes."""
     from elmwright.jobs.training.loop.evaluate import evaluate
+    from elmwright.jobs.training.loop.heldout_pass import HeldOut
     from elmwright.model.formats.folder import load_folder
     from elmwright.pipeline.format.manifest import Manifest
 
@@ -126,16 +127,9 @@ def score_alone(rank: int, world: int, config_path: str, port: int, model: str) 
     folder = RunFolder.of(load_config(config_path))
     loaded = load_folder(model, with_softmax=True)
     assert loaded.softmax is not None
-    score = evaluate(
-        loaded.bilm,
-        loaded.softmax,
-        folder.corpus,
-        Manifest.load(folder.corpus),
-        "heldout",
-        Ranks(rank, world),
-        lanes=4,
-        window=10,
-    )
+    manifest, ranks = Manifest.load(folder.corpus), Ranks(rank, world)
+    heldout = HeldOut(loaded.bilm, loaded.softmax, folder.corpus, manifest, 4, 10, ranks)
+    score = evaluate(heldout, "heldout")
     if rank == 0:
         at(f"{folder.root}/score-{world}.json").write_json(to_data(score.saved()))
     if world > 1:

@@ -22,6 +22,7 @@ from elmwright.jobs.training.loop import evaluate_training, training_step
 from elmwright.jobs.training.loop import train as loop
 from elmwright.jobs.training.loop.evaluate import evaluate, evaluate_probe, final_limit
 from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.heldout_pass import HeldOut
 from elmwright.jobs.training.loop.train import train
 from elmwright.jobs.upkeep.verify import verify_path
 from elmwright.jobs.using.score import Scorer
@@ -57,22 +58,28 @@ def test_the_limit_depends_on_the_vocabulary_unless_it_is_set() -> None:
     assert final_limit(5_000, 50) == final_limit(5_000, 800_000) == 5_000
 
 
-def model_of(run: Path) -> Any:
+ONE_PROCESS = Ranks()
+
+
+def heldout_of(run: Path, window: int, ranks: Ranks = ONE_PROCESS) -> HeldOut:
     loaded = load_folder(
         list_checkpoints(run / "train" / "checkpoints")[-1].path, with_softmax=True
     )
     assert loaded.softmax is not None
-    return loaded.bilm, loaded.softmax, run / "corpus", Manifest.load(run / "corpus"), "heldout"
+    corpus = run / "corpus"
+    return HeldOut(
+        loaded.bilm, loaded.softmax, corpus, Manifest.load(corpus), 4, window, ranks=ranks
+    )
 
 
 @pytest.mark.parametrize("sentences", [1, 7, 40, 10_000])
 def test_the_probe_is_exactly_the_first_sentences(trained: Path, sentences: int) -> None:
     """However they are found: in a pass over everything, or alone; with any window."""
-    model = model_of(trained)
-    whole = evaluate(*model, Ranks(), lanes=4, window=10, probe=sentences)
-    alone = evaluate_probe(*model, sentences, Ranks(), lanes=4, window=50)
+    heldout = heldout_of(trained, window=10)
+    whole = evaluate(heldout, "heldout", probe=sentences)
+    alone = evaluate_probe(heldout_of(trained, window=50), "heldout", sentences)
     assert whole.probe is not None
-    there = model[3].splits["heldout"].sentences
+    there = heldout.manifest.splits["heldout"].sentences
     assert whole.probe.sentences == alone.sentences == min(sentences, there)
     assert whole.probe.tokens == alone.tokens
     assert alone.perplexity == pytest.approx(whole.probe.perplexity, rel=1e-6)
@@ -88,11 +95,11 @@ def test_the_first_sentence_of_the_probe_scores_as_score_says(trained: Path) -> 
     """States begin at zero there: nothing was read before it."""
     from elmwright.jobs.publishing.compare_bundle import heldout_sentences
 
-    model = model_of(trained)
-    (first, *_) = heldout_sentences(str(model[2]), model[3])
+    heldout = heldout_of(trained, window=50)
+    (first, *_) = heldout_sentences(str(heldout.corpus), heldout.manifest)
     newest = list_checkpoints(trained / "train" / "checkpoints")[-1].path
     (score,) = Scorer(Path(newest)).score([first])
-    probe = evaluate_probe(*model, 1, Ranks(), lanes=4, window=50)
+    probe = evaluate_probe(heldout, "heldout", 1)
     assert probe.tokens == len(first) + 1
     assert probe.perplexity == pytest.approx(float(np.exp(-score.mean.mean())), rel=1e-5)
 
@@ -102,7 +109,7 @@ def _on_two(rank: int, world: int, run: str, port: int) -> None:
 
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
-    score = evaluate(*model_of(Path(run)), Ranks(rank, world), lanes=4, window=10, probe=30)
+    score = evaluate(heldout_of(Path(run), 10, Ranks(rank, world)), "heldout", probe=30)
     assert score.probe is not None
     at(f"{run}/probe-{rank}.json").write_json(vars(score.probe))
     dist.destroy_process_group()
@@ -112,7 +119,7 @@ def test_several_processes_agree_on_the_probe(trained: Path, tmp_path: Path) -> 
     run = tmp_path / "run"
     shutil.copytree(trained, run, symlinks=True)
     mp.spawn(_on_two, (2, str(run), free_port()), nprocs=2)
-    one = evaluate(*model_of(run), Ranks(), lanes=4, window=10, probe=30).probe
+    one = evaluate(heldout_of(run, window=10), "heldout", probe=30).probe
     assert one is not None
     for rank in range(2):
         found = at(run / f"probe-{rank}.json").read_json() or {}
@@ -192,10 +199,10 @@ def test_asked_to_stop_in_the_last_evaluation_it_saves_and_evaluates_when_resume
     config, run = prepare(tmp_path / "run", corpus, train_max_steps=6)
     real: Callable[..., Any] = evaluate_training.evaluate_sets
 
-    def interrupted(*arguments: Any, **named: Any) -> Any:
-        if "stopped" in named:
+    def interrupted(heldout: HeldOut, *arguments: Any) -> Any:
+        if heldout.stopped is not None:
             ask_to_stop(run.stop_request)
-        return real(*arguments, **named)
+        return real(heldout, *arguments)
 
     with monkeypatch.context() as now:
         now.setattr(evaluate_training, "evaluate_sets", interrupted)

@@ -12,6 +12,7 @@ from elmwright.jobs.runbook.submission import Submission
 from elmwright.jobs.submit.send import submit
 from elmwright.pipeline.errors import Failed, UserError
 from tests.support.cluster.dashboard import Answer, Dashboard, play_job, submission_to
+from tests.support.mistakes import mistake
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
@@ -132,7 +133,7 @@ def test_what_is_no_dashboard_any_more_is_told_without_a_traceback(
         assert "is not the dashboard of a Ray cluster" in capsys.readouterr().err
     assert main(["jobs"]) == 0
     assert "unknown" in capsys.readouterr().out
-    with pytest.raises(UserError, match="is not the dashboard"):
+    with mistake("cluster-unreachable", dashboard.address):
         submit(submission)
 
 

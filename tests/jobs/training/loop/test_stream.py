@@ -38,6 +38,7 @@ from elmwright.pipeline.storage import object_store
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.files import join
 from elmwright.pipeline.storage.object_store import StoreLocation
+from tests.support.mistakes import mistake
 from tests.support.tiny_runs.training import losses, prepare, weights
 
 pytestmark = pytest.mark.slow(4)
@@ -109,7 +110,7 @@ def test_a_damaged_index_stops_training_in_one_sentence(copy: Path) -> None:
     index = copy / Manifest.load(copy).splits["train"].shards[0].index
     index.write_bytes(index.read_bytes().replace(b"[", b"{", 1))
     blocks = open_blocks(copy)
-    with pytest.raises(UserError, match=rf"{index.name} is damaged: its sha256 .*verify"):
+    with mistake("file-damaged", index.name, "elmwright verify"):
         blocks.row(0)
 
 
@@ -359,7 +360,7 @@ def test_a_transfer_that_is_damaged_once_is_repeated_and_twice_is_told(
     blocks = open_blocks(stored)
     blocks.row(0)
     assert len(calls) == 2
-    with pytest.raises(UserError, match=r"s3://bucket/corpus/\S+\.tar, block 1, is damaged"):
+    with mistake("file-damaged", "s3://bucket/corpus/", ".tar", "block 1"):
         blocks.row(1)
     assert len(calls) == 4
 
@@ -379,5 +380,5 @@ def test_a_store_that_drops_connections_is_asked_again_and_given_up_in_a_sentenc
     monkeypatch.setattr(StoreLocation, "read_range", shaky)
     blocks = open_blocks(stored)
     blocks.row(0)
-    with pytest.raises(UserError, match=r"the object store failed 8 times .*NETWORK_CONNECTION"):
+    with mistake("store-failed", "8 times", "NETWORK_CONNECTION"):
         blocks.row(1)
