@@ -1,10 +1,9 @@
-"""The folder a corpus is built in: whether it is ours to fill and to sweep, and large enough.
+"""Whether the corpus folder is ours to fill and sweep, and whether its disk is large enough.
 
-Both are asked before anything is started (`jobs/stages/preflight.py`) and again by the build.
+Both are checked before anything is started (`corpus_inputs.py`) and again by the build.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import NAME
@@ -15,37 +14,32 @@ from elmwright.pipeline.storage.files import at, join
 
 MARK = ".elmwright-corpus"
 DISK_FACTOR = 3
-"""Bytes of disk asked for per byte of input before a build begins; English prose took 2.6."""
+"""Bytes of disk needed per byte of input; English prose took 2.6."""
 
 
 def claim(folder: str) -> None:
-    """Mark a folder as ours, so that nothing of anybody else's is ever swept away."""
-    mark = join(folder, MARK)
-    if at(mark).exists():
-        return
-    check_claim(folder)
-    at(mark).write_bytes(b"A corpus of elmwright: what lies here is made and removed by it.\n")
+    """Mark a folder as ours, so that nobody else's files are ever removed."""
+    mark = at(join(folder, MARK))
+    if not mark.exists():
+        check_claim(folder)
+        mark.write_bytes(b"A corpus of elmwright: what lies here is made and removed by it.\n")
 
 
 def check_claim(folder: str) -> None:
     """Refuse a folder with files that are not ours."""
-    known = any(at(join(folder, name)).exists() for name in (MARK, NAME))
-    if not known and at(folder).list_files():
+    is_ours = any(at(join(folder, name)).exists() for name in (MARK, NAME))
+    if not is_ours and at(folder).list_files():
         raise UserError(
             "output",
             f"{folder} is not empty and no corpus of elmwright; name an empty or new folder",
         )
 
 
-def space_needed(inputs: Sequence[SourceFile], folder: str) -> int:
-    """Bytes of disk that building a corpus from these files takes, besides what is there."""
-    size = sum(file.bytes * (sources.EXPANSION if compression(file.path) else 1) for file in inputs)
-    return DISK_FACTOR * size - sum(file.bytes for file in at(folder).list_files())
-
-
 def check_space(inputs: Sequence[SourceFile], folder: str) -> None:
-    """Refuse to begin what the disk cannot hold; a store is taken to have room."""
-    needed, free = space_needed(inputs, folder), at(Path(folder)).free_bytes()
+    """Refuse to begin if the disk is too small. A store is assumed to be large enough."""
+    size = sum(file.bytes * (sources.EXPANSION if compression(file.path) else 1) for file in inputs)
+    needed = DISK_FACTOR * size - sum(file.bytes for file in at(folder).list_files())
+    free = at(folder).free_bytes()
     if needed > free:
         raise UserError(
             "disk-full",

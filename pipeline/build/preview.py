@@ -1,12 +1,12 @@
 """A look at the text before anything is built from it: how much, how long, which language.
 
-Sizes come from the file system. Everything else comes from a sample of at most `DOCUMENTS`
-documents and `CHARACTERS` characters, taken from places all over the input (`sample.py`): a second
-at most, whatever the size of the corpus, and an estimate.
+Sizes come from the file system. Everything else is estimated from a sample of at most `DOCUMENTS`
+documents and about `CHARACTERS` characters, taken from places all over the input (`sample.py`). It
+takes a second at most, whatever the size of the corpus.
 """
 
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,29 +19,28 @@ from elmwright.pipeline.reading.decode import compression
 from elmwright.pipeline.reading.sources import EXPANSION, SourceFile
 
 DOCUMENTS = 400
-"""Documents of a sample, at most."""
 CHARACTERS = 1_500_000
-"""Characters of a sample, about: a document that begins before is read to its end."""
+"""The last document of a sample is read to its end, so there may be more."""
 CLEANED = 400_000
-"""Characters of it that go through the rules, to count words and sentences."""
+"""Characters of a sample that are cleaned, to count words and sentences."""
 SENTENCES = 3_000
-"""Sentences that are kept, for who wants to read or train on some."""
+"""Sentences that are kept, to measure the speed of training on them."""
 MARKUP = 6
-"""How many bytes of a web page or archive hold one byte of text, about."""
+"""About how many bytes of a web page or archive contain one byte of text."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a sample tells of the whole."""
+    """What a sample says about all of the text."""
 
     documents: int
     """Documents in the sample."""
     broken: dict[str, int]
     """Records that could not be read, by problem."""
     detail: str
-    """What the first of them said."""
+    """The file and the error of the first of them."""
     whole: bool
-    """Whether the sample is everything."""
+    """Whether the sample is all of the text."""
     kept: float
     """Share of the cleaned part's words that the rules keep."""
     languages: dict[str, float]
@@ -49,23 +48,23 @@ class Look:
     longest: int
     """Characters of the longest document."""
     steps: int
-    """Words and sentences in all sources together, about, after the rules."""
+    """About how many words and sentences all sources have after the rules."""
     text_bytes: int
-    """Bytes of text in all sources together, about."""
+    """About how many bytes of text all sources have."""
     alphabet: int
-    """Distinct characters that sentencepiece would have to spell the sample."""
+    """Distinct characters that sentencepiece would need to spell the sample."""
     sentences: tuple[str, ...]
-    """Some of them, their words separated by spaces."""
+    """Some sentences, their words separated by spaces."""
 
 
 def text_bytes(file: SourceFile) -> int:
-    """About how many bytes of text a file holds."""
+    """About how many bytes of text a file has."""
     size = file.bytes * (EXPANSION if compression(file.path) else 1)
     return size // MARKUP if file.format in ("html", "warc", "arc") else size
 
 
 def look_at(files: Sequence[SourceFile], config: CorpusConfig, seed: int = 1) -> Look:
-    """Read a sample of the train files and tell what is in it."""
+    """What a sample of the train files says about all of them."""
     texts: list[str] = []
     broken: Counter[str] = Counter()
     detail, size, whole = "", 0, True
@@ -98,14 +97,15 @@ def look_at(files: Sequence[SourceFile], config: CorpusConfig, seed: int = 1) ->
 
 
 def _languages(texts: Sequence[str]) -> dict[str, float]:
-    """Code → share of the characters; what nobody can tell is left out."""
-    found: Counter[str] = Counter()
+    """Code → share of the characters. Text of an unknown language is left out."""
+    sizes: defaultdict[str, float] = defaultdict(float)
     for text in texts:
         for code, share in language.detect(text)[1].items():
             if code != language.UNKNOWN:
-                found[code.partition("-")[0]] += share * len(text)  # type: ignore[assignment]
-    total = sum(found.values())
-    return {code: size / total for code, size in found.most_common()} if total else {}
+                sizes[code.partition("-")[0]] += share * len(text)
+    total = sum(sizes.values())
+    ordered = sorted(sizes, key=sizes.__getitem__, reverse=True)
+    return {code: sizes[code] / total for code in ordered} if total else {}
 
 
 def _alphabet(texts: Sequence[str], share: float) -> int:
@@ -122,7 +122,7 @@ def _alphabet(texts: Sequence[str], share: float) -> int:
 
 
 def _clean(texts: Sequence[str], config: CorpusConfig) -> tuple[float, float, tuple[str, ...]]:
-    """The share of words kept, steps (words + sentences) for each byte read, some sentences."""
+    """The share of words kept, the steps (words and sentences) per byte read, some sentences."""
     if config.tokenizer == "sentencepiece":  # there is no model yet
         config = replace(config, tokenizer="ptb")
     chosen, size = [], 0

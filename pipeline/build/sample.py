@@ -1,8 +1,8 @@
 """Try the rules on a sample, in seconds and without Ray: `elmwright corpus CONFIG --sample 1000`.
 
-Documents are taken from the beginnings of `PLACES` pieces of the input, chosen by hash (of more
-only where those have too few), so that a large corpus costs no more than a small one. Only what can
-be told of a document alone is told: near-copies and repeated sentences need the whole corpus.
+Documents come from the beginnings of `PLACES` pieces of the input, chosen by hash, and of further
+pieces only if those have too few. So a large corpus costs no more than a small one. Only rules
+about a single document are tried: near-copies and repeated sentences need the whole corpus.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from elmwright.pipeline.report import statistics
 from elmwright.pipeline.report.statistics import Example, Gathered
 
 PLACES = 32
-"""Pieces of input a sample is taken from."""
+"""Pieces of input that a sample is taken from."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Sample:
 
 
 def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> Sample:
-    """Clean `documents` documents and tell what happened to them."""
+    """What the rules do to `documents` documents of the sources."""
     if any(s.path == EMBEDDED for s in config.sources) and not harvest.frozen_parts(folder):
         raise UserError(
             "setting",
@@ -54,7 +54,7 @@ def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> S
 def take(
     files: Sequence[SourceFile], config: CorpusConfig, documents: int, seed: int
 ) -> Iterator[tuple[SourceFile, Record]]:
-    """That many documents, if there are so many, from places chosen by hash."""
+    """Up to so many documents, from places chosen by hash."""
     pieces = [piece for chunk in sources.cut(files, config) for piece in chunk]
     ordered = sorted(enumerate(pieces), key=lambda item: keyed_hash(seed, item[0]))
     taken = 0
@@ -77,10 +77,10 @@ def _take(
     while readers and left > 0:
         remaining = []
         for file, records in readers:
-            found = list(islice(records, min(share, left)))
-            yield from ((file, record) for record in found)
-            left -= len(found)
-            if len(found) == share:
+            taken = list(islice(records, min(share, left)))
+            yield from ((file, record) for record in taken)
+            left -= len(taken)
+            if len(taken) == share:
                 remaining.append((file, records))
         readers = remaining
 
@@ -91,15 +91,17 @@ def _clean(records: Sequence[tuple[SourceFile, Record]], config: CorpusConfig) -
         funnel.add(rule, 0, 0, 0)
     dropped: Gathered = {}
     kept: list[Example] = []
-    good = [(file, record) for file, record in records if record.text is not None]
+    readable: list[Example] = []
     for file, record in records:
         if record.text is None:
             funnel.add(READ, 1, 0, 0)
             funnel.add(BROKEN, 1, 0, 0)
             example = Example(file.path, record.offset, record.problem, record.detail)
             statistics.gather(dropped, BROKEN, record.offset, example)
-    cleaned = Cleaner(config).clean([record.text or "" for _, record in good])
-    for number, (file, record) in enumerate(good):
+        else:
+            readable.append(Example(file.path, record.offset, record.text))
+    cleaned = Cleaner(config).clean([example.text for example in readable])
+    for number, example in enumerate(readable):
         sentences, words = cleaned.sentences_read[number], cleaned.words_read[number]
         funnel.add(READ, 1, sentences, words)
         for rule, (fewer_sentences, fewer_words) in cleaned.lost[number].items():
@@ -108,10 +110,8 @@ def _clean(records: Sequence[tuple[SourceFile, Record]], config: CorpusConfig) -
         verdict = cleaned.verdicts[number]
         funnel.add(verdict or KEPT, 1, sentences, words)
         if verdict:
-            text, detail = record.text or "", cleaned.details[number]
-            statistics.gather(
-                dropped, verdict, number, Example(file.path, record.offset, text, detail)
-            )
+            detailed = replace(example, detail=cleaned.details[number])
+            statistics.gather(dropped, verdict, number, detailed)
         elif len(kept) < 3:
-            kept.append(Example(file.path, record.offset, cleaned.texts[number]))
+            kept.append(replace(example, text=cleaned.texts[number]))
     return Sample(funnel.counts, statistics.examples_of(dropped), tuple(kept))

@@ -1,10 +1,8 @@
-"""What is worth knowing about a corpus besides its manifest: the numbers behind `report.html`.
+"""The numbers behind `report.html`, saved as `statistics.json`.
 
-Gathered task by task as the corpus is built, added up by the driver, saved as `statistics.json`.
-Every sample in it (examples of dropped text) is chosen by hash, so equal corpora have equal
-statistics, but for the times of `stages`. Adding up gives the same in any order of tasks
-(`Gathered` for the examples, tables of counts for the rest), so tasks may end, fail and be run
-again at any time.
+Tasks count, and the driver adds up. Examples of dropped text are chosen by hash, so equal corpora
+have equal statistics, except for the times of `stages`. The sums do not depend on the order of the
+tasks, so tasks may end, fail and run again at any time.
 """
 
 import json
@@ -17,11 +15,11 @@ from numpy.typing import NDArray
 from elmwright.pipeline.records import to_data
 
 EXAMPLES = 4
-"""Dropped documents to keep for each rule."""
+"""Dropped documents that are kept for each rule."""
 EXAMPLE_CHARS = 600
-"""Characters of a document to keep as an example."""
+"""Characters of an example that are kept."""
 LONGEST_SENTENCE = 100
-"""The last bin of `sentence_words`, which holds all longer sentences too."""
+"""The last bin of `sentence_words`, which counts all longer sentences too."""
 
 Row = tuple[int, str, int, str, str]
 """An example on its way to the driver: (hash, source, offset, text, detail)."""
@@ -38,52 +36,43 @@ class Example:
     offset: int
     """Where in the file."""
     text: str
-    """Its first few hundred characters, as they stood in the source: hostile, escape it."""
+    """Its first few hundred characters as in the source. They are hostile: escape them."""
     detail: str = ""
-    """What the rule saw, such as "mean word length 12.3", where it says."""
+    """What the rule measured, such as "mean word length 12.3", or empty."""
 
 
 @dataclass(frozen=True)
 class SourceCount:
-    """What one entry of `corpus.sources` gave."""
+    """What was read and kept of one entry of `corpus.sources`."""
 
     name: str
     """Its name, or its path."""
     licence: str
-    """As the config says."""
     weight: float
-    """As the config says."""
     files: int
-    """Files read."""
     bytes: int
-    """Their size as stored."""
+    """Size of the files as stored."""
     documents: int
-    """Documents read."""
     words: int
-    """Words read."""
     kept_documents: int
-    """Documents left after all rules, held-out ones included."""
+    """Documents left after all rules, including held-out documents."""
     kept_words: int
-    """Words left after all rules."""
     broken: int
-    """Records and files put aside."""
+    """Records and files that could not be read."""
 
 
 @dataclass(frozen=True)
 class StageTime:
-    """What one stage of the build took. From the newest build: stages not run again show 0 tasks
-    run."""
+    """The time and memory of one stage in the newest build."""
 
     name: str
-    """The stage."""
     tasks: int
-    """Tasks it consists of."""
     ran: int
-    """Tasks that had to be run; the others were done before."""
+    """Tasks that had to be run. The others were done before."""
     seconds: float
     """From its first task to its last."""
     cpu_seconds: float
-    """Of all tasks run, added up."""
+    """Sum over all tasks run."""
     peak_mb: float
     """Largest memory (RSS) of any worker process at the end of one of its tasks."""
 
@@ -93,66 +82,67 @@ class Statistics:
     """Numbers and examples for the report."""
 
     sources: tuple[SourceCount, ...]
-    """One for each entry of `corpus.sources`."""
+    """In the order of `corpus.sources`."""
     examples: Mapping[str, tuple[Example, ...]]
     """A few dropped documents of each rule."""
     quarantine: Mapping[str, int]
     """Broken records and files, by reason."""
     languages: Mapping[str, int]
-    """Documents by detected language ("un" where none could be told); empty if not looked at."""
+    """Documents by detected language ("un" if unknown); empty if not detected."""
     document_words: Mapping[int, int]
     """Kept documents by size: n → documents of 2**n up to 2**(n+1) - 1 words."""
     sentence_words: Mapping[int, int]
-    """Kept sentences by their number of words; the last, 100, stands for 100 and more."""
+    """Kept sentences by their number of words. 100 means 100 and more."""
     clusters: Mapping[int, int]
     """Groups of near-duplicates by size: documents in the group → groups."""
     duplicate_pairs: int
-    """Links between near-duplicates that were found (the union-find's input)."""
+    """Links between near-duplicates."""
     zipf: tuple[tuple[int, int], ...]
     """(rank, count) of train words, ranks growing by about a tenth."""
     coverage: tuple[tuple[int, float], ...]
     """(vocabulary size, share of train words it covers), sizes growing by about a tenth."""
     truncated: Mapping[int, float]
-    """max_chars → share of train words a model with that setting cannot read to their end."""
+    """max_chars → share of train words that a model with that setting reads only in part."""
     repaired: Mapping[str, int]
-    """Documents changed, by what was done: "mojibake", "encoding", "email", "ip", "phone", "cut"
-    (into pieces, by `corpus.cut_documents`)."""
+    """Documents changed, by repair: "mojibake", "encoding", "email", "ip", "phone", "cut" (into
+    pieces, by `corpus.cut_documents`)."""
     stages: tuple[StageTime, ...]
-    """Speed, stage by stage."""
 
 
 def to_json(statistics: Statistics) -> bytes:
     """The content of `statistics.json`: equal statistics are equal bytes.
 
-    ASCII with escapes, because an example may hold half a surrogate pair, which UTF-8 cannot.
+    ASCII with escapes, because UTF-8 cannot encode half a surrogate pair in an example.
     """
     return json.dumps(to_data(statistics), sort_keys=True, indent=1).encode() + b"\n"
 
 
-def gather(into: Gathered, rule: str, key: int, example: Example, *, keep: int = EXAMPLES) -> None:
-    """Note a dropped document if its 64-bit hash `key` is among the rule's smallest so far."""
+def gather(into: Gathered, rule: str, key: int, example: Example) -> None:
+    """Add a dropped document if its 64-bit hash `key` is among the rule's smallest so far."""
     rows = into.get(rule, ())
-    if len(rows) < keep or key <= rows[-1][0]:
+    if len(rows) < EXAMPLES or key <= rows[-1][0]:
         text = example.text[:EXAMPLE_CHARS]
         row = (key, example.source, example.offset, text, example.detail)
-        into[rule] = _smallest([*rows, row], keep)
+        into[rule] = _smallest([*rows, row])
 
 
-def merge_examples(*parts: Gathered, keep: int = EXAMPLES) -> Gathered:
-    """The examples of many tasks: of each rule those with the smallest hashes, in any order of
-    tasks the same. Of equal hashes (copies of one text) one stays, the first by its place."""
+def merge_examples(*parts: Gathered) -> Gathered:
+    """The examples with the smallest hashes of each rule, whatever the order of the tasks.
+
+    Of equal hashes (copies of one text) the first by its place stays.
+    """
     merged: dict[str, list[Row]] = {}
     for part in parts:
         for rule, rows in part.items():
             merged.setdefault(rule, []).extend(rows)
-    return {rule: _smallest(merged[rule], keep) for rule in sorted(merged)}
+    return {rule: _smallest(merged[rule]) for rule in sorted(merged)}
 
 
-def _smallest(rows: list[Row], keep: int) -> tuple[Row, ...]:
+def _smallest(rows: list[Row]) -> tuple[Row, ...]:
     first: dict[int, Row] = {}
     for row in sorted(rows):
         first.setdefault(row[0], row)
-    return tuple(first.values())[:keep]
+    return tuple(first.values())[:EXAMPLES]
 
 
 def examples_of(gathered: Gathered) -> dict[str, tuple[Example, ...]]:
@@ -165,16 +155,10 @@ def zipf_points(counts: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
     return tuple((rank, int(counts[rank - 1])) for rank in _grid(counts.size))
 
 
-def coverage_points(
-    counts: NDArray[np.int64], total: int | None = None
-) -> tuple[tuple[int, float], ...]:
-    """(size, share of `total` that the `size` most frequent words make up); `counts` must fall.
-
-    Without `total`, the counts are all there is.
-    """
+def coverage_points(counts: NDArray[np.int64]) -> tuple[tuple[int, float], ...]:
+    """(size, share of all words that the `size` most frequent ones make up); `counts` must fall."""
     covered = np.cumsum(counts, dtype=np.int64)
-    whole = max(1, int(counts.sum()) if total is None else total)
-    return tuple((size, int(covered[size - 1]) / whole) for size in _grid(counts.size))
+    return tuple((size, int(covered[size - 1]) / int(covered[-1])) for size in _grid(counts.size))
 
 
 def _grid(last: int) -> list[int]:

@@ -1,17 +1,18 @@
 """The first large stage of a build: raw files in, cleaned and tokenised *parts* out.
 
-No Ray here: a stage is a plain function `stage(work, out, …)` that can be run and tested alone. It
+A stage is a plain function `stage(work, out, …)` without Ray, so it can be run and tested alone. It
 reads files named relative to `work`, writes files whose names begin with `out`, and returns names
-and counts. Its output is written atomically and is the same bytes every time, so that a task that
-is killed is simply run again.
+and counts. Its output is written atomically and is the same bytes every time, so a task that is
+killed is simply run again.
 
 `clean_chunk` is where most of the time goes. It knows nothing of other chunks, of held-out shares
-or of the order of the sources: so its output stays good when those change, or when a source is
-added. For a chunk it writes, for n = 000, 001, …
+or of the order of the sources, so its output stays valid when those change or a source is added.
+For a chunk it writes, for n = 000, 001, …
 
 - `out`-n.arrow, the texts (`tables.py`), and `out`-n.npy, for each document its 128-bit key,
   its place (file of the chunk, offset), its words and the bands of its MinHash signature;
-- `out`.quarantine.jsonl, `out`.decontaminated.jsonl and, if asked for, `out`-dropped-000.jsonl.zst.
+- `out`.quarantine.jsonl, `out`.decontaminated.jsonl, and `out`-dropped-000.jsonl.zst if dropped
+  documents are saved.
 """
 
 import atexit
@@ -44,35 +45,19 @@ BATCH_BYTES = 2_000_000
 """Text that is cleaned at a time: enough for numpy, small enough for the caches."""
 BATCH_DOCUMENTS = 4096
 QUARANTINED = 10_000
-"""Broken records a task lists one by one; all are counted."""
-
-
-def index_dtype(bands: int) -> np.dtype[np.void]:
-    """What is known of every document of a part."""
-    return np.dtype(
-        [
-            ("hi", "<u8"),
-            ("lo", "<u8"),
-            ("file", "<u4"),
-            ("offset", "<u8"),
-            ("words", "<u4"),
-            ("bands", "<u8", (bands,)),
-        ]
-    )
+"""Broken records that a task lists one by one; all are counted."""
 
 
 def read_batches(
     chunk: Chunk, config: CorpusConfig
 ) -> Iterator[tuple[list[tuple[int, SourceFile, Record]], list[str]]]:
-    """Records with their file and its rank in the chunk, a batch at a time, and the good texts."""
+    """Batches of records with their file and its rank in the chunk, and of the texts read."""
     records: list[tuple[int, SourceFile, Record]] = []
     texts: list[str] = []
     size = 0
-    rank = -1
-    previous = ""
+    ranks: dict[str, int] = {}
     for piece in chunk:
-        rank += piece.file.path != previous
-        previous = piece.file.path
+        rank = ranks.setdefault(piece.file.path, len(ranks))
         for record in read(piece, config):
             records.append((rank, piece.file, record))
             if record.text is not None:
@@ -118,11 +103,10 @@ class DroppedRow:
 
 @dataclass(frozen=True)
 class CleanPart:
-    """A part that was written: its files without their endings, and its counts."""
+    """A part that was written: its files without their endings, and its documents."""
 
     name: str
     documents: int
-    words: int
 
 
 @dataclass(frozen=True)
@@ -142,15 +126,31 @@ class CleanChunk:
     shared: int
     """Documents that share an n-gram with an evaluation file."""
     documents: tuple[str, ...]
-    """Files of dropped documents, if asked for."""
+    """Files of saved dropped documents."""
     words: int
     """Words read."""
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A document that stays."""
+
+    file: int
+    """Rank of its file in the chunk."""
+    offset: int
+    text: str
+    lines: list[int]
+    """Sentences of each of its lines."""
+    words: int
+
+
 @dataclass
-class _Chunk:
+class _State:
     """The state of `clean_chunk` between batches."""
 
+    work: str
+    out: str
+    save_dropped: bool
     funnel: Funnel = field(default_factory=Funnel)
     examples: Gathered = field(default_factory=dict)
     quarantine: list[QuarantineRow] = field(default_factory=list)
@@ -161,11 +161,116 @@ class _Chunk:
     documents: list[str] = field(default_factory=list)
     languages: Counter[str] = field(default_factory=Counter)
     repaired: Counter[str] = field(default_factory=Counter)
-    rows: list[tuple[int, int, str, list[int], int]] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
     keys: list[NDArray[np.uint64]] = field(default_factory=list)
     bands: list[NDArray[np.uint64]] = field(default_factory=list)
     size: int = 0
     parts: list[CleanPart] = field(default_factory=list)
+
+    def judge(
+        self,
+        records: list[tuple[int, SourceFile, Record]],
+        cleaned: Cleaned,
+        hits: dict[int, str],
+    ) -> list[int]:
+        """Count every record under its rule. The numbers of those that stay are returned."""
+        kept = []
+        number = -1
+        for rank, file, record in records:
+            if record.text is None:
+                self._put_aside(file, record)
+                continue
+            number += 1
+            if record.repaired:
+                self.repaired["encoding"] += 1
+            if record.piece == 1:
+                self.repaired["cut"] += 1
+            sentences, words = cleaned.sentences_read[number], cleaned.words_read[number]
+            self.funnel.add(READ, 1, sentences, words)
+            if cleaned.languages[number]:
+                self.languages[cleaned.languages[number]] += 1
+            for rule, (lost_sentences, lost_words) in cleaned.lost[number].items():
+                self.funnel.add(rule, 0, lost_sentences, lost_words)
+                sentences -= lost_sentences
+                words -= lost_words
+            verdict = cleaned.verdicts[number]
+            detail = cleaned.details[number]
+            if number in hits:
+                verdict, detail = DECONTAMINATE, hits[number]
+                self.shared.append(SharedRow(file.name, record.offset, detail))
+            if verdict:
+                self.funnel.add(verdict, 1, sentences, words)
+                self._drop(verdict, file, record, detail)
+                continue
+            kept.append(number)
+            text = cleaned.texts[number]
+            self.rows.append(_Row(rank, record.offset, text, cleaned.lines[number], words))
+            self.size += len(text)
+        return kept
+
+    def _put_aside(self, file: SourceFile, record: Record) -> None:
+        self.funnel.add(READ, 1, 0, 0)
+        self.funnel.add(BROKEN, 1, 0, 0)
+        self.reasons[record.problem] += 1
+        if len(self.quarantine) < QUARANTINED:
+            beginning = record.raw.decode("utf-8", "backslashreplace")
+            self.quarantine.append(
+                QuarantineRow(file.name, record.offset, record.problem, record.detail, beginning)
+            )
+
+    def _drop(self, rule: str, file: SourceFile, record: Record, detail: str) -> None:
+        text = record.text or ""
+        if self.save_dropped:
+            self.dropped.append(DroppedRow(rule, detail, file.name, record.offset, text))
+            self.dropped_size += len(text)
+        key = xxhash.xxh3_64_intdigest(text[:4096].encode("utf-8", "replace"))
+        gather(self.examples, rule, key, Example(file.name, record.offset, text, detail))
+
+    def write_part(self) -> None:
+        """Write the rows gathered so far as the next part."""
+        keys = np.concatenate(self.keys)
+        bands = np.concatenate(self.bands) if self.bands else np.zeros((len(keys), 0), np.uint64)
+        columns = {"hi": "<u8", "lo": "<u8", "file": "<u4", "offset": "<u8", "words": "<u4"}
+        index = np.zeros(len(keys), [*columns.items(), ("bands", "<u8", bands.shape[1:])])
+        index["hi"], index["lo"], index["bands"] = keys[:, 0], keys[:, 1], bands
+        for name in ("file", "offset", "words"):
+            index[name] = [getattr(row, name) for row in self.rows]
+        name = f"{self.out}-{len(self.parts):03d}"
+        tables.save_index(join(self.work, f"{name}.npy"), index)
+        texts = tables.table_of_texts(
+            [row.text for row in self.rows], [row.lines for row in self.rows]
+        )
+        tables.save_table(join(self.work, f"{name}.arrow"), texts)
+        self.parts.append(CleanPart(name, len(keys)))
+        self.rows, self.keys, self.bands, self.size = [], [], [], 0
+
+    def write_dropped(self) -> None:
+        """Write the dropped documents gathered so far."""
+        name = f"{self.out}-dropped-{len(self.documents):03d}.jsonl.zst"
+        write_documents(join(self.work, name), self.dropped)
+        self.documents.append(name)
+        self.dropped, self.dropped_size = [], 0
+
+    def finish(self) -> CleanChunk:
+        """Write what is left. The result of the stage is returned."""
+        if self.rows:
+            self.write_part()
+        if self.dropped:
+            self.write_dropped()
+        for name, rows in (("quarantine", self.quarantine), ("decontaminated", self.shared)):
+            if rows:
+                at(join(self.work, f"{self.out}.{name}.jsonl")).write_bytes(_json_lines(rows))
+        return CleanChunk(
+            parts=tuple(self.parts),
+            funnel=self.funnel.counts,
+            examples=self.examples,
+            reasons=self.reasons,
+            languages=self.languages,
+            repaired=self.repaired,
+            shared=len(self.shared),
+            documents=tuple(self.documents),
+            words=self.funnel.counts.get(READ, ZERO)[2],
+        )
 
 
 def clean_chunk(
@@ -180,40 +285,26 @@ def clean_chunk(
     signatures: bool,
     save_dropped: bool,
 ) -> CleanChunk:
-    """Clean and tokenise a chunk; `given` says that it is of a held-out set given as files."""
-    pieces = _local_copy(work, model)
-    cleaner = Cleaner(config, model=pieces, filters=not given)
-    grams = ngrams.load_set(join(work, known)) if known and not given else None
-    state = _Chunk()
+    """Clean and tokenise a chunk. `given` says that it is of a held-out set given as files, `known`
+    is a file of n-grams that no document may have."""
+    cleaner = Cleaner(config, model=_local_copy(work, model), filters=not given)
+    grams = ngrams.load_set(join(work, known)) if known else None
+    state = _State(work, out, save_dropped)
     for records, texts in read_batches(chunk, config):
         cleaned = cleaner.clean(texts)
         state.repaired.update(cleaned.repaired)
-        hits = _hits(cleaned, config, grams)
-        kept = _judge(state, records, cleaned, hits, save_dropped)
+        kept = state.judge(records, cleaned, _hits(cleaned, config, grams))
         if kept:
             state.keys.append(keys_of(cleaned.words[n] for n in kept))
             if signatures:
-                known_rows = np.flatnonzero([v is None for v in cleaned.verdicts])
-                chosen = np.isin(known_rows, kept)
-                state.bands.append(minhash.bands(cleaned.tokens, config.minhash)[chosen])
+                passed = np.flatnonzero([verdict is None for verdict in cleaned.verdicts])
+                bands = minhash.bands(cleaned.tokens, config.minhash)
+                state.bands.append(bands[np.isin(passed, kept)])
         if state.size > tables.PART_BYTES:
-            _write_part(work, out, state)
+            state.write_part()
         if state.dropped_size > tables.PART_BYTES:
-            _write_dropped(work, out, state)
-    if state.rows:
-        _write_part(work, out, state)
-    _write_lists(work, out, state)
-    return CleanChunk(
-        parts=tuple(state.parts),
-        funnel=state.funnel.counts,
-        examples=state.examples,
-        reasons=state.reasons,
-        languages=state.languages,
-        repaired=state.repaired,
-        shared=len(state.shared),
-        documents=tuple(state.documents),
-        words=state.funnel.counts.get(READ, ZERO)[2],
-    )
+            state.write_dropped()
+    return state.finish()
 
 
 def _local_copy(work: str, model: str | None) -> Path | None:
@@ -254,109 +345,6 @@ def _hits(
         words = cleaned.words[number].replace("\n", " ").split(" ")
         hits[number] = " ".join(words[begin : begin + n + n // 2])
     return hits
-
-
-def _judge(
-    state: _Chunk,
-    records: list[tuple[int, SourceFile, Record]],
-    cleaned: Cleaned,
-    hits: dict[int, str],
-    save_dropped: bool,
-) -> list[int]:
-    """Count every record under its rule; the numbers of those that stay."""
-    kept = []
-    number = -1
-    funnel = state.funnel
-    for rank, file, record in records:
-        if record.text is None:
-            funnel.add(READ, 1, 0, 0)
-            funnel.add(BROKEN, 1, 0, 0)
-            _put_aside(state, file, record)
-            continue
-        number += 1
-        if record.repaired:
-            state.repaired["encoding"] += 1
-        if record.piece == 1:
-            state.repaired["cut"] += 1
-        sentences, n_words = cleaned.sentences_read[number], cleaned.words_read[number]
-        funnel.add(READ, 1, sentences, n_words)
-        if cleaned.languages[number]:
-            state.languages[cleaned.languages[number]] += 1
-        for rule, (lost_sentences, lost_words) in cleaned.lost[number].items():
-            funnel.add(rule, 0, lost_sentences, lost_words)
-            sentences -= lost_sentences
-            n_words -= lost_words
-        verdict = cleaned.verdicts[number]
-        detail = cleaned.details[number]
-        if number in hits:
-            verdict, detail = DECONTAMINATE, hits[number]
-            state.shared.append(SharedRow(file.name, record.offset, detail))
-        if verdict:
-            funnel.add(verdict, 1, sentences, n_words)
-            _remember(state, verdict, file, record, detail, save_dropped)
-            continue
-        kept.append(number)
-        state.rows.append(
-            (rank, record.offset, cleaned.texts[number], cleaned.lines[number], n_words)
-        )
-        state.size += len(cleaned.texts[number])
-    return kept
-
-
-def _put_aside(state: _Chunk, file: SourceFile, record: Record) -> None:
-    state.reasons[record.problem] += 1
-    if len(state.quarantine) >= QUARANTINED:
-        return
-    beginning = record.raw.decode("utf-8", "backslashreplace")
-    state.quarantine.append(
-        QuarantineRow(file.name, record.offset, record.problem, record.detail, beginning)
-    )
-
-
-def _remember(
-    state: _Chunk, rule: str, file: SourceFile, record: Record, detail: str, save: bool
-) -> None:
-    """Keep a dropped document as an example, if its hash is among the smallest."""
-    text = record.text or ""
-    if save:
-        state.dropped.append(DroppedRow(rule, detail, file.name, record.offset, text))
-        state.dropped_size += len(text)
-    key = xxhash.xxh3_64_intdigest(text[:4096].encode("utf-8", "replace"))
-    gather(state.examples, rule, key, Example(file.name, record.offset, text, detail))
-
-
-def _write_part(work: str, out: str, state: _Chunk) -> None:
-    keys = np.concatenate(state.keys)
-    bands = np.concatenate(state.bands) if state.bands else np.zeros((len(keys), 0), np.uint64)
-    index = np.zeros(len(keys), index_dtype(bands.shape[1]))
-    index["hi"], index["lo"], index["bands"] = keys[:, 0], keys[:, 1], bands
-    for place, name in ((0, "file"), (1, "offset"), (4, "words")):
-        index[name] = [row[place] for row in state.rows]
-    name = f"{out}-{len(state.parts):03d}"
-    tables.save_index(join(work, f"{name}.npy"), index)
-    texts, lines = [row[2] for row in state.rows], [row[3] for row in state.rows]
-    tables.save_table(join(work, f"{name}.arrow"), tables.table_of_texts(texts, lines))
-    words_kept = int(index["words"].sum())
-    state.parts.append(CleanPart(name, len(keys), words_kept))
-    state.rows, state.keys, state.bands, state.size = [], [], [], 0
-
-
-def _write_lists(work: str, out: str, state: _Chunk) -> None:
-    if state.quarantine:
-        path = join(work, f"{out}.quarantine.jsonl")
-        at(path).write_bytes(_json_lines(state.quarantine))
-    if state.shared:
-        path = join(work, f"{out}.decontaminated.jsonl")
-        at(path).write_bytes(_json_lines(state.shared))
-    if state.dropped:
-        _write_dropped(work, out, state)
-
-
-def _write_dropped(work: str, out: str, state: _Chunk) -> None:
-    name = f"{out}-dropped-{len(state.documents):03d}.jsonl.zst"
-    write_documents(join(work, name), state.dropped)
-    state.documents.append(name)
-    state.dropped, state.dropped_size = [], 0
 
 
 def _json_lines(rows: Iterable[object]) -> bytes:

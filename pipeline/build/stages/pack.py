@@ -52,10 +52,6 @@ class VocabFiles:
     """Words in the vocabulary, marks included."""
     sha256: str
     counts_sha256: str
-    types: int
-    """Different words of train."""
-    total: int
-    """Words of train."""
     zipf: tuple[tuple[int, int], ...]
     coverage: tuple[tuple[int, float], ...]
     truncated: Mapping[int, float]
@@ -130,10 +126,8 @@ def make_vocab(
         size=len(chosen),
         sha256=sha256,
         counts_sha256=counts_sha256,
-        types=int(types.sum()),
-        total=total,
         zipf=zipf_points(falling),
-        coverage=coverage_points(falling, total),
+        coverage=coverage_points(falling),
         truncated={
             chars: float(by_length[chars - 1 :].sum() / max(1, total)) for chars in MAX_CHARS
         },

@@ -1,8 +1,8 @@
 """The stages before cleaning: digests of the inputs, n-grams to avoid, a sentencepiece model.
 
 Like the stages in `clean.py`, each is a plain function `stage(work, out, …)` whose output is the
-same bytes every time. Only what the config asks for is run: n-grams where there are evaluation or
-held-out files, a sample and its model where the tokeniser is sentencepiece.
+same bytes every time. N-grams are made only if there are evaluation or held-out files, a sample and
+its model only if the tokeniser is sentencepiece.
 """
 
 import heapq
@@ -54,10 +54,9 @@ class SentenceSample:
 
 @dataclass(frozen=True)
 class PieceModel:
-    """The file of a sentencepiece model, and how many sentences it was trained on."""
+    """The file of a sentencepiece model."""
 
     name: str
-    sentences: int
 
 
 def digest_files(
@@ -68,7 +67,7 @@ def digest_files(
 
 
 def make_ngrams(work: str, out: str, chunks: Sequence[Chunk], config: CorpusConfig) -> NgramSet:
-    """The n-grams of evaluation files, which train must not share."""
+    """Write the n-grams of evaluation files, which train must not share."""
     cleaner = Cleaner(config, filters=False)
     hashes: list[NDArray[np.uint64]] = []
     for chunk in chunks:
@@ -83,7 +82,7 @@ def make_ngrams(work: str, out: str, chunks: Sequence[Chunk], config: CorpusConf
 def sample_chunk(
     work: str, out: str, chunk: Chunk, config: CorpusConfig, seed: int, limit: int
 ) -> SentenceSample:
-    """The sentences of a chunk with the smallest hashes, for training sentencepiece."""
+    """Write the sentences of a chunk with the smallest hashes, for training sentencepiece."""
     smallest: dict[int, str] = {}
     most = config.sentencepiece.sample
 
@@ -116,7 +115,7 @@ def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConf
     """Train the sentencepiece model on the smallest hashes of all samples."""
     with ExitStack() as stack:
         opened = [stack.enter_context(at(join(work, name)).reading()) for name in samples]
-        # Every sample is sorted by its hashes, which stand in front with all their digits.
+        # Every sample is sorted by its hashes, which begin the lines with all their digits.
         merged = (line for line, _ in groupby(heapq.merge(*opened)))
         chosen = [line.decode() for line in islice(merged, config.sentencepiece.sample)]
     sentences = (line.partition(" ")[2].rstrip("\n") for line in chosen)
@@ -130,4 +129,4 @@ def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConf
             "likely its size, or give more text",
         ) from error
     at(join(work, f"{out}.model")).write_bytes(model)
-    return PieceModel(f"{out}.model", len(chosen))
+    return PieceModel(f"{out}.model")

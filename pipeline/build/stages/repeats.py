@@ -1,8 +1,8 @@
 """The driver of the stages that find what is repeated: copies, near-copies, lines, held-out text.
 
-Each step writes key tables part by part, then decides range by range which rows lose, and the next
-step looks only at what is still in: exact copies of documents, then near-copies, then lines, then
-sentences. What comes out are names of tables of losers; dropping them is `keep.py`'s work.
+Each step writes key tables part by part, then decides range by range which rows lose. The next step
+looks only at what is still in: exact copies of documents, then near-copies, then lines, then
+sentences. The results are tables of losers, which `keep.py` drops.
 """
 
 from collections.abc import Sequence
@@ -35,12 +35,11 @@ class Lost:
 
 
 def count_pieces(corpus: CorpusConfig, has_heldout: bool) -> int:
-    """Runs of tasks that deciding takes, for the progress display; at least one."""
-    near = corpus.dedup == "near"
+    """How often `find_repeats` runs tasks, for the progress display, and 1 for `_sides`."""
     return (
         1
         + 2 * (corpus.dedup != "none")
-        + (3 if near else 5 * has_heldout)
+        + (3 if corpus.dedup == "near" else 5 * has_heldout)
         + 2 * (corpus.dedup_lines == "line")
         + 2 * (corpus.dedup_lines == "sentence" or has_heldout)
     )
@@ -50,7 +49,7 @@ def find_repeats(runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], si
     """Decide what loses, from documents down to sentences."""
     train = [part for part in parts if part.split == "train"]
     if corpus.heldout_overlap == "keep":
-        # Given sets lose nothing themselves: without them here, nothing loses to them.
+        # Given sets lose nothing themselves. Without them here, nothing loses to them.
         parts = train
     has_heldout = len(train) < len(parts) or bool(sides.names)
     lost = Lost()
@@ -60,20 +59,22 @@ def find_repeats(runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], si
     if corpus.dedup == "near" or has_heldout:
         lost.documents = [*lost.documents, _near(runner, corpus, parts, lost, sides)]
     if corpus.dedup_lines == "line":
-        keys = _units("lines", train, lost, sides, dedup.LINE)
+        keys = _sentence_keys("lines", train, lost, sides, dedup.LINE)
         lost.lines = _reduce(runner, "lines", keys, train, dedup.LINE, once=True)
     once = corpus.dedup_lines == "sentence"
     if once or has_heldout:
-        keys = _units("sentences", parts, lost, sides, dedup.SENTENCE)
+        keys = _sentence_keys("sentences", parts, lost, sides, dedup.SENTENCE)
         lost.sentences = _reduce(runner, "sentences", keys, parts, dedup.SENTENCE, once=once)
     return lost
 
 
-def _units(
+def _sentence_keys(
     name: str, parts: Sequence[Part], lost: Lost, sides: Sides, unit: str
 ) -> list[Task[KeyCount]]:
-    how = (lost.documents, lost.lines, sides, unit)
-    return [task(name, select.sentence_keys, part, *how) for part in parts]
+    return [
+        task(name, select.sentence_keys, part, lost.documents, lost.lines, sides, unit)
+        for part in parts
+    ]
 
 
 def _reduce(
@@ -87,13 +88,13 @@ def _reduce(
 ) -> list[str]:
     """Write key tables, then decide range by range which rows lose."""
     count = tables.count_ranges(sum(table.keys for table in runner.run(name, keys)))
-    known = [(part.number, one.out) for part, one in zip(parts, keys, strict=True)]
-    reduce = [
-        task("losers", select.reduce_keys, known, number, count, unit=unit, once=once)
+    key_tables = [(part.number, one.out) for part, one in zip(parts, keys, strict=True)]
+    reducers = [
+        task("losers", select.reduce_keys, key_tables, number, count, unit=unit, once=once)
         for number in range(count)
     ]
-    runner.run(f"same {name}", reduce)
-    return [one.out for one in reduce]
+    runner.run(f"same {name}", reducers)
+    return [one.out for one in reducers]
 
 
 def _near(
@@ -101,20 +102,21 @@ def _near(
 ) -> str:
     """Link documents that share a band, and keep the best of each cluster."""
     only_one = corpus.dedup == "near"
-    wanted = None if only_one else _heldout_bands(runner, parts, lost, sides)
-    bands = [task("bands", select.band_keys, part, lost.documents, sides, wanted) for part in parts]
+    heldout = None if only_one else _heldout_bands(runner, parts, lost, sides)
+    bands = [
+        task("bands", select.band_keys, part, lost.documents, sides, heldout) for part in parts
+    ]
     count = tables.count_ranges(sum(table.keys for table in runner.run("signatures", bands)))
-    known = [(part.number, one.out) for part, one in zip(parts, bands, strict=True)]
-    links = [task("links", select.link_keys, known, n, count) for n in range(count)]
+    band_tables = [(part.number, one.out) for part, one in zip(parts, bands, strict=True)]
+    links = [task("links", select.link_keys, band_tables, n, count) for n in range(count)]
     runner.run("similar", links)
-    edges = [one.out for one in links]
-    resolve = task("clusters", select.resolve_clusters, edges, only_one)
+    resolve = task("clusters", select.resolve_clusters, [one.out for one in links], only_one)
     lost.near = runner.run("clusters", [resolve])[0]
     return resolve.out
 
 
 def _heldout_bands(runner: Runner, parts: Sequence[Part], lost: Lost, sides: Sides) -> str:
-    """The band keys of all held-out documents: without near-dedup, only these can matter."""
+    """The file of all held-out band keys. Without near-dedup, only these matter."""
     groups = [parts[n : n + PARTS_PER_LOOK] for n in range(0, len(parts), PARTS_PER_LOOK)]
     look = [task("near", select.heldout_bands, group, lost.documents, sides) for group in groups]
     runner.run("held-out", look)

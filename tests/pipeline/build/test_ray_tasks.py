@@ -1,4 +1,4 @@
-"""Tasks on Ray whose worker is killed, whose disk is full, or that nobody waits for any more."""
+"""Tasks on Ray whose worker is killed, whose disk is full, or that are no longer waited for."""
 
 import errno
 import json
@@ -13,10 +13,10 @@ import pytest
 
 from elmwright.pipeline.build import ray_tasks
 from elmwright.pipeline.build.ray_tasks import Runner, read_mark, task
-from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import silent
 from elmwright.pipeline.records import BadField
 from elmwright.pipeline.storage.files import at
+from tests.support.mistakes import mistake
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 
@@ -61,22 +61,22 @@ def test_the_mark_of_a_task_gives_the_result_that_the_task_gave(tmp_path: Path) 
         read_mark(json.dumps(mark | {"report": {}}).encode(), compute)
 
 
-def test_a_full_disk_in_a_task_is_told_in_one_sentence(tmp_path):
+def test_full_disk_in_a_task_is_a_mistake(tmp_path):
     def fill(_work: str, _out: str) -> Answer:
         with at(tmp_path / "big").writing() as file:
             file.write(b"x")
             raise OSError(errno.ENOSPC, "No space left on device")
 
     runner = Runner(str(tmp_path / "work"), silent, None, lambda: False)
-    with pytest.raises(UserError, match=r"no space left on the disk of .* nothing is lost"):
+    with mistake("disk-full", str(tmp_path)):
         runner.run("test", [task("one", fill)])
     assert list(tmp_path.glob("*big*")) == []
 
 
-def test_pressed_twice_nobody_waits_for_tasks_at_work(
+def test_second_interrupt_does_not_wait_for_running_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The note for tasks in the queue stays, and the next build removes it."""
+    """The file that recalls queued tasks stays, and the next build removes it."""
     import ray
 
     waited: list[float] = []
