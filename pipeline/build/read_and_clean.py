@@ -61,7 +61,7 @@ def find_ngrams(
     config = replace(_cleaning(corpus), strict=True)
     make = task("ngrams", prepare.make_ngrams, chunks, config)
     ngram_set = runner.run("n-grams", [make])[0]
-    if evaluation and not ngram_set.ngrams:
+    if evaluation and not ngram_set.entries:
         raise UserError(
             "no-text",
             f"the files of corpus.decontaminate hold no text of {n} words; check them, or "
@@ -81,7 +81,7 @@ def learn_pieces(build: Build, chunks: Sequence[Chunk]) -> None:
         if chunk[0].file.split == "train"
     ]
     samples = build.runner.run("sample", tasks)
-    if not any(sample.sentences for sample in samples):
+    if not any(sample.entries for sample in samples):
         raise UserError(
             "no-text",
             "no sentence is left to train sentencepiece on; see which rule drops them with "

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elmwright.pipeline.report.numbers import compact
+from elmwright.pipeline.report.numbers import compact, number, percent
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 466, 32, 226
 """The frame of a chart, as `page.html` draws it."""
@@ -125,6 +125,11 @@ class Histogram:
         """The axis of the counts."""
         return Axis(0, max(1, *(column.count for column in self.columns)), self.unit)
 
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """The numbers behind the chart."""
+        return [(column.values, number(column.count)) for column in self.columns]
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -141,6 +146,12 @@ class Curve:
     mark: float = math.nan
     """A value of x to mark, if it is on the axis."""
     mark_name: str = ""
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """The numbers behind the chart."""
+        show = percent if self.y.share else number
+        return [(number(x), show(y)) for x, y in self.points]
 
     def path(self, points: Points) -> str:
         """The path of an SVG through points of this chart."""

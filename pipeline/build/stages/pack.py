@@ -1,8 +1,8 @@
 """The last stages of a build: the vocabulary, and the shards.
 
-Words are counted exactly and in ranges of their hash, so that no task holds all of them; the
-vocabulary task reads only those that are frequent enough to be in it. A shard is one range of the
-shuffle hash, gathered from all parts.
+Words are counted exactly and in ranges of their hash, so that no task holds all of them. The
+vocabulary task reads only words that are frequent enough for the vocabulary. A shard is one range
+of the shuffle hash, gathered from all parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ from elmwright.pipeline.report.statistics import coverage_points, zipf_points
 from elmwright.pipeline.storage.files import join
 
 TYPES_PER_RANGE = 2_000_000
-"""Entries of word counts one task adds up: about 300 MB."""
+"""Entries of word counts that one task adds up: about 300 MB."""
 LONGEST = 128
-"""Byte lengths of words are counted up to this; longer ones with it."""
+"""Longer words are counted as words of this many bytes."""
 MAX_CHARS = (12, 20, 30, 40, 50, 100)
-"""Settings of model.max_chars for which the report tells the share of words cut."""
+"""Settings of model.max_chars for which the report shows the share of words cut."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class VocabFiles:
     name: str
     """The files, without their endings."""
     size: int
-    """Words in the vocabulary, marks included."""
+    """Words in the vocabulary, including marks."""
     sha256: str
     counts_sha256: str
     zipf: tuple[tuple[int, int], ...]
@@ -60,7 +60,7 @@ class VocabFiles:
 
 @dataclass(frozen=True)
 class PackedShard:
-    """One shard, or None where its range of the hash is empty, and the words in it."""
+    """One shard, or None if its range of the hash is empty, and the words in it."""
 
     shard: Shard | None
     words: int = 0

@@ -37,26 +37,11 @@ class FileDigests:
 
 
 @dataclass(frozen=True)
-class NgramSet:
-    """A file of n-grams, and how many there are."""
+class Output:
+    """The file that a task wrote, and how many n-grams, sentences or pieces are in it."""
 
     name: str
-    ngrams: int
-
-
-@dataclass(frozen=True)
-class SentenceSample:
-    """A file of sentences for training sentencepiece, and how many there are."""
-
-    name: str
-    sentences: int
-
-
-@dataclass(frozen=True)
-class PieceModel:
-    """The file of a sentencepiece model."""
-
-    name: str
+    entries: int
 
 
 def digest_files(
@@ -66,7 +51,7 @@ def digest_files(
     return FileDigests(tuple(at(path).sha256() for path in paths))
 
 
-def make_ngrams(work: str, out: str, chunks: Sequence[Chunk], config: CorpusConfig) -> NgramSet:
+def make_ngrams(work: str, out: str, chunks: Sequence[Chunk], config: CorpusConfig) -> Output:
     """Write the n-grams of evaluation files, which train must not share."""
     cleaner = Cleaner(config, filters=False)
     hashes: list[NDArray[np.uint64]] = []
@@ -76,12 +61,12 @@ def make_ngrams(work: str, out: str, chunks: Sequence[Chunk], config: CorpusConf
             hashes.append(np.unique(ngrams.ngram_hashes(tokens, config.decontaminate_ngram)[0]))
     joined = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
     ngrams.save_set(join(work, f"{out}.npy"), joined)
-    return NgramSet(f"{out}.npy", len(np.unique(joined)))
+    return Output(f"{out}.npy", len(np.unique(joined)))
 
 
 def sample_chunk(
     work: str, out: str, chunk: Chunk, config: CorpusConfig, seed: int, limit: int
-) -> SentenceSample:
+) -> Output:
     """Write the sentences of a chunk with the smallest hashes, for training sentencepiece."""
     smallest: dict[int, str] = {}
     most = config.sentencepiece.sample
@@ -108,10 +93,10 @@ def sample_chunk(
     smallest = shrink()
     data = "".join(f"{number:020d} {text}\n" for number, text in smallest.items()).encode()
     at(join(work, f"{out}.txt")).write_bytes(data)
-    return SentenceSample(f"{out}.txt", len(smallest))
+    return Output(f"{out}.txt", len(smallest))
 
 
-def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConfig) -> PieceModel:
+def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConfig) -> Output:
     """Train the sentencepiece model on the smallest hashes of all samples."""
     with ExitStack() as stack:
         opened = [stack.enter_context(at(join(work, name)).reading()) for name in samples]
@@ -129,4 +114,4 @@ def train_pieces(work: str, out: str, samples: Sequence[str], config: CorpusConf
             "likely its size, or give more text",
         ) from error
     at(join(work, f"{out}.model")).write_bytes(model)
-    return PieceModel(f"{out}.model")
+    return Output(f"{out}.model", config.sentencepiece.size)

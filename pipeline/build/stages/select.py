@@ -74,13 +74,6 @@ class KeyCount:
     keys: int
 
 
-@dataclass(frozen=True)
-class SetCount:
-    """How many sets were joined."""
-
-    sets: int
-
-
 def find_limits(shares: Sequence[float], smallest: Sequence[int]) -> tuple[int, ...]:
     """The limit of each share. Every set with a share above 0 gets at least one document.
 
@@ -177,11 +170,11 @@ def heldout_bands(
     return KeyCount(sum(map(len, keys)))
 
 
-def join_sets(work: str, out: str, names: Sequence[str]) -> SetCount:
-    """Write several sets as one."""
-    sets = [ngrams.load_set(join(work, name)) for name in names]
-    ngrams.save_set(join(work, out), np.concatenate(sets))
-    return SetCount(len(names))
+def join_sets(work: str, out: str, names: Sequence[str]) -> KeyCount:
+    """Write several sets of keys as one."""
+    keys = np.concatenate([ngrams.load_set(join(work, name)) for name in names])
+    ngrams.save_set(join(work, out), keys)
+    return KeyCount(len(keys))
 
 
 def band_keys(
