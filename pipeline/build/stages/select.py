@@ -131,32 +131,44 @@ def times_taken(part: Part, index: NDArray[np.void], seed: int) -> NDArray[np.in
     return times
 
 
-def _left_out(
-    work: str, part: Part, index: NDArray[np.void], names: Sequence[str], seed: int
-) -> NDArray[np.bool_]:
-    """Documents that lost, or are not taken because of their source's weight.
+def _remaining(
+    work: str, part: Part, index: NDArray[np.void], document_losers: Sequence[str], seed: int
+) -> NDArray[np.int64]:
+    """The rows of documents that have not lost and are taken at least once.
 
     What is not taken must not win either: of two copies, the one that is taken has to stay.
     """
-    is_out: NDArray[np.bool_] = times_taken(part, index, seed) == 0
+    is_in: NDArray[np.bool_] = times_taken(part, index, seed) > 0
     if part.split != "train":
-        is_out[:] = False
-    is_out[losers(work, part, names)["row"]] = True
-    return is_out
+        is_in[:] = True
+    is_in[losers(work, part, document_losers)["row"]] = False
+    return np.flatnonzero(is_in)
 
 
 def document_keys(work: str, out: str, part: Part, sides: Sides) -> KeyCount:
     """Write the keys of all documents of a part, sorted."""
     index = load_index(work, part)
-    rows_of = np.flatnonzero(~_left_out(work, part, index, [], sides.seed))
-    index = index[rows_of]
-    rows = np.zeros(len(index), dedup.KEY)
-    for name in ("hi", "lo", "offset"):
-        rows[name] = index[name]
-    rows["file"] = index["file"] + part.first_file
-    rows["heldout"] = _side(part, doc_keys(index), sides)
-    rows["row"] = rows_of
-    tables.save_rows(join(work, out), dedup.sort_table(rows, dedup.ORDER))
+    rows = _remaining(work, part, index, [], sides.seed)
+    return _save_keys(join(work, out), part, index, sides, doc_keys(index)[rows], rows, 0)
+
+
+def _save_keys(
+    path: str,
+    part: Part,
+    index: NDArray[np.void],
+    sides: Sides,
+    keys: NDArray[np.uint64],
+    documents: NDArray[np.int64],
+    numbers: Sequence[int] | int,
+) -> KeyCount:
+    """Write keys, the row of the document of each, and the number of the line or sentence in it."""
+    rows = np.zeros(len(keys), dedup.KEY)
+    rows["hi"], rows["lo"] = keys[:, 0], keys[:, 1]
+    rows["heldout"] = _side(part, doc_keys(index), sides)[documents]
+    rows["file"] = index["file"][documents] + part.first_file
+    rows["offset"] = index["offset"][documents]
+    rows["row"], rows["sentence"] = documents, numbers
+    tables.save_rows(path, dedup.sort_table(rows, dedup.ORDER))
     return KeyCount(len(rows))
 
 
@@ -197,11 +209,11 @@ def _band_rows(
     work: str, part: Part, document_losers: Sequence[str], sides: Sides
 ) -> NDArray[np.void]:
     index = load_index(work, part)
-    rows_of = np.flatnonzero(~_left_out(work, part, index, document_losers, sides.seed))
-    index = index[rows_of]
+    rows = _remaining(work, part, index, document_losers, sides.seed)
+    index = index[rows]
     return band_rows(
         index["bands"],
-        row=rows_of,
+        row=rows,
         words=index["words"],
         file=index["file"] + part.first_file,
         offset=index["offset"],
@@ -222,33 +234,24 @@ def sentence_keys(
     index = load_index(work, part)
     arrow = join(work, f"{part.name}.arrow")
     _, texts = tables.load_texts(arrow)
-    dead = set(np.flatnonzero(_left_out(work, part, index, document_losers, sides.seed)).tolist())
     by_line = unit == dedup.LINE
     lines = tables.load_lines(arrow) if by_line or line_losers else []
     lost = lost_sentences(losers(work, part, line_losers), lines)
     units: list[str] = []
     numbers: list[int] = []
     counts = np.zeros(len(texts), np.int64)
-    for row, text in enumerate(texts):
-        if row in dead:
-            continue
-        row_units = text.split("\n")
+    for row in _remaining(work, part, index, document_losers, sides.seed).tolist():
+        row_units = texts[row].split("\n")
         if by_line:
             row_units = _join_lines(row_units, lines[row])
-        lost_here = lost.get(row, {})
-        row_numbers = [number for number in range(len(row_units)) if number not in lost_here]
+        lost_numbers = lost.get(row, {})
+        row_numbers = [number for number in range(len(row_units)) if number not in lost_numbers]
         counts[row] = len(row_numbers)
         units.extend(row_units[number] for number in row_numbers)
         numbers.extend(row_numbers)
+    documents = np.repeat(np.arange(len(texts)), counts)
     keys = dedup.keys_of(units)
-    owner = np.repeat(np.arange(len(texts)), counts)
-    rows = np.zeros(len(keys), dedup.KEY)
-    rows["hi"], rows["lo"] = keys[:, 0], keys[:, 1]
-    rows["heldout"] = _side(part, doc_keys(index), sides)[owner]
-    rows["file"], rows["offset"] = index["file"][owner] + part.first_file, index["offset"][owner]
-    rows["row"], rows["sentence"] = owner, numbers
-    tables.save_rows(join(work, out), dedup.sort_table(rows, dedup.ORDER))
-    return KeyCount(len(rows))
+    return _save_keys(join(work, out), part, index, sides, keys, documents, numbers)
 
 
 def _join_lines(sentences: list[str], counts: Sequence[int]) -> list[str]:
