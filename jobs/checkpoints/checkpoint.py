@@ -5,16 +5,15 @@
       softmax.safetensors      the tied softmax
       optimizer.safetensors    the optimiser's accumulators
       lanes.safetensors        LSTM states of every lane, whatever the number of processes
-      state.json               step, skipped updates, attempt, evaluation if there was one
+      state.json               step, skipped updates, attempt, evaluation (contents.py)
       config.json              the resolved config (its [model] section makes this a MODEL folder)
       vocab.txt
       MANIFEST.json            size and sha256 of each file, written last
 
-On a disk a checkpoint is written beside its place, flushed, and renamed into it, so a folder called
-`step-*` is always whole. In an object store nothing can be renamed: there the manifest, uploaded
-last, makes it one, and a folder without one does not count. A process of an earlier attempt that is
-still alive (its driver was killed, say) sees a newer attempt number and writes nothing.
-`writer.py` writes them while training continues.
+On a disk a checkpoint is written to a temporary folder, flushed, and renamed, so a folder called
+`step-*` is always complete. In an object store nothing can be renamed, so a folder counts only if
+it has a manifest, which is uploaded last. A process of an earlier attempt that is still alive (its
+driver was killed, for example) sees a newer attempt number and writes nothing.
 """
 
 import json
@@ -43,15 +42,15 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 
 LOOK_AGAIN = (0.1, 0.5, 2.0)
-"""Seconds between looks at an attempt number that is not there."""
+"""Seconds between attempts to read an attempt number that is missing."""
 
 
-class StaleAttempt(RuntimeError):  # noqa: N818 - a state of the world, reported as such
+class StaleAttempt(RuntimeError):  # noqa: N818 - a state, not a mistake
     """A newer attempt of this run has begun; this process must not write."""
 
 
 class NewerCheckpoint(UserError):  # noqa: N818 - a state, not a mistake
-    """A later version of elmwright wrote a checkpoint: it is whole, but cannot be read here."""
+    """A later version of elmwright wrote the checkpoint, and this version cannot read it."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class CheckpointInfo:
     """What is known about a checkpoint without loading it."""
 
     path: str
-    """Its folder, or the URL of it."""
+    """Its folder or URL."""
     step: int
     """Updates made."""
     sha256: str
@@ -69,7 +68,7 @@ class CheckpointInfo:
     perplexity: dict[str, float]
     """Mean held-out perplexity by split; empty where none was computed at this step."""
     tokens: int
-    """Held-out tokens that perplexity was computed on: only equal numbers can be compared."""
+    """Held-out tokens behind that perplexity: only equal numbers can be compared."""
 
 
 def folder_name(step: int) -> str:
@@ -77,22 +76,22 @@ def folder_name(step: int) -> str:
 
 
 def list_checkpoints(folder: str | Path) -> list[CheckpointInfo]:
-    """All checkpoints with a readable manifest, oldest first; `NewerCheckpoint` if a later version
-    wrote one of them."""
-    found = []
+    """All checkpoints with a readable manifest, oldest first; raises `NewerCheckpoint` if a later
+    version wrote one of them."""
+    infos = []
     for path in checkpoint_folders(folder):
         try:
-            found.append(read_info(path))
+            infos.append(read_info(path))
         except NewerCheckpoint:
             raise
         except UserError as error:
             log.warning("checkpoint %s is not readable: %s", path, error)
-    return found
+    return infos
 
 
 def checkpoint_folders(folder: str | Path) -> list[str]:
-    """Every folder with the name of a checkpoint, readable or not, oldest first. In a store, those
-    that were never completed are left out."""
+    """Every folder with the name of a checkpoint, readable or not, oldest first; in a store only
+    those with a manifest."""
     if at(folder).is_url:
         files = [
             file.path.removeprefix(f"{folder}/").split("/") for file in at(folder).list_files()
@@ -126,7 +125,7 @@ def _read_manifest(path: str | Path) -> CheckpointManifest:
 
 
 def parse_manifest(data: bytes, where: str) -> CheckpointManifest:
-    """The manifest, if it is exactly what was written: it carries a digest of itself."""
+    """The manifest, which contains a digest of itself; UserError if it was changed."""
     try:
         manifest = json.loads(data)
         if manifest.pop("sha256") != sha256_bytes(canonical(manifest)):
@@ -149,7 +148,7 @@ def parse_manifest(data: bytes, where: str) -> CheckpointManifest:
 
 
 def read_state(path: str | Path) -> CheckpointState:
-    """What a checkpoint's state.json says beside its tensors."""
+    """The state.json of a checkpoint."""
     file = join(path, "state.json")
     return _state(read_object(file), file)
 
@@ -164,13 +163,13 @@ def _state(content: dict[str, Any], file: str) -> CheckpointState:
 
 
 def read_checked_state(path: str | Path) -> CheckpointState | None:
-    """A checkpoint's state, if it is exactly what was written."""
+    """The state.json of a checkpoint; None if it is missing or was changed."""
     content = read_checked(path, "state.json")
     return None if content is None else _state(content, join(path, "state.json"))
 
 
 def read_checked(path: str | Path, name: str) -> dict[str, Any] | None:
-    """A JSON file of a checkpoint, if it is exactly what was written."""
+    """A JSON file of a checkpoint; None if it is missing or was changed."""
     try:
         data = read_small(join(path, name))
         if sha256_bytes(data) == _read_manifest(path).files[name].sha256:
@@ -184,19 +183,18 @@ def verify_checkpoint(path: str | Path) -> None:
     """Compare every file with the manifest; the error names the first that differs."""
     for name, entry in _read_manifest(path).files.items():
         file = join(path, name)
-        found = at(file).stat()
-        if found is None:
+        stat = at(file).stat()
+        if stat is None:
             raise UserError("file-damaged", f"{file} is missing")
-        if found.bytes != entry.bytes or at(file).sha256() != entry.sha256:
+        if stat.bytes != entry.bytes or at(file).sha256() != entry.sha256:
             raise UserError("file-damaged", f"{file} does not match its digest")
 
 
 def newest_valid(
     folder: str | Path, warn: Callable[[str], None], at_most: int | None = None
 ) -> CheckpointInfo | None:
-    """The newest checkpoint that verifies (of step `at_most` or before it); damaged ones are
-    skipped with a warning each. One of a later version raises `NewerCheckpoint`: with an older
-    one, training would repeat its steps."""
+    """The newest undamaged checkpoint (of step `at_most` or before), with a warning for each damaged
+    one. Raises `NewerCheckpoint` for one of a later version, whose steps would be repeated."""
     for path in reversed(checkpoint_folders(folder)):
         try:
             info = read_info(path)
@@ -213,7 +211,7 @@ def newest_valid(
 
 
 def fetch(path: str, scratch: Path) -> Path:
-    """The checkpoint as a local folder: itself, or a verified copy of one in a store."""
+    """The local folder of a checkpoint, or of a verified copy from a store."""
     if not at(path).is_url:
         return Path(path)
     local = scratch / f"fetched-{path.rpartition('/')[2]}"
@@ -226,18 +224,18 @@ def fetch(path: str, scratch: Path) -> Path:
 
 
 def current_attempt(path: str | Path) -> int:
-    """The newest attempt, 0 where none is named: whoever begins one goes by the journal, too."""
+    """The number of the newest attempt; 0 if the file has none."""
     attempt = (at(path).read_json() or {}).get("attempt")
     return attempt if attempt is not None and whole(attempt) else 0
 
 
 def check_attempt(path: str | Path, attempt: int) -> None:
-    """Raise if a newer attempt of this run has begun: this process must write no more."""
+    """Raise `StaleAttempt` if a newer attempt of this run has begun."""
     newest = current_attempt(path)
     for pause in LOOK_AGAIN:
         if newest >= attempt:
             break
-        # Our own number is not there: some stores show nothing while an object is replaced.
+        # Our own number is missing: some stores show nothing while an object is replaced.
         time.sleep(pause)
         newest = current_attempt(path)
     if newest > attempt:
@@ -247,8 +245,7 @@ def check_attempt(path: str | Path, attempt: int) -> None:
 
 
 def begin_attempt(path: str | Path, above: int = 0) -> int:
-    """Take the next attempt number, `above` any that is known; whoever still writes under an older
-    one will stop."""
+    """Take the next attempt number, which is above `above`; processes of older ones will stop."""
     attempt = max(current_attempt(path), above) + 1
     at(path).write_json({"attempt": attempt})
     return attempt

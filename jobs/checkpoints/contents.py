@@ -1,6 +1,6 @@
-"""What training writes as JSON, typed: state.json and MANIFEST.json of a checkpoint, result.json.
+"""Dataclasses for result.json and for state.json and MANIFEST.json of a checkpoint.
 
-Fields are in the order of the files. Scores may be infinite: a model that diverged has them.
+Fields are in the order of the files. Scores of a model that diverged are infinite.
 """
 
 import re
@@ -15,7 +15,7 @@ from elmwright.pipeline.storage.untrusted import is_digest
 
 @dataclass(frozen=True)
 class SavedScore:
-    """How well a model predicts a held-out set, as files say it; early ones say less."""
+    """How well a model predicts a held-out set. Files of early versions have fewer fields."""
 
     perplexity: float
     """exp of the mean of both directions."""
@@ -30,9 +30,9 @@ class SavedScore:
     unk_share: float = 0.0
     """Share of the targets that are `<UNK>`."""
     lanes: int = 0
-    """Rows the set was read in."""
+    """Lanes that the set was read in."""
     characters: int = 0
-    """Characters of the words scored, and one for the space or line end behind each."""
+    """Characters of the scored words, and one per word for the space or line end."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Probe:
     """How well a model predicts the first sentences of a held-out set."""
 
     sentences: int
-    """How many they are."""
     tokens: int
     """Predictions scored in each direction."""
     perplexity: float
@@ -54,24 +53,23 @@ Probes = dict[str, Probe]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointState:
-    """state.json: what training carries from step to step, besides tensors."""
+    """state.json: the state of training besides tensors."""
 
     step: int
     """Updates made."""
     skipped: tuple[int, ...]
-    """Steps whose update was left out."""
+    """Steps whose update was skipped."""
     best: float | None
     """The best mean held-out perplexity of an evaluation in the loop."""
     best_step: int
-    """The step of that evaluation."""
     best_of: int
-    """The tokens it scored."""
+    """The tokens that evaluation scored."""
     stale: int
     """Evaluations in the loop since then."""
     attempt: int = 0
     processes: int = 1
     device: str = ""
-    """The type of device that computed it: cpu or cuda."""
+    """cpu or cuda."""
     machine: str = ""
     """A description of the machine."""
     corpus_fingerprint: str = ""
@@ -97,13 +95,13 @@ class TrainingResult:
     stopped_early: int = 0
     """`eval.patience` if training ended by it, else 0."""
     skipped: int = 0
-    """Updates that were left out."""
+    """Number of skipped updates."""
     evaluation: Scores
     probe: Probes = field(default_factory=dict)
 
 
 def contents_data(record: CheckpointState | TrainingResult) -> dict[str, Any]:
-    """The JSON object of a file; without `probe` where nothing was scored apart."""
+    """The JSON object of a file, without an empty `probe`."""
     data: dict[str, Any] = to_data(record)
     if not record.probe:
         del data["probe"]
@@ -111,7 +109,7 @@ def contents_data(record: CheckpointState | TrainingResult) -> dict[str, Any]:
 
 
 def read_result(path: str | Path) -> TrainingResult | None:
-    """The result of a training; None where there is none or it is damaged."""
+    """The result of training; None if it is missing or damaged."""
     try:
         return from_data(TrainingResult, at(path).read_json(), ignore_unknown=True, finite=False)
     except BadField:
@@ -145,6 +143,6 @@ class CheckpointManifest:
             if not re.fullmatch(r"[\w.-]{1,100}", name) or name in (".", ".."):
                 raise ValueError(f"it names a file outside its folder: {name!r:.100}")
             if entry.bytes < 0 or not is_digest(entry.sha256):
-                raise ValueError(f"it does not tell size and digest of {name}")
+                raise ValueError(f"it has no valid size and digest of {name}")
         if self.step < 0 or self.tokens < 0:
             raise ValueError("its step or tokens are negative")

@@ -1,11 +1,10 @@
-"""Writes checkpoints in a thread of its own, from a host copy, while training continues.
+"""Writes checkpoints in a thread, from a copy in host memory, while training continues.
 
-What cannot be written (a full disk, a store that does not answer) does not stop training: the
-failure is reported, the earlier checkpoints stay as they are, and the next one is tried in its
-turn. Only the last one of an attempt must succeed: the loop asks for that with `wait`.
+A checkpoint that cannot be written (a full disk, a store that does not answer) does not stop
+training: the failure is reported, and earlier checkpoints are kept. Only the last checkpoint of an
+attempt must succeed, which the loop ensures with `wait`.
 
-Older checkpoints are removed only after the newer one has been read back and verified. Kept are the
-newest few, those at multiples of `keep_every`, and the best by held-out perplexity.
+Older checkpoints (retention.py) are removed only after the newer one was read back and verified.
 """
 
 import json
@@ -58,7 +57,7 @@ log = logging.getLogger("elmwright")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything a checkpoint holds, copied to the host so that training can continue."""
+    """The content of a checkpoint, copied to the host so that training can continue."""
 
     step: int
     tensors: Mapping[str, Mapping[str, "Tensor"]]
@@ -73,16 +72,16 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who is told what became of a checkpoint (all called from the writer's thread)."""
+    """Functions that the thread of the writer calls."""
 
     before: Callable[[], None]
-    """Before a checkpoint is committed: what it must not be ahead of is made safe."""
+    """Before a checkpoint is committed: flushes the journal."""
     written: Callable[[CheckpointInfo], None]
-    """It is there and verified."""
+    """After a checkpoint was written and verified."""
     failed: Callable[[int, str], None]
-    """It could not be written: its step, and a sentence."""
+    """After a failure, with the step and a sentence."""
     pruned: Callable[[int], None]
-    """The checkpoint of this step is about to be removed."""
+    """Before the checkpoint of this step is removed."""
 
 
 class CheckpointWriter:
@@ -111,7 +110,7 @@ class CheckpointWriter:
             shutil.rmtree(leftover)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Start writing; waits only if the one before is not finished."""
+        """Start writing, after waiting for the previous snapshot."""
         self.settle()
         if isinstance(self._error, StaleAttempt):
             raise self._error
@@ -122,14 +121,14 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the newest snapshot is safe; raises what went wrong with it."""
+        """Wait for the newest snapshot; raises its error."""
         self.settle()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def settle(self) -> None:
-        """Until nothing is being written, well or badly."""
+        """Wait until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -139,7 +138,7 @@ class CheckpointWriter:
             info = self._write(snapshot)
             verify_checkpoint(info.path)
             self._listener.written(info)
-            self._prune_kindly()
+            self._prune()
         except StaleAttempt as error:
             self._error = error
         except (OSError, UserError, SafetensorError) as error:
@@ -154,16 +153,13 @@ class CheckpointWriter:
             else:
                 known = error if isinstance(error, UserError) else None
             code: Code = known.code if known else "output"
-            self._error = UserError(code, f"{sentence}: make room and run the same command again")
+            self._error = UserError(code, f"{sentence}: free space and run the same command again")
             self._error.__cause__ = error
-            self._report(snapshot.step, sentence)
+            try:
+                self._listener.failed(snapshot.step, sentence)
+            except StaleAttempt as stale:
+                self._error = stale
         except BaseException as error:
-            self._error = error
-
-    def _report(self, step: int, sentence: str) -> None:
-        try:
-            self._listener.failed(step, sentence)
-        except StaleAttempt as error:
             self._error = error
 
     def _write(self, snapshot: Snapshot) -> CheckpointInfo:
@@ -181,11 +177,10 @@ class CheckpointWriter:
                 file.name: FileEntry(file.stat().st_size, at(file).sha256())
                 for file in sorted(beside.iterdir())
             }
-            manifest = to_data(
-                CheckpointManifest(
-                    FORMAT, snapshot.step, snapshot.perplexity, snapshot.tokens, files
-                )
+            record = CheckpointManifest(
+                FORMAT, snapshot.step, snapshot.perplexity, snapshot.tokens, files
             )
+            manifest = to_data(record)
             manifest["sha256"] = sha256_bytes(canonical(manifest))
             (beside / MANIFEST).write_text(json.dumps(manifest, indent=1))
             self._listener.before()
@@ -221,31 +216,28 @@ class CheckpointWriter:
     def _send(self, file: Path, target: str) -> None:
         with_patience(lambda: at(join(target, file.name)).copy_from(at(file)))
 
-    def _prune_kindly(self) -> None:
-        """The newest is safe: an old one that cannot be removed is no reason to fail."""
+    def _prune(self) -> None:
+        """Remove old checkpoints; a failure is only logged, because the newest one is safe."""
         try:
-            self._prune()
+            for info in self._keep.doomed(list_checkpoints(self._folder)):
+                self._listener.pruned(info.step)  # first: repeating it does no harm
+                if self._is_url:
+                    # First the manifest: without it the rest is no checkpoint.
+                    at(join(info.path, MANIFEST)).remove()
+                    at(info.path).remove_folder()
+                else:
+                    path = Path(info.path)
+                    doomed = path.with_name(f".writing-old-{path.name}")
+                    path.rename(doomed)
+                    shutil.rmtree(doomed)
         except (OSError, UserError) as error:
             log.warning("an old checkpoint could not be removed: %s", error)
-
-    def _prune(self) -> None:
-        for info in self._keep.doomed(list_checkpoints(self._folder)):
-            self._listener.pruned(info.step)  # said first: what is said twice does no harm
-            if self._is_url:
-                # First the manifest: without it the rest is no checkpoint.
-                at(join(info.path, MANIFEST)).remove()
-                at(info.path).remove_folder()
-            else:
-                path = Path(info.path)
-                doomed = path.with_name(f".writing-old-{path.name}")
-                path.rename(doomed)
-                shutil.rmtree(doomed)
 
 
 def journalled_writer(
     config: "RunConfig", folder: "RunFolder", attempt: int, journal: "Journal"
 ) -> CheckpointWriter:
-    """The checkpoint writer, which tells the journal what became of each."""
+    """A checkpoint writer that records each checkpoint in the journal."""
 
     def written(info: CheckpointInfo) -> None:
         journal.write(
@@ -257,7 +249,7 @@ def journalled_writer(
             )
         )
 
-    # Those that an earlier attempt committed and was killed before it could say so.
+    # An earlier attempt may have been killed before it recorded a checkpoint.
     for info in list_checkpoints(folder.checkpoints):
         written(info)
     section = config.checkpoint

@@ -1,13 +1,13 @@
-"""A run's folder that was moved or copied: its MLflow database learns where it is now.
+"""Corrects the MLflow database of a run's folder that was moved or copied.
 
-MLflow writes absolute locations of artifacts into its database. Opened at another place, a run's
-own SQLite file would send readers, and worse, writers, to where the folder came from. So before it
-is used its old prefix is replaced by the new one, in one transaction and under the run's lock. All
-other files of a run name each other relative to its folder. Servers are never touched.
+MLflow writes absolute locations of artifacts into its database. In a folder that was moved, they
+would send readers, and worse, writers, to the old place. So before a run's own SQLite file is used,
+the old prefix is replaced by the new one, in one transaction and under the run's lock. All other
+files of a run refer to each other relative to its folder. Servers are never touched.
 
-A SQLite file that the user has named (`tracking.uri`) may be others' too. It is put right only
-where neither the database nor the artifacts are any longer at the place that it came from and
-artifacts are beside it; and only what is elmwright's: its experiments, runs, models and versions.
+A SQLite file that the user has named (`tracking.uri`) may have other users. It is corrected only if
+neither the database nor the artifacts exist at the old place any more and artifacts are beside it,
+and then only for elmwright's own experiments, runs, models and versions.
 """
 
 import json
@@ -15,7 +15,6 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlparse
 
 from elmwright.jobs.rundir.file_lock import refusing_lock, waiting_lock
@@ -42,17 +41,17 @@ LOCATIONS = (
     ("runs", "artifact_uri", f"run_uuid IN ({OUR_RUNS})"),
     ("experiments", "artifact_location", f"experiment_id IN ({OUR_EXPERIMENTS})"),
 )
-"""Columns of MLflow's tables that hold file:// URLs, and which of their rows are elmwright's.
-Versions come first: they are recognised by where their logged models are."""
+"""Columns of MLflow's tables with file:// URLs, and the condition for elmwright's rows. Versions
+come first, because they are recognised by the location of their logged models."""
 OURS = (
     ("tags", "value", "key = 'elmwright.run_dir'"),
     ("logged_model_params", "param_value", "param_key = 'uri'"),
 )
-"""Where we have written plain paths of a run, by column and condition."""
+"""Columns with plain paths of a run that we have written, and the condition for these rows."""
 
 
 def settle(database: Path) -> None:
-    """Replace the prefix of locations where a database was moved; its run's lock is ours."""
+    """Correct a database that was moved; the caller holds its run's lock."""
     if not _came_from(database):
         return
     with waiting_lock(lock_of(database)):
@@ -61,7 +60,7 @@ def settle(database: Path) -> None:
 
 
 def at_home(database: Path) -> None:
-    """The same for a command that does not hold the run's lock."""
+    """Correct a database that was moved, for a command that does not hold the run's lock."""
     if not _came_from(database):
         return
     if not _is_own(database):
@@ -76,7 +75,7 @@ def at_home(database: Path) -> None:
 
 
 def shared_at_home(database: Path) -> None:
-    """The same for a database that the user has named; a run's own is its lock's to put right."""
+    """Correct a database that the user has named; a run's own is corrected under the run's lock."""
     if not _is_own(database):
         settle(database)
 
@@ -94,30 +93,31 @@ def _is_own(database: Path) -> bool:
 
 
 def _came_from(database: Path) -> list[Path]:
-    """Folders of the database that its experiments still name, and that are not its own."""
+    """Other folders that the experiments of the database still refer to."""
     if not database.is_file():
         return []
-    mine, own = database.parent.resolve(), _is_own(database)
+    here = database.parent.resolve()
+    is_own = _is_own(database)
     with closing(_open(database, "ro")) as connection:
         if not _has(connection, "experiments", "artifact_location"):
             return []
-        if not own and not _has(connection, "logged_models", "model_type"):
-            return []  # of an older MLflow, which will say so
-        which = "1" if own else LOCATIONS[-1][-1]
+        if not is_own and not _has(connection, "logged_models", "model_type"):
+            return []  # of an older MLflow, which reports that itself
+        which = "1" if is_own else LOCATIONS[-1][-1]
         query = f"SELECT artifact_location FROM experiments WHERE {which}"  # noqa: S608 - constants
-        found = set()
+        folders = set()
         for (location,) in connection.execute(query).fetchall():
             parsed = urlparse(location or "")
             place = Path(unquote(parsed.path))
             if parsed.scheme != "file" or place.name != ARTIFACTS:
                 continue
             old = place.parent
-            if old.resolve() == mine:
+            if old.resolve() == here:
                 continue
-            gone = not (old / database.name).exists() and not place.exists()
-            if own or (gone and (mine / ARTIFACTS).is_dir()):
-                found.add(old)
-    return sorted(found)
+            is_gone = not (old / database.name).exists() and not place.exists()
+            if is_own or (is_gone and (here / ARTIFACTS).is_dir()):
+                folders.add(old)
+    return sorted(folders)
 
 
 def _replace(database: Path, old: Path) -> None:
@@ -127,10 +127,10 @@ def _replace(database: Path, old: Path) -> None:
     with closing(_open(database, "rw")) as connection:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            own = _is_own(database)
+            is_own = _is_own(database)
             for table, column, which in LOCATIONS:
-                _rewrite(connection, table, column, "1" if own else which, urls)
-            if own:
+                _rewrite(connection, table, column, "1" if is_own else which, urls)
+            if is_own:
                 run = _prefix(str(old.parent), str(new.parent))
                 for table, column, which in OURS:
                     _rewrite(connection, table, column, which, run)
@@ -142,27 +142,28 @@ def _replace(database: Path, old: Path) -> None:
 
 
 def _prefix(old: str, new: str) -> Callable[[str], str]:
+    """A function that replaces the folder at the beginning of a path or URL."""
+
     def change(text: str) -> str:
-        same = text == old or text.startswith(f"{old}/")
-        return new + text[len(old) :] if same else text
+        is_inside = text == old or text.startswith(f"{old}/")
+        return new + text[len(old) :] if is_inside else text
 
     return change
 
 
 def _inside_json(change: Callable[[str], str]) -> Callable[[str], str]:
-    """The same for the `uri` of a data set's source."""
+    """A function that changes the `uri` in the JSON of a dataset's source."""
 
-    def changed(text: str) -> str:
+    def change_source(text: str) -> str:
         try:
-            source: Any = json.loads(text)
-        except ValueError:
-            return text
-        if not (isinstance(source, dict) and isinstance(source.get("uri"), str)):
-            return text
-        uri = change(source["uri"])
-        return text if uri == source["uri"] else json.dumps({**source, "uri": uri})
+            source = json.loads(text)
+            uri = source["uri"]
+            moved = change(uri)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return text  # of another kind
+        return text if moved == uri else json.dumps({**source, "uri": moved})
 
-    return changed
+    return change_source
 
 
 def _rewrite(
@@ -174,13 +175,10 @@ def _rewrite(
 ) -> None:
     if not _has(connection, table, column):  # MLflow's tables change from version to version
         return
-    # Names are constants of this module; values are bound.
-    rows = connection.execute(f"SELECT rowid, {column} FROM {table} WHERE {which}").fetchall()  # noqa: S608
-    changes = [(change(value), row) for row, value in rows if isinstance(value, str)]
-    before = dict(rows)
-    connection.executemany(
-        f"UPDATE {table} SET {column} = ? WHERE rowid = ?",  # noqa: S608
-        [(value, row) for value, row in changes if value != before[row]],
+    connection.create_function("moved", 1, change)
+    connection.execute(
+        f"UPDATE {table} SET {column} = moved({column}) "  # noqa: S608 - constants
+        f"WHERE typeof({column}) = 'text' AND ({which})"
     )
 
 

@@ -1,20 +1,19 @@
-"""What counts as a secret in a text, and texts without it.
+"""Finds secrets in a text, and removes them.
 
-Passwords, tokens and signatures of URLs do not go where others read: files, screens, logs, process
-lists, MLflow. `secret_in` is the one place that says whether a text carries one; the config
-(in_configs.py) and submissions refuse such a text, and everything else here removes what it
-finds:
+Passwords, tokens and signatures of URLs must not appear where others read: files, screens, logs,
+process lists, MLflow. `secret_in` decides whether a text contains one. The config (in_configs.py)
+and submissions refuse such a text. The other functions remove the secret:
 
-- `hide` takes any text, a URL or a whole traceback, and leaves the rest of it as it is;
-- `without_secret` takes one URL, and what comes out is still the address of the same thing, which
-  can be used with credentials of the environment;
-- `for_others` is `hide` for sentences, logs and tracebacks. It also removes the secrets that this
-  process has from its environment, in whatever shape a library repeats them.
+- `hide` takes any text, a URL or a whole traceback, and keeps the rest of it;
+- `without_secret` takes one URL and returns the address of the same thing, which can be used with
+  credentials of the environment;
+- `for_others` is `hide` for sentences, logs and tracebacks. It also removes secrets of this
+  process's environment, however a library repeats them.
 """
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
@@ -23,46 +22,46 @@ Kind = Literal["", "password", "token", "signature"]
 SECRET = re.compile(
     r"SECRET|TOKEN|PASS|PWD|CREDENTIAL|KEY|AUTH|PRIVATE|COOKIE|SIGNATURE", re.IGNORECASE
 )
-"""A variable, or a key of a URL's query, with one of these in its name holds a secret."""
+"""Parts of the name of a variable, or of a key in a URL's query, whose value is a secret."""
 HIDDEN = "***"
 SHORTEST = 6
-"""A secret of the environment that is shorter could be any word of a sentence."""
+"""Shorter secrets of the environment are not removed: they could be any word of a sentence."""
 
 _PLAIN = re.compile(
     "(sslkey|ssl_key|authsource|authmechanism|passfile|require_auth|get_server_public_key)=.*"
     r"|authentication=(ActiveDirectory|Sql)\w*",
     re.IGNORECASE,
 )
-"""What sounds like a secret in a database's query, and names a file or a method."""
+"""Keys in the query of a database that sound secret but name a file or a method."""
 _SIGNED = re.compile(r"sig|.*SIGNATURE|X-(AMZ|GOOG)-.*|AWSAccessKeyId", re.IGNORECASE)
 """Keys of signed URLs: S3, Google, and Azure's shared access signatures."""
 _VARIABLE = re.compile(
     ".*(PASSWORD|TOKEN|SECRET|ACCESS_KEY|CONNECTION_STRING)|AWS_ACCESS_KEY_ID", re.IGNORECASE
 )
-"""Variables whose value is a secret, or has one behind a key as Azure's connection strings do."""
+"""Variables whose value is a secret, or contains one after a key (Azure's connection strings)."""
 _URL_VARIABLES = (
     "MLFLOW_TRACKING_URI MLFLOW_REGISTRY_URI MLFLOW_BACKEND_STORE_URI AWS_ENDPOINT_URL "
     "AWS_ENDPOINT_URL_S3 HTTP_PROXY HTTPS_PROXY ALL_PROXY http_proxy https_proxy all_proxy"
 ).split()
 _WORDS = {"elmwright", "mlflow", "postgres", "postgresql"}
-"""Passwords of examples, which are words of our own messages and paths, too."""
+"""Passwords in examples, which also occur in our messages and paths."""
 
 _SCHEME = re.compile(r"(?<![a-z0-9+.-])[a-z0-9+.-]+://", re.IGNORECASE)
 _DATABASE = re.compile("postgres|mysql|mariadb|mssql|oracle|mongodb|redis", re.IGNORECASE)
 _WEB = re.compile(r"(?<![a-z])(https?|s3|gs)(?![a-z0-9])", re.IGNORECASE)
 _USER = r"""(?P<user>[^\s/@:'"?\#]*)"""
-# A password may hold what belongs escaped: "@", "/" and quotes too. The port of a web address is
-# none, in front of a path or at the end of a quoted address. A database's URL has nothing but a
-# password between ":" and "@", unless a port, a name and the keys of a query stand there.
+# A password may contain "@", "/" and quotes that were not escaped. The port of a web address before
+# a path, or at the end of a quoted address, is no password. In the URL of a database, anything
+# between ":" and "@" is a password unless it is a port, a name and the keys of a query.
 _NO_PORT = r"(?!\d{0,5}[/?\#])"
 _NO_DATABASE_PORT = r"(?!\d{1,5}(?:/[^\s@?]{0,100})?\?[\w.-]+=)"
 _NO_QUOTED_PORT = r"""(?!\d{1,5}['"])"""
 _LOGIN = re.compile(rf"{_USER}(?P<password>:{_NO_PORT}{_NO_QUOTED_PORT}\S*)?@")
 _DATABASE_LOGIN = re.compile(rf"{_USER}(?P<password>:{_NO_DATABASE_PORT}{_NO_QUOTED_PORT}\S*)?@")
-# The same where the whole text is one URL: nothing ends a password but the last "@".
+# For a text that is one URL: the password ends at the last "@".
 _WHOLE_LOGIN = re.compile(rf"{_USER}(?P<password>:{_NO_PORT}.*)?@", re.DOTALL)
 _WHOLE_DATABASE_LOGIN = re.compile(rf"{_USER}(?P<password>:{_NO_DATABASE_PORT}.*)?@", re.DOTALL)
-# Also without the address in front: that is how HTTP libraries name what failed.
+# Also without an address before it, as in errors of HTTP libraries.
 _QUERY = re.compile(r"""(?P<sign>[?&;\#])(?P<key>[^\s=&;'"?\#/]+)=(?P<value>[^\s&;'"\#]+)""")
 _DSN = re.compile(
     r"(?P<key>\b(?:password|passwd|pwd)\s?=\s?)"
@@ -73,7 +72,7 @@ _HEADER = re.compile(r"(?P<key>Authorization\W+(?:Basic|Bearer)\s+)[^\s'\"]+", r
 
 
 class _Login(NamedTuple):
-    """What stands in front of a URL's host."""
+    """User and password of a URL."""
 
     scheme: str
     user: str
@@ -95,7 +94,7 @@ class _Login(NamedTuple):
 
 
 def secret_in(text: str) -> Kind:
-    """What kind of secret a text carries, if any: in a URL before its host, or in its query."""
+    """The kind of secret in the URLs of a text, in a login or a query; empty if there is none."""
     whole = _whole_login(text)
     kinds = [login.kind for login in [*([whole] if whole else []), *_logins(text)]]
     kinds += map(_kind_of_key, _QUERY.finditer(text))
@@ -103,15 +102,12 @@ def secret_in(text: str) -> Kind:
 
 
 def secret_in_setting(text: str) -> Kind:
-    """`secret_in` for a setting: the name of a local file may hold signs of a query."""
+    """`secret_in` for a setting, which may be a file name that looks like a query."""
     return secret_in(text) if "://" in text or text.startswith("?") else ""
 
 
 def hide(text: str) -> str:
-    """The text without passwords and tokens of the URLs in it; the name of a user stays.
-
-    Doing it twice changes nothing.
-    """
+    """The text without passwords and tokens of URLs; user names stay. Idempotent."""
     parts, done = [], 0
     for login in _logins(text):
         if login.kind:
@@ -122,94 +118,85 @@ def hide(text: str) -> str:
 
 
 def without_secret(url: str) -> str:
-    """A URL as it may be stored: a web address without a login, a database with its user's name."""
+    """A URL that may be stored: a web address without a login, a database with its user's name."""
     if not secret_in(url):
         return url
     login = _whole_login(url)
     if login and login.kind:
         user = "" if _is_web(login.scheme) or not login.user else f"{login.user}@"
         url = f"{login.scheme}{user}{url[login.end :]}"
-    return hide(_without_keys(url))
+    address, _, query = url.partition("?")
+    public = "&".join(part for part in query.split("&") if not secret_in(f"?{part}"))
+    return hide(f"{address}?{public}" if public else address)
 
 
 def shown_word(word: str) -> str:
-    """A word of a command line, such as key=URL, as others may read it."""
+    """A word of a command line, such as key=URL, without secrets."""
     key, equals, value = word.partition("=")
     if not equals or "://" in key:
         key, equals, value = "", "", word
     bare = value.strip(" \"'")
     if "://" in word and "@" in word and not re.fullmatch(r"[\w+.-]+://\S*", bare):
-        return f"{hide(key)}{equals}{HIDDEN}"  # where its URLs end is not ours to say
+        return f"{hide(key)}{equals}{HIDDEN}"  # the end of its URLs is unclear
     if not secret_in(word) and not secret_in(bare):
         return word
     shown = without_secret(bare)
     return f"{hide(key)}{equals}{HIDDEN if secret_in(shown) else shown}"
 
 
-def _without_keys(url: str) -> str:
-    """A URL without the keys of its query that hold a secret."""
-    address, mark, query = url.partition("?")
-    if not mark:
-        return url
-    kept = [part for part in query.split("&") if not secret_in(f"?{part}")]
-    return f"{address}?{'&'.join(kept)}" if kept else address
-
-
 def hide_all(data: Any) -> Any:
     """`hide` for every text inside lists and dictionaries."""
-    if isinstance(data, str):
-        return hide(data)
-    if isinstance(data, dict):
-        return {key: hide_all(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [hide_all(value) for value in data]
-    return data
+    return _map_texts(hide, data)
 
 
 def store_all(data: Any) -> Any:
-    """`without_secret` for every text inside lists and dictionaries."""
+    """`without_secret` for every setting inside lists and dictionaries."""
+    return _map_texts(lambda text: without_secret(text) if secret_in_setting(text) else text, data)
+
+
+def _map_texts(change: Callable[[str], str], data: Any) -> Any:
     if isinstance(data, str):
-        return without_secret(data) if secret_in_setting(data) else data
+        return change(data)
     if isinstance(data, dict):
-        return {key: store_all(value) for key, value in data.items()}
+        return {key: _map_texts(change, value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [store_all(value) for value in data]
+        return [_map_texts(change, value) for value in data]
     return data
 
 
 def for_others(text: str) -> str:
-    """A sentence, a log's line or a traceback as others may read it."""
+    """A sentence, a line of a log or a traceback without secrets."""
     for value in _known_secrets():
         text = text.replace(value, HIDDEN)
     return _DSN.sub(rf"\g<key>{HIDDEN}", hide(text))
 
 
 def _known_secrets() -> list[str]:
-    """The secrets that this process has from its environment, the longest first."""
-    found = set[str]()
+    """The secrets in the environment of this process, longest first."""
+    secrets = set[str]()
     for name, value in os.environ.items():
         if _VARIABLE.fullmatch(name):
             pairs = [part.partition("=") for part in value.split(";")]
-            found |= {value} | {said for key, _, said in pairs if SECRET.search(key)}
+            secrets |= {value} | {part for key, _, part in pairs if SECRET.search(key)}
     for name in _URL_VARIABLES:
         url = os.environ.get(name, "")
         url = url if "://" in url else f"http://{url}"
         if (login := _whole_login(url)) and login.kind:
             plain = {login.user, url[login.end :].partition("/")[2].partition("?")[0]}
-            found |= {login.password} - plain if login.password else {login.user}
-        found |= {match["value"] for match in _QUERY.finditer(url) if _kind_of_key(match)}
-    found |= {unquote(value) for value in found}
-    found = {value for value in found if len(value) >= SHORTEST and value.lower() not in _WORDS}
-    return sorted(found, key=len, reverse=True)
+            secrets |= {login.password} - plain if login.password else {login.user}
+        secrets |= {match["value"] for match in _QUERY.finditer(url) if _kind_of_key(match)}
+    secrets |= {unquote(value) for value in secrets}
+    secrets = {value for value in secrets if len(value) >= SHORTEST and value.lower() not in _WORDS}
+    return sorted(secrets, key=len, reverse=True)
 
 
 def _is_web(scheme: str) -> bool:
-    """A web server or an object store takes a token in place of a name; a database wants a name."""
+    """Whether a token may replace the user name, as for a web server or an object store."""
     return bool(_WEB.search(scheme))
 
 
 def _logins(text: str) -> Iterator[_Login]:
-    """What looks like a login in a text; the time this takes grows only with the text's length."""
+    """The logins in a text, in time proportional to its length."""
     if "://" not in text or "@" not in text:
         return
     for word in re.finditer(r"\S+", text):

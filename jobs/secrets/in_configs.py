@@ -1,10 +1,10 @@
-"""A config holds no secret: it is written into the run's folder, its bundle, MLflow and job files.
+"""Keeps secrets out of configs, which are written to the run's folder, its bundle, MLflow and jobs.
 
-Every string of a config is looked at, and one that carries a password, a token or a signature is
-refused with the name of the variable to use instead. The sentence never repeats the secret.
+A config with a password, token or signature in any string is refused with the name of the variable
+to use instead. The message never repeats the secret.
 
-Runs that were begun before this was so may have one in their config.json. They are still read, with
-a sentence of advice, and the next `elmwright run` writes the file again without it.
+Runs of earlier versions may have a secret in their config.json. They are still read, with a
+warning, and the next `elmwright run` writes the file without it.
 """
 
 import sys
@@ -23,7 +23,7 @@ _WORDS = {
 
 
 def refuse_secrets(data: Any, where: str) -> None:
-    """Refuse a config that carries a secret, naming its key and what to do instead."""
+    """Refuse a config with a secret, naming its key and what to do instead."""
     for key, text in texts(data):
         if kind := secret_in_setting(text):
             raise UserError(
@@ -34,7 +34,7 @@ def refuse_secrets(data: Any, where: str) -> None:
 
 
 def advise(data: Any, where: str) -> None:
-    """Say on stderr that a config which was saved by an earlier version holds a secret."""
+    """Warn on stderr of a secret in a config that an earlier version saved."""
     for key, text in texts(data):
         if kind := secret_in_setting(text):
             print(
@@ -46,18 +46,18 @@ def advise(data: Any, where: str) -> None:
 
 
 def take_out_secrets(files: list[str]) -> list[str]:
-    """Write JSON files of a run again without the secrets in them; those that had one."""
-    found = []
+    """Rewrite JSON files of a run without secrets; return the files that had one."""
+    rewritten = []
     for file in files:
         data = at(file).read_json()
         if any(secret_in_setting(text) for _, text in texts(data)):
             at(file).write_json(store_all(data))
-            found.append(file)
-    return found
+            rewritten.append(file)
+    return rewritten
 
 
 def instead(key: str, text: str) -> str:
-    """Where the secret belongs that a setting holds."""
+    """Advice where to put the secret of a setting."""
     scheme = text.strip().partition("://")[0].lower()
     store = {
         "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -83,16 +83,16 @@ def instead(key: str, text: str) -> str:
 
 
 def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every string of a config, the names in it too, with its key."""
+    """Every string of a config, including names of keys, with its key."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict):
-        for name, one in value.items():
+        for name, item in value.items():
             inside = f"{key}.{hide(str(name))}" if key else hide(str(name))
             if secret_in_setting(str(name)):
                 yield key or "a section", str(name)
             else:
-                yield from texts(one, inside)
+                yield from texts(item, inside)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from texts(one, key)
+        for item in value:
+            yield from texts(item, key)

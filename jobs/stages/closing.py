@@ -1,13 +1,12 @@
-"""The end of a run: what was made, how good it is, and what to do with it.
+"""The end of a run: its outputs, their quality, and the next commands.
 
-`find_outcome` collects it, `Outcome.as_data` is what `--json` prints, and `closing_lines` is the
-last screen. Its "Next" leads to something that can be looked at.
+`find_outcome` collects them, `Outcome.as_data` is for `--json`, and `closing_lines` is the last
+screen.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 from elmwright.jobs.checkpoints.contents import TrainingResult, contents_data, read_result
@@ -21,6 +20,7 @@ from elmwright.jobs.terminal.wording import nearby, typed
 from elmwright.jobs.tracking.tracker import tracking_uri
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.progress import plural
@@ -30,99 +30,87 @@ from elmwright.pipeline.storage.files import join
 EXAMPLE = ("file", "open the file and read it")
 """A word of the demo's text, and a sentence with it."""
 LONGEST_EXAMPLE = 12
-"""Words of a sentence that is proposed."""
+"""Most words in the sentence of an example."""
 OTHERS = 3
-"""Sentences that must have the word, the proposed one among them."""
+"""Sentences that must have the word, including that of the example."""
+
+
+@dataclass(frozen=True)
+class CorpusOutcome:
+    """The corpus of a run; the fields are keys of `--json`."""
+
+    path: str
+    report: str
+    """The page about the corpus."""
+    fingerprint: str
+    vocabulary: int
+    """Words in it."""
+    train_tokens: int
+    """Predictions per epoch: words and ends of sentences."""
+    unigram_perplexity: Mapping[str, float]
+    """The perplexity of a unigram model on each held-out set."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has come to."""
+    """The outputs of a run; None for those of stages that were not run."""
 
     run: str
     """Its name."""
     dir: str
-    """Its folder."""
     config_sha256: str
     """Of the resolved config."""
-    corpus: str
-    """The corpus folder."""
-    report: str
-    """The page about the corpus."""
-    fingerprint: str
-    """Of the corpus."""
-    vocabulary: int
-    """Words."""
+    corpus: CorpusOutcome
+    train: TrainingResult | None
+    checkpoint: str | None
+    """The last one."""
+    tracking_uri: str | None
+    """The MLflow of the run, without secrets."""
+    bundle: str | None
+    published: Published | None
     train_words: int
     """Words of text to train on."""
-    train_tokens: int
-    """The same with the ends of sentences: what is predicted."""
-    unigram_perplexity: Mapping[str, float]
-    """Of each held-out set: what knowing only the frequency of words gives."""
     example: tuple[str, str] | None
-    """A word that the held-out text has several times, and a sentence with it, if there are."""
-    train: TrainingResult | None = None
-    """The result of training."""
-    checkpoint: str = ""
-    """Its last checkpoint."""
-    tracking_uri: str = ""
-    """Where MLflow keeps the curves."""
-    bundle: str = ""
-    """The exported model."""
-    published: Published | None = None
-    """The registered version."""
+    """A word that occurs several times in held-out text, and a sentence with it."""
 
     def as_data(self) -> dict[str, Any]:
-        """For `--json`; the keys of stages that were not asked for are left out."""
-        data: dict[str, Any] = {
-            "run": self.run,
-            "dir": self.dir,
-            "config_sha256": self.config_sha256,
-            "corpus": {
-                "path": self.corpus,
-                "report": self.report,
-                "fingerprint": self.fingerprint,
-                "vocabulary": self.vocabulary,
-                "train_tokens": self.train_tokens,
-                "unigram_perplexity": dict(self.unigram_perplexity),
-            },
-        }
+        """The outcome for `--json`, without the keys of stages that were not run."""
+        data = {key: value for key, value in to_data(self).items() if value is not None}
         if self.train is not None:
-            data |= {"train": contents_data(self.train), "checkpoint": self.checkpoint}
-            data["tracking_uri"] = without_secret(self.tracking_uri)
-        if self.bundle:
-            data["bundle"] = self.bundle
-        if self.published is not None:
-            data["published"] = to_data(self.published)
+            data["train"] = contents_data(self.train)
+        del data["train_words"]
+        data.pop("example", None)
         return data
 
 
 def find_outcome(config: RunConfig, folder: RunFolder, until: str) -> Outcome:
-    """Read from the run's folder what there is after the stage `until`."""
+    """The outputs in the run's folder of the stages up to `until`."""
     manifest = Manifest.load(folder.corpus)
     result = read_result(folder.result) if until != "corpus" else None
     return Outcome(
         run=config.run.name,
         dir=folder.root,
         config_sha256=config_hash(config),
-        corpus=folder.corpus,
-        report=join(folder.corpus, "report.html"),
-        fingerprint=manifest.fingerprint,
-        vocabulary=manifest.vocab.size,
-        train_words=manifest.splits["train"].words,
-        train_tokens=manifest.splits["train"].steps,
-        unigram_perplexity=manifest.unigram_perplexity,
-        example=_example(config, manifest, folder.corpus),
+        corpus=CorpusOutcome(
+            path=folder.corpus,
+            report=join(folder.corpus, "report.html"),
+            fingerprint=manifest.fingerprint,
+            vocabulary=manifest.vocab.size,
+            train_tokens=manifest.splits["train"].steps,
+            unigram_perplexity=manifest.unigram_perplexity,
+        ),
         train=result,
-        checkpoint=join(folder.checkpoints, result.checkpoint) if result else "",
-        tracking_uri=tracking_uri(config, folder) if result else "",
-        bundle=str(folder.bundle) if until in ("export", "publish") else "",
+        checkpoint=join(folder.checkpoints, result.checkpoint) if result else None,
+        tracking_uri=without_secret(tracking_uri(config, folder)) if result else None,
+        bundle=str(folder.bundle) if until in ("export", "publish") else None,
         published=read_published(folder.published) if until == "publish" else None,
+        train_words=manifest.splits["train"].words,
+        example=_find_example(config, manifest, folder.corpus),
     )
 
 
-def _example(config: RunConfig, manifest: Manifest, corpus: str) -> tuple[str, str] | None:
-    """What to look for in the held-out text, so that there is something to be found."""
+def _find_example(config: RunConfig, manifest: Manifest, corpus: str) -> tuple[str, str] | None:
+    """A word of the held-out text, and a sentence with it, for `elmwright neighbours`."""
     if any(source.path == EMBEDDED for source in config.corpus.sources):
         return EXAMPLE
     held_out = [split for name, split in manifest.splits.items() if name != "train"]
@@ -131,67 +119,60 @@ def _example(config: RunConfig, manifest: Manifest, corpus: str) -> tuple[str, s
         return None
     try:
         block = ShardReader(join(corpus, shards[0])).read(0)
-    except (OSError, UserError):  # the run is done all the same
+    except (OSError, UserError):  # an example is not worth failing a finished run
         return None
-    words = [block.types[token] for token in block.tokens.tolist()]
-    ends = list(accumulate(block.lengths.tolist()))
-    return choose_example([words[a:b] for a, b in pairwise([0, *ends])])
+    return choose_example(list(sentences(block)))
 
 
 def choose_example(sentences: Sequence[Sequence[str]]) -> tuple[str, str] | None:
-    """A word of at least three of the sentences, rather a long one, and a short one of them."""
+    """A word of at least three sentences, preferably a long one, and a short sentence with it."""
     short = [s for s in sentences if len(s) <= LONGEST_EXAMPLE and all(map(_is_simple, s))]
     counts = Counter(word for sentence in sentences for word in set(sentence))
-    candidates = {word for sentence in short for word in sentence if _is_plain(word)}
-    common = sorted(
-        (word for word in candidates if counts[word] >= OTHERS),
-        key=lambda word: (-min(len(word), 6), -counts[word], word),
-    )
-    if not common:
+    candidates = {
+        word
+        for sentence in short
+        for word in sentence
+        if word.isalpha() and word == word.lower() and counts[word] >= OTHERS
+    }
+    if not candidates:
         return None
-    sentence = min((s for s in short if common[0] in s), key=lambda s: (-len(s), *s))
-    return common[0], " ".join(sentence)
+    best = min(candidates, key=lambda word: (-min(len(word), 6), -counts[word], word))
+    sentence = min((s for s in short if best in s), key=lambda s: (-len(s), *s))
+    return best, " ".join(sentence)
 
 
 def _is_simple(word: str) -> bool:
-    """Nothing that a shell or a reader would stumble over."""
+    """Whether a word needs no quoting in a shell."""
     return all(char.isalnum() or char in ".,;:?-" for char in word)
-
-
-def _is_plain(word: str) -> bool:
-    """Letters only, and no capital: in a script without capitals every word is."""
-    return word.isalpha() and word == word.lower()
 
 
 def closing_lines(outcome: Outcome, config_name: str, width: int | None) -> list[str]:
     """The last screen of a run; `config_name` is the config as it was named in the command."""
-    lines = _made(outcome)
+    lines = [f"  {name:<11} {text}" for name, text in _outputs(outcome)]
     if outcome.train is not None:
-        lines += ["", *_quality(outcome)]
-    return [*lines, "", "Next:", *_next(outcome, config_name, width)]
+        lines += ["", *_quality(outcome.train, outcome.corpus.unigram_perplexity)]
+    return [*lines, "", "Next:", *(f"  {line}" for line in _next(outcome, config_name, width))]
 
 
-def _made(outcome: Outcome) -> list[str]:
-    rows = []
+def _outputs(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """Name and place of each output."""
     if outcome.bundle:
-        rows.append(("model", nearby(outcome.bundle)))
-    if outcome.published is not None:
-        version = outcome.published
-        name = f"models:/{version.name}@{version.alias} (version {version.version})"
-        rows.append(("registered", name))
+        yield "model", nearby(outcome.bundle)
+    if version := outcome.published:
+        yield "registered", f"models:/{version.name}@{version.alias} (version {version.version})"
     elif outcome.checkpoint:
-        rows.append(("checkpoint", nearby(outcome.checkpoint)))
-    rows.append(("corpus", f"{nearby(outcome.corpus)} ({plural(outcome.train_words, 'word')})"))
-    rows.append(("report", nearby(outcome.report)))
-    return [f"  {name:<11} {text}" for name, text in rows]
+        yield "checkpoint", nearby(outcome.checkpoint)
+    corpus = outcome.corpus
+    yield "corpus", f"{nearby(corpus.path)} ({plural(outcome.train_words, 'word')})"
+    yield "report", nearby(corpus.report)
 
 
-def _quality(outcome: Outcome) -> list[str]:
+def _quality(result: TrainingResult, unigram_perplexity: Mapping[str, float]) -> list[str]:
     lines = []
-    for split, score in outcome.train.evaluation.items() if outcome.train else ():
+    for split, score in result.evaluation.items():
         lines.append(
             f"{PERPLEXITY.title.capitalize()} {score.perplexity:,.1f} (lower is better); "
-            f"a unigram model has {outcome.unigram_perplexity[split]:,.1f}."
+            f"a unigram model has {unigram_perplexity[split]:,.1f}."
         )
         lines.append(
             f"  {split}: {plural(score.tokens, 'token')}, {score.unk_share:.2%} unknown, "
@@ -201,20 +182,18 @@ def _quality(outcome: Outcome) -> list[str]:
     return lines or ["There is no held-out text: how good the model is was not measured."]
 
 
-def _next(outcome: Outcome, config_name: str, width: int | None) -> list[str]:
-    """What can be looked at now, each as it is typed here."""
-    room = None if width is None else width - 2
+def _next(outcome: Outcome, config_name: str, width: int | None) -> Iterator[str]:
+    """The next commands, as they are typed in the current folder."""
     run = nearby(outcome.dir)
-    lines = [f"open {nearby(outcome.report)} in a browser"]
+    corpus = outcome.corpus
+    yield f"open {nearby(corpus.report)} in a browser"
     if outcome.train is None:
-        lines.append(typed("train", config_name or "CONFIG"))
-    else:
-        if outcome.bundle and outcome.example is not None:
-            word, sentence = outcome.example
-            inside = outcome.corpus.startswith(f"{outcome.dir}/")
-            text = run if inside else nearby(outcome.corpus)
-            lines += typed(
-                "neighbours", run, "--word", word, "--in", sentence, "--corpus", text, width=room
-            ).split("\n")
-        lines.append(typed("ui", run))
-    return [f"  {line}" for line in lines]
+        yield typed("train", config_name or "CONFIG")
+        return
+    if outcome.bundle and outcome.example is not None:
+        word, sentence = outcome.example
+        text = run if corpus.path.startswith(f"{outcome.dir}/") else nearby(corpus.path)
+        arguments = [run, "--word", word, "--in", sentence, "--corpus", text]
+        columns = None if width is None else width - 2
+        yield from typed("neighbours", *arguments, width=columns).split("\n")
+    yield typed("ui", run)

@@ -1,8 +1,7 @@
-"""What a corpus is built from, looked at before anything is started.
+"""Checks the inputs of a corpus before anything is started.
 
-No text is read but the first records of a few files, so it takes well under a second, plus what an
-object store takes to answer. What cannot be known before the work is done (a record in the middle
-of a file) is reported by the stage that meets it.
+Only the first records of a few files are read, so it takes well under a second, plus the time of an
+object store to answer. Broken records later in a file are reported when the corpus is built.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +24,9 @@ from elmwright.pipeline.reading.record import NO_FIELD, Record
 from elmwright.pipeline.reading.sources import Piece, SourceFile
 
 RECORDS, FILES = 50, 8
-"""First records, and files, that are looked at to see whether there is text in the named field."""
+"""Records per file, and files, that are searched for text."""
 COLUMNS = 64
-"""Parquet files whose columns are looked at."""
+"""Parquet files whose columns are checked."""
 
 
 def check_inputs(problems: Problems, config: RunConfig, folder: RunFolder) -> None:
@@ -57,29 +56,27 @@ def check_inputs(problems: Problems, config: RunConfig, folder: RunFolder) -> No
 
 
 def find_train(problems: Problems, corpus: CorpusConfig, folder: str) -> list[SourceFile]:
-    """The files of every source that can be found, with a problem for each that cannot."""
-
-    def one(index: int) -> list[SourceFile]:
-        alone = replace(corpus, sources=(corpus.sources[index],), heldout={})
-        found = find_inputs(folder, alone)
-        return [replace(file, source=index) for file in found]
-
-    found = [problems.of(one, index) or [] for index in range(len(corpus.sources))]
+    """The files of every source; a source that is not found is noted as a problem."""
     unique: dict[str, SourceFile] = {}
-    for file in (file for some in found for file in some):
-        unique.setdefault(file.path, replace(file, number=len(unique)))
+    for index, source in enumerate(corpus.sources):
+        alone = replace(corpus, sources=(source,), heldout={})
+        for file in problems.of(find_inputs, folder, alone) or []:
+            unique.setdefault(file.path, replace(file, source=index, number=len(unique)))
     return list(unique.values())
 
 
 def find_given(problems: Problems, corpus: CorpusConfig) -> list[SourceFile]:
     """The files of held-out sets that are given as files."""
 
-    def one(name: str, path: str) -> list[SourceFile]:
+    def expand(name: str, path: str) -> list[SourceFile]:
         stats = sources.expand(path, f"corpus.heldout.{name}")
         return [sources.source_file(stat, 0, name, corpus) for stat in stats]
 
-    named = [(n, path) for n, e in corpus.heldout.items() if not isinstance(e, float) for path in e]
-    return [file for name, path in named for file in problems.of(one, name, path) or []]
+    files: list[SourceFile] = []
+    for name, paths in corpus.heldout.items():
+        for path in () if isinstance(paths, float) else paths:
+            files += problems.of(expand, name, path) or []
+    return files
 
 
 def _sentencepiece_problem(corpus: CorpusConfig) -> str:
@@ -87,23 +84,24 @@ def _sentencepiece_problem(corpus: CorpusConfig) -> str:
     if corpus.tokenizer != "sentencepiece" or not pieces.byte_fallback or pieces.size >= 260:
         return ""
     return (
-        f"corpus.sentencepiece.size = {pieces.size} has no room for the 256 bytes of "
+        f"corpus.sentencepiece.size = {pieces.size} is too small for the 256 bytes of "
         "byte_fallback and 3 marks; make it larger, such as 8000"
     )
 
 
 def _too_little(train: Sequence[SourceFile], config: RunConfig) -> str:
-    """A token is a byte at least; what is compressed is taken to unfold to 100 times its size."""
-    section = config.train
+    """A problem if the sources are smaller than a batch. A token has at least one byte, and
+    compression is assumed to save at most 99 %."""
     size = sum(file.bytes for file in train)
+    batch = config.train.lanes * config.train.window
     if not size:
         return "the sources hold no text (all files are empty); check corpus.sources"
 
-    packed = any(compression(file.path) or file.format == "parquet" for file in train)
-    if size * (100 if packed else 1) * 2 < section.lanes * section.window:
+    is_packed = any(compression(file.path) or file.format == "parquet" for file in train)
+    if size * (100 if is_packed else 1) * 2 < batch:
         return (
             f"the sources have {size:,} bytes, less than one batch of train.lanes × train.window = "
-            f"{section.lanes * section.window:,} tokens; add text or make train.lanes smaller"
+            f"{batch:,} tokens; add text or make train.lanes smaller"
         )
     return ""
 
@@ -114,46 +112,44 @@ def _first_records(file: SourceFile, corpus: CorpusConfig) -> Iterator[Record]:
 
 
 def _check_columns(file: SourceFile, corpus: CorpusConfig) -> None:
-    """Reading a Parquet file begins with its column of text, and refuses one without it."""
+    """Refuse a Parquet file without a column of text."""
     next(_first_records(file, corpus), None)
 
 
 def _field_problem(train: Sequence[SourceFile], corpus: CorpusConfig) -> str:
-    """Records of JSON are all there is, and none of the first of any file has the named field."""
+    """A problem if all sources are JSON, and no first record of a file has the text field."""
     tables = [file for file in train if file.format == "jsonl"]
     if len(tables) < len(train):
         return ""
-    seen = 0
-    said: tuple[SourceFile, Record] | None = None
+    seen: list[tuple[SourceFile, Record]] = []
     for file in tables[:FILES]:
         for record in _first_records(file, corpus):
             if record.problem != NO_FIELD:
                 return ""
-            said = said or (file, record)
-            seen += 1
-    if said is None:
+            seen.append((file, record))
+    if not seen:
         return ""
-    file, record = said
+    file, record = seen[0]
     return (
-        f'{file.path} has no text in the field "{file.text_field}" ({record.detail}; {seen} '
+        f'{file.path} has no text in the field "{file.text_field}" ({record.detail}; {len(seen)} '
         "records looked at); set corpus.text_field to the field that holds the text"
     )
 
 
 def _check_given(problems: Problems, given: list[SourceFile], corpus: CorpusConfig) -> None:
-    """Held-out sets that are given as files; one of several files may be empty, not all."""
-    looked = {file.path: problems.of(_has_text, file, corpus) for file in given[:FILES]}
+    """Note held-out sets whose files are all empty."""
+    has_text = {file.path: problems.of(_has_text, file, corpus) for file in given[:FILES]}
     for name in dict.fromkeys(file.split for file in given):
-        mine = [file.path for file in given if file.split == name]
-        if all(looked.get(path) is False for path in mine):
-            which = mine[0] if len(mine) == 1 else f"each of the {len(mine)} files"
+        paths = [file.path for file in given if file.split == name]
+        if all(has_text.get(path) is False for path in paths):
+            which = paths[0] if len(paths) == 1 else f"each of the {len(paths)} files"
             problems.note(f"{which} of corpus.heldout.{name} holds no text; check it")
 
 
 def _has_text(file: SourceFile, corpus: CorpusConfig) -> bool:
-    """A held-out set is taken whole or not at all: a first record that is broken refuses it."""
-    found = list(_first_records(file, corpus))
-    broken = next((record for record in found if record.text is None), None)
+    """Whether a held-out file has text; a broken record among the first is an error."""
+    records = list(_first_records(file, corpus))
+    broken = next((record for record in records if record.text is None), None)
     if broken:
         detail = f" ({broken.detail})" if broken.detail else ""
         raise UserError(
@@ -161,4 +157,4 @@ def _has_text(file: SourceFile, corpus: CorpusConfig) -> bool:
             f"{file.path} of corpus.heldout.{file.split}: {broken.problem}{detail}; a held-out set "
             "is read whole, so mend or remove it",
         )
-    return bool(found)
+    return bool(records)

@@ -1,4 +1,4 @@
-"""What is wrong with a run, as sentences: collected first, then reported all at once."""
+"""Collects what is wrong with a run as sentences, to report them all at once."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class Problems(list[str]):
-    """Sentences, in the order in which they were found; none twice."""
+    """Sentences in the order in which they were noted, without repetition."""
 
     def __init__(self) -> None:
         super().__init__()
         self._codes: list[Code] = []
 
     def of(self, call: Callable[..., T], *arguments: Any) -> T | None:
-        """What the call returns, or None after noting why it refused."""
+        """The result of a call, or None after noting its error."""
         try:
             return call(*arguments)
         except UserError as error:
@@ -37,7 +37,7 @@ class Problems(list[str]):
             self._codes.append(code)
 
     def raise_all(self) -> None:
-        """Raise them as one error, if there are any."""
+        """Raise all problems as one error."""
         if self:
             raise UserError(self._codes[0] if len(self) == 1 else "problems", as_text(self))
 

@@ -1,9 +1,9 @@
-"""What a stage is: three questions and one piece of work.
+"""The interface of a stage.
 
-Whether a stage is done is read from what it left on disk, never from a state file of its own: the
-corpus manifest, `train/result.json`, the bundle's digests and provenance, `published.json` and
-`tracking.json`. So a run that was killed anywhere is resumed by the same command, and a finished
-one is recognised without importing Ray, torch or MLflow.
+Whether a stage is done is read from its output, never from a state file: the corpus manifest,
+`train/result.json`, the bundle's digests and provenance, `published.json` and `tracking.json`. So
+the same command resumes a run that was killed at any point, and a finished run is recognised
+without importing Ray, torch or MLflow.
 """
 
 from collections.abc import Collection
@@ -37,16 +37,16 @@ class Stage(Protocol):
         """Has it been completed for exactly this config and the output of the stages before it?"""
 
     def damage(self, run: Run) -> str:
-        """A warning if the output of the stage before is damaged, so that this must be redone.
+        """A warning if the output of the stage before is damaged and must be made again.
 
-        Asked only of the first stage that is not done: reading everything takes time.
+        Called only for the first stage that is not done, because reading everything takes time.
         """
 
     def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
-        """Note what the stage would refuse later, as far as it can be known now.
+        """Note problems that would stop the stage later, as far as they can be known now.
 
-        `pending` are the names of the stages that are still to be done. Nothing is written.
+        `pending` has the names of the stages that are not done. Nothing is written.
         """
 
     def run(self, run: Run, console: Console, stop: Stop) -> None:
-        """Do the work, and leave on disk what `is_done` recognises."""
+        """Do the work, and write the output that `is_done` recognises."""

@@ -1,8 +1,7 @@
 """`elmwright run`: corpus → train → export → publish, each stage only if it is not done.
 
-A stage (`stage.py`) says itself whether it is done, what it would refuse, and how it works. Here
-they are put in order: the first one that is not done is run, and all after it, because they depend
-on it. Ray is started once for the stages that use it.
+The first stage (`stage.py`) that is not done is run, and all after it, because they depend on it.
+Ray is started once for the stages that use it.
 """
 
 import time
@@ -19,7 +18,7 @@ from elmwright.jobs.secrets.in_configs import take_out_secrets
 from elmwright.jobs.stages.closing import Outcome, closing_lines, find_outcome
 from elmwright.jobs.stages.corpus import Corpus
 from elmwright.jobs.stages.export import Export
-from elmwright.jobs.stages.preflight import refuse_mistakes
+from elmwright.jobs.stages.preflight import preflight
 from elmwright.jobs.stages.publish import Publish
 from elmwright.jobs.stages.stage import Run, Stage
 from elmwright.jobs.stages.train import Train
@@ -46,13 +45,13 @@ def run(
     connect: Connect = ray_cluster,
     open_console: OpenConsole = console_for_run,
 ) -> Outcome:
-    """Do every stage up to `until` that is not done yet; return what there is at the end.
+    """Run every stage up to `until` that is not done yet, and return the outcome.
 
     `quiet` keeps standard output free; `brief` (-q) prints only warnings, errors and the result.
     """
-    this = Run(config, open_run_folder(config))
-    folder = this.folder
-    wanted = stages[: STAGES.index(until) + 1]
+    current = Run(config, open_run_folder(config))
+    folder = current.folder
+    requested = stages[: STAGES.index(until) + 1]
     with locked(folder), open_console(folder.log, to_stderr=quiet, quiet=brief) as console:
         started = time.monotonic()
         for file in take_out_secrets([folder.config, folder.tracking, folder.published]):
@@ -60,29 +59,29 @@ def run(
                 f"{file} held a password or token, and was written again without it; give the "
                 "server another one if others could read it"
             )
-        left = pending(this, wanted, console.warn)
-        names = [stage.name for stage in left]
-        refuse_mistakes(this, wanted, names)
-        if not left:
+        remaining = pending(current, requested, console.warn)
+        names = [stage.name for stage in remaining]
+        preflight(current, requested, names).raise_all()
+        if not remaining:
             console.say(f"Everything is up to date in {folder.root}.\n")
-            return _close(this, until, config_name, console)
+            return _close(current, until, config_name, console)
         at(folder.config).write_json(to_dict(config))
         console.say(f"Run {config.run.name} in {folder.root} (log: {folder.log})")
-        done = [stage.name for stage in wanted if stage not in left]
+        done = [stage.name for stage in requested if stage not in remaining]
         if done:
             console.say(f"Already done: {', '.join(done)}.")
         with stop_signals() as stop:
-            _do(left, this, console, stop, connect)
+            _run_stages(remaining, current, console, stop, connect)
         console.say(f"\nDone in {duration(time.monotonic() - started)}.\n")
-        return _close(this, until, config_name, console)
+        return _close(current, until, config_name, console)
 
 
 def pending(
     run: Run, stages: Sequence[Stage], warn: Callable[[str], object] | None = None
 ) -> Sequence[Stage]:
-    """The first stage that is not done, and all after it: they depend on it.
+    """The first stage that is not done, and all after it, which depend on it.
 
-    With `warn`, what that stage reads is verified: if it is damaged, the stage before is not done.
+    With `warn`, the input of that stage is verified. If it is damaged, the stage before is pending.
     """
     first = next((n for n, stage in enumerate(stages) if not stage.is_done(run)), len(stages))
     while warn and 0 < first < len(stages) and (damage := stages[first].damage(run)):
@@ -91,7 +90,9 @@ def pending(
     return stages[first:]
 
 
-def _do(stages: Sequence[Stage], run: Run, console: Console, stop: Stop, connect: Connect) -> None:
+def _run_stages(
+    stages: Sequence[Stage], run: Run, console: Console, stop: Stop, connect: Connect
+) -> None:
     with ExitStack() as stack:
         for number, stage in enumerate(stages):
             if stage.uses_ray and number == 0:
@@ -100,7 +101,7 @@ def _do(stages: Sequence[Stage], run: Run, console: Console, stop: Stop, connect
                 )
                 _connect(run, console, stop, connect, stack)
             elif not stage.uses_ray:
-                stack.close()  # Ray's memory and processes are needed no longer
+                stack.close()  # free the memory and processes of Ray
             stop_between(stop)
             stage.run(run, console, stop)
 
@@ -115,13 +116,13 @@ def _connect(run: Run, console: Console, stop: Stop, connect: Connect, stack: Ex
 
 
 def stop_between(stop: Stop) -> None:
-    """Between stages there is nothing to save: what is done is on disk."""
+    """Raise `Interrupted` if a stop was requested; finished stages are on disk."""
     if stop.is_set():
         raise Interrupted("between two stages; the same command resumes from there")
 
 
 def _close(run: Run, until: str, config_name: str, console: Console) -> Outcome:
-    """Print what was made, how good it is and what to type next; return it."""
+    """Print the last screen, and return the outcome."""
     outcome = find_outcome(run.config, run.folder, until)
     for line in closing_lines(outcome, config_name, console.width):
         console.result(line)

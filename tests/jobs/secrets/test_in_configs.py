@@ -30,7 +30,7 @@ from elmwright.jobs.submit.send import prepare
 from elmwright.jobs.terminal.console import console_for_run
 from elmwright.jobs.terminal.unexpected import in_words, report_unexpected, write_error_file
 from elmwright.jobs.terminal.wording import tell
-from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 from tests.support.tiny import as_toml, write_config
 
 pytestmark = pytest.mark.slow(3)
@@ -61,10 +61,10 @@ def test_settings_travel_and_secrets_never(monkeypatch: pytest.MonkeyPatch) -> N
         "SIGNING_PRIVATE",
     )
     for name in names:
-        with pytest.raises(UserError, match=r"never sent"):
+        with mistake("secret"):
             passed_on((name,))
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://me:{PLANTED}@store:9000")
-    with pytest.raises(UserError, match=r"AWS_ENDPOINT_URL holds a password") as caught:
+    with mistake("secret", "AWS_ENDPOINT_URL") as caught:
         passed_on()
     assert PLANTED not in str(caught.value)
 
@@ -116,7 +116,7 @@ def test_a_secret_in_a_config_is_refused_with_the_variable_that_may_hold_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, url: Any, variables: Any
 ) -> None:
     config = write_config(tmp_path, tmp_path / "text.txt", **{key.replace(".", "_", 1): url})
-    with pytest.raises(UserError, match=rf"{key}(\.\w+)? holds (a|the) ") as caught:
+    with mistake("secret", key) as caught:
         load_config(str(config))
     assert all(name in str(caught.value) for name in variables)
     assert PLANTED not in str(caught.value)
@@ -231,7 +231,7 @@ def test_no_secret_gets_through(url: str, user: str, host: str, secret: str) -> 
     assert "Zq7" not in stored
     assert "7qZ" not in stored
     for data in ({"tracking": {"uri": text}}, {"corpus": {"sources": [{"path": text}]}}, {text: 1}):
-        with pytest.raises(UserError, match="holds") as caught:
+        with mistake("secret") as caught:
             config_from(data, "my.toml")
         assert "Zq7" not in str(caught.value)
         assert "7qZ" not in str(caught.value)
@@ -344,7 +344,7 @@ def test_what_libraries_repeat_of_the_environment_is_not_shown(
     ],
 )
 def test_lines_of_a_target_hold_no_secret(tmp_path: Path, line: str) -> None:
-    with pytest.raises(UserError, match=r"lines = .*env_file") as caught:
+    with mistake("secret", "lines = ", "env_file") as caught:
         submission(tmp_path, Target("local", lines=(line,)))
     assert PLANTED not in str(caught.value)
 
@@ -365,14 +365,14 @@ def test_a_job_names_the_secrets_it_misses(tmp_path: Path, monkeypatch: pytest.M
     sent = submission(tmp_path, target)
     config = load_config(str(tmp_path / "tiny.toml"))
     monkeypatch.setenv("LAB_TOKEN", PLANTED)
-    with pytest.raises(UserError, match=r"^LAB_PASSWORD is not set in the job's environment") as e:
+    with mistake("environment", "LAB_PASSWORD") as e:
         job.check_names(sent, config)
     assert PLANTED not in str(e.value)
     monkeypatch.setenv("LAB_PASSWORD", PLANTED)
     job.check_names(sent, config)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD", raising=False)
-    with pytest.raises(UserError, match=r"^MLFLOW_TRACKING_PASSWORD is not set"):
+    with mistake("environment", "MLFLOW_TRACKING_PASSWORD"):
         job.check_names(sent, config)
 
 
@@ -384,7 +384,7 @@ def test_a_job_with_an_object_store_wants_its_credentials(
     for name in (*job.S3_OTHER_WAYS, "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
-    with pytest.raises(UserError, match=r"^AWS_SECRET_ACCESS_KEY is not set"):
+    with mistake("environment", "AWS_SECRET_ACCESS_KEY"):
         job.check_names(sent, config)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
     job.check_names(sent, config)

@@ -35,6 +35,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.object_store import StoreLocation
+from tests.support.mistakes import mistake
 from tests.support.s3_server import SECRET
 from tests.support.tiny import write_config
 from tests.support.tiny_runs.training import STEPS, losses, prepare, weights
@@ -102,7 +103,7 @@ def test_a_checkpoint_in_a_store_counts_only_with_its_manifest(
     newest = newest_valid(run.checkpoints, warnings.append)
     assert newest is None or newest.step < steps[-2]
     assert "state.json" in warnings[0]
-    with pytest.raises(UserError, match=r"state\.json does not match"):
+    with mistake("file-damaged", "state.json"):
         fetch(path, tmp_path / "copy")
 
 
@@ -189,7 +190,7 @@ def test_a_segment_that_is_cut_short_leaves_the_others_readable(
     assert [r.step for r in records if r.kind == "metrics"] == [*left, 10]
     assert [r.kind for r in records].count("warning") == 1
     at(f"{place}/999999999999.jsonl").write_bytes(b"{}\n")
-    with pytest.raises(UserError, match=r"lacks its bytes \d+ to 999999999999; move"):
+    with mistake("file-damaged", "999999999999.jsonl"):
         Journal(place)
 
 
@@ -207,7 +208,7 @@ def test_a_segment_that_is_there_but_not_listed_is_not_written_over(
     with monkeypatch.context() as patched:
         listed = [file for file in at(place).list_files() if file.path != before[1][0]]
         patched.setattr(StoreLocation, "list_files", lambda _self: listed)
-        with pytest.raises(UserError, match=rf"does not list {before[1][0]}, which exists; run"):
+        with mistake("store-failed", before[1][0]):
             Journal(place)
     assert [(file.path, at(file.path).read_bytes()) for file in at(place).list_files()] == before
     with Journal(place) as journal:
@@ -244,7 +245,7 @@ def test_a_lease_is_held_found_and_taken_over_when_its_holder_is_gone(
     monkeypatch.setattr(lease, "SETTLE", 0.1)
     place = "s3://bucket/held/run.lock"
     holder = lease.this_process()
-    with leased(place, holder), pytest.raises(UserError, match="in use by 'elm"):  # noqa: SIM117
+    with leased(place, holder), mistake("busy", "'elm"):  # noqa: SIM117
         with leased(place, holder):
             pass
     assert at(place).read_json() == {"owner": ""}, "given back"
@@ -300,7 +301,7 @@ def test_a_store_run_needs_an_mlflow_server_and_is_locked(tmp_path: Path) -> Non
     (tmp_path / "a").mkdir()
     changes = {"run_dir": "s3://bucket/lockable", "run_scratch": str(tmp_path / "scratch")}
     path = write_config(tmp_path / "a", tmp_path / "text.txt", **changes)
-    with pytest.raises(UserError, match=r"set tracking\.uri to an MLflow server"):
+    with mistake("tracking-server", "tracking.uri"):
         open_run_folder(load_config(str(path)))
     config = load_config(str(path), ["tracking.uri=http://127.0.0.1:1"])
     folder = open_run_folder(config)

@@ -36,11 +36,12 @@ from elmwright.jobs.training.driver import launch as launching
 from elmwright.jobs.training.driver.launch import Fit, launch
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
-from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.errors import Interrupted
 from elmwright.pipeline.format.manifest import Manifest, canonical
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.location import Location
+from tests.support.mistakes import mistake
 from tests.support.tiny_runs.training import prepare
 
 pytestmark = pytest.mark.slow(43)
@@ -123,7 +124,7 @@ def test_more_steps_give_a_new_bundle_and_a_new_version(flow: Flow) -> None:
 
 def test_a_finished_run_is_not_up_to_date_with_other_settings(flow: Flow) -> None:
     flow.run()
-    with pytest.raises(UserError, match=r"optim.lr is 0.5, but the run was begun with 0.2"):
+    with mistake("run-changed", "optim.lr", "0.5", "0.2"):
         flow.run("optim.lr=0.5")
     flow.run("eval.max_tokens=100")  # may change, and asks for nothing new
 
@@ -166,7 +167,7 @@ def test_a_run_with_a_checkpoint_of_a_later_version_is_refused(flow: Flow) -> No
     path.write_text(json.dumps(manifest | {"sha256": sha256_bytes(canonical(manifest))}))
     for clear in (lambda: None, Path(flow.folder.result).unlink):
         clear()
-        with pytest.raises(UserError, match=r"MANIFEST.json has format 2 .* version of elmwright"):
+        with mistake("format", "MANIFEST.json", "format 2"):
             flow.run("train.max_steps=24")
     assert flow.trained == [20], "no step is repeated"
 
@@ -261,7 +262,7 @@ def test_a_server_that_was_down_gets_everything_when_it_is_back(
 
     with monkeypatch.context() as friday_night:
         friday_night.setattr(tracker, "connect", down)
-        with pytest.raises(UserError, match=r"connection refused.*the bundle is safe"):
+        with mistake("tracking-server", "connection refused", "bundle"):
             flow.run()
     config = load_config(str(flow.path))
     assert not is_caught_up(config, flow.folder)

@@ -1,10 +1,10 @@
-"""The outcome of a run that nobody ran, for the last screen."""
+"""An invented outcome of a run, for the last screen."""
 
 from pathlib import Path
 
 from elmwright.jobs.checkpoints.contents import TrainingResult
 from elmwright.jobs.publishing.publish import Published
-from elmwright.jobs.stages.closing import Outcome
+from elmwright.jobs.stages.closing import CorpusOutcome, Outcome
 from tests.support import saved
 
 RESULT = TrainingResult(
@@ -29,13 +29,15 @@ def outcome(folder: Path, **changes: object) -> Outcome:
         "run": "demo",
         "dir": str(root),
         "config_sha256": "0" * 64,
-        "corpus": str(root / "corpus"),
-        "report": str(root / "corpus" / "report.html"),
-        "fingerprint": "f" * 64,
-        "vocabulary": 20000,
+        "corpus": CorpusOutcome(
+            path=str(root / "corpus"),
+            report=str(root / "corpus" / "report.html"),
+            fingerprint="f" * 64,
+            vocabulary=20000,
+            train_tokens=1_300_000,
+            unigram_perplexity={"heldout": 539.1},
+        ),
         "train_words": 1_212_345,
-        "train_tokens": 1_300_000,
-        "unigram_perplexity": {"heldout": 539.1},
         "example": ("file", "open the file and read it"),
         "train": RESULT,
         "checkpoint": str(root / "train" / "checkpoints" / "step-00001000"),
