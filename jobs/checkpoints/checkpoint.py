@@ -193,8 +193,8 @@ def verify_checkpoint(path: str | Path) -> None:
 def newest_valid(
     folder: str | Path, warn: Callable[[str], None], at_most: int | None = None
 ) -> CheckpointInfo | None:
-    """The newest undamaged checkpoint (of step `at_most` or before), with a warning for each damaged
-    one. Raises `NewerCheckpoint` for one of a later version, whose steps would be repeated."""
+    """The newest undamaged checkpoint (of step `at_most` or before); each damaged one is warned of.
+    Raises `NewerCheckpoint` for one of a later version, whose steps would be repeated."""
     for path in reversed(checkpoint_folders(folder)):
         try:
             info = read_info(path)

@@ -2,21 +2,21 @@
 
     runs/demo/
       config.json               the resolved config of the newest command
-      elmwright.log             everything, Ray's and MLflow's chatter included
+      elmwright.log             everything, including messages of Ray and MLflow
       corpus/                   MANIFEST.json, vocab.txt, shards/*.tar, source/
       train/                    journal.jsonl, attempt.json, result.json, checkpoints/step-*/
-      bundle/                   what is published
-      published.json            which registry version it became
+      bundle/                   the model to publish
+      published.json            its version in the registry
+      tracking.json             its MLflow run, and how much of the journal that has
       mlflow/                   mlflow.db and artifacts, when tracking.uri is empty
       scratch/                  caches and temporary files
 
-`run.dir` may be a URL (`s3://bucket/runs/demo`): then everything that others must see lies there,
-and the log and the bundle lie in `run.scratch` of the machine that runs the command (a copy of the
-bundle goes to `run.dir`).
+`run.dir` may be a URL (`s3://bucket/runs/demo`). Then the log and the bundle are in `run.scratch`
+of the machine that runs the command, with a copy of the bundle in `run.dir`, and the journal is a
+folder of segments (journal.py).
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from elmwright.jobs.config.sections import RunConfig
@@ -24,16 +24,30 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import at, join
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The paths of a run: strings where it may be a URL, `Path` where it is always a disk."""
+    """The paths of a run: strings if they may be URLs, `Path` if they are always on a disk."""
 
-    root: str
-    """run.dir: absolute, because workers run in other folders, or a URL."""
-    scratch: Path
-    """run.scratch, absolute, on the disk of whoever asks."""
-    corpus_dir: str = ""
-    """corpus.dir, absolute or a URL, where the corpus is not in the run's folder."""
+    def __init__(self, root: str, scratch: Path, corpus_dir: str = "") -> None:
+        """`root` is run.dir, `scratch` run.scratch, and `corpus_dir` corpus.dir, "" if the corpus
+        is in the run's folder. All are absolute, because workers run in other folders."""
+        self.root = root
+        self.scratch = scratch
+        self.corpus_dir = corpus_dir
+        self.remote = at(root).is_url
+        self.config = join(root, "config.json")
+        self.published = join(root, "published.json")
+        self.tracking = join(root, "tracking.json")
+        self.corpus = corpus_dir.rstrip("/") or join(root, "corpus")
+        self.train = join(root, "train")
+        self.checkpoints = join(self.train, "checkpoints")
+        self.journal = join(self.train, "journal" if self.remote else "journal.jsonl")
+        self.attempt = join(self.train, "attempt.json")
+        self.stop_request = join(self.train, "stop")
+        self.result = join(self.train, "result.json")
+        local = at(root).local(scratch)
+        self.log = local / "elmwright.log"
+        self.bundle = local / "bundle"
+        self.mlflow = local / "mlflow"
 
     @classmethod
     def of(cls, config: RunConfig) -> "RunFolder":
@@ -45,7 +59,7 @@ class RunFolder:
 
     @classmethod
     def at(cls, place: str | Path) -> "RunFolder":
-        """The run whose folder this is, as its own config.json tells."""
+        """The run in a folder, by its own config.json."""
         root = at(place).resolved()
         saved = at(join(root, "config.json")).read_json() or {}
         run = saved.get("run", {})
@@ -54,82 +68,19 @@ class RunFolder:
         if home and scratch.startswith(f"{home.rstrip('/')}/"):
             scratch = join(root, scratch[len(home.rstrip("/")) + 1 :])
         scratch = from_project(root, home, scratch)
-        if at(scratch).is_relative:  # of a project that is not around the run any more
+        if at(scratch).is_relative:  # the run was moved out of its project
             scratch = str(at(join(root, "scratch")).local(Path(scratch)))
         corpus = saved.get("corpus", {}).get("dir", "")
         if corpus:
             corpus = at(from_project(root, home, corpus)).resolved()
         return cls(root, Path(at(scratch).resolved()), corpus)
 
-    @property
-    def remote(self) -> bool:
-        """Whether the run lives in an object store."""
-        return at(self.root).is_url
-
-    @property
-    def config(self) -> str:
-        return join(self.root, "config.json")
-
-    @property
-    def log(self) -> Path:
-        return self._local / "elmwright.log"
-
-    @property
-    def corpus(self) -> str:
-        """The corpus folder, or its URL."""
-        return self.corpus_dir.rstrip("/") or join(self.root, "corpus")
-
-    @property
-    def train(self) -> str:
-        return join(self.root, "train")
-
-    @property
-    def checkpoints(self) -> str:
-        return join(self.train, "checkpoints")
-
-    @property
-    def journal(self) -> str:
-        """A file on a disk, a folder of segments in a store (journal.py)."""
-        return join(self.train, "journal" if self.remote else "journal.jsonl")
-
-    @property
-    def attempt(self) -> str:
-        return join(self.train, "attempt.json")
-
-    @property
-    def stop_request(self) -> str:
-        return join(self.train, "stop")
-
-    @property
-    def result(self) -> str:
-        return join(self.train, "result.json")
-
-    @property
-    def bundle(self) -> Path:
-        return self._local / "bundle"
-
-    @property
-    def published(self) -> str:
-        return join(self.root, "published.json")
-
-    @property
-    def tracking(self) -> str:
-        """Which MLflow run this is and how much of the journal it has."""
-        return join(self.root, "tracking.json")
-
-    @property
-    def mlflow(self) -> Path:
-        return self._local / "mlflow"
-
-    @property
-    def _local(self) -> Path:
-        return at(self.root).local(self.scratch)
-
 
 def from_project(root: str, home: str, place: str) -> str:
-    """A place that a config names, as seen from here.
+    """A path of a config, as seen from the current folder.
 
-    Relative places mean the folder of the command, which is known by where run.dir is from there.
+    Relative paths start at the folder of the command, which is found by removing run.dir from the
+    end of the run's path.
     """
     if at(place).is_relative and home and not at(root).is_url and root.endswith(f"/{Path(home)}"):
         return join(root[: -len(str(Path(home))) - 1], place)
@@ -137,7 +88,7 @@ def from_project(root: str, home: str, place: str) -> str:
 
 
 def open_run_folder(config: RunConfig) -> RunFolder:
-    """Create the run's folder, or say why it cannot be."""
+    """Create the run's folder; UserError if it cannot be written."""
     folder = RunFolder.of(config)
     if folder.remote:
         if not config.tracking.uri:
@@ -146,7 +97,7 @@ def open_run_folder(config: RunConfig) -> RunFolder:
                 f"run.dir {folder.root} is in an object store, where MLflow cannot keep a database;"
                 " set tracking.uri to an MLflow server",
             )
-        at(join(folder.root, ".writable")).write_bytes(b"")  # or the store says why not
+        at(join(folder.root, ".writable")).write_bytes(b"")  # raises if the store refuses
     for local in {folder.log.parent} if folder.remote else {folder.log.parent, Path(folder.train)}:
         try:
             local.mkdir(parents=True, exist_ok=True)

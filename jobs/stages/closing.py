@@ -65,7 +65,7 @@ class Outcome:
     checkpoint: str | None
     """The last one."""
     tracking_uri: str | None
-    """The MLflow of the run, without secrets."""
+    """The MLflow of the run."""
     bundle: str | None
     published: Published | None
     train_words: int
@@ -78,6 +78,7 @@ class Outcome:
         data = {key: value for key, value in to_data(self).items() if value is not None}
         if self.train is not None:
             data["train"] = contents_data(self.train)
+            data["tracking_uri"] = without_secret(self.tracking_uri or "")
         del data["train_words"]
         data.pop("example", None)
         return data
@@ -101,7 +102,7 @@ def find_outcome(config: RunConfig, folder: RunFolder, until: str) -> Outcome:
         ),
         train=result,
         checkpoint=join(folder.checkpoints, result.checkpoint) if result else None,
-        tracking_uri=without_secret(tracking_uri(config, folder)) if result else None,
+        tracking_uri=tracking_uri(config, folder) if result else None,
         bundle=str(folder.bundle) if until in ("export", "publish") else None,
         published=read_published(folder.published) if until == "publish" else None,
         train_words=manifest.splits["train"].words,

@@ -138,3 +138,8 @@ def test_the_example_is_a_word_that_other_held_out_sentences_have() -> None:
 def test_no_neighbours_are_proposed_where_there_are_none(tmp_path: Path) -> None:
     found = outcome(tmp_path, example=None)
     assert not any(" --word " in line for line in closing_lines(found, "my.toml", 80))
+
+
+def test_json_has_no_password(tmp_path: Path) -> None:
+    with_password = outcome(tmp_path, tracking_uri="http://me:secret@mlflow:5000")
+    assert "secret" not in str(with_password.as_data())
