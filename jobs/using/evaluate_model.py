@@ -88,14 +88,14 @@ def _heldout(folder: Path, corpus: str, manifest: Manifest, name: str = "") -> H
         model.softmax,
         corpus,
         manifest,
-        lanes=_recorded_lanes(folder),
+        lanes=recorded_lanes(folder),
         # The largest divisor of a block up to 64 steps: the window does not change the result.
         window=max(steps for steps in range(1, 65) if manifest.block_steps % steps == 0),
         word_ids=model.word_ids,
     )
 
 
-def _recorded_lanes(folder: Path) -> int:
+def recorded_lanes(folder: Path) -> int:
     """The lanes that a bundle or checkpoint was evaluated with, for comparable scores."""
     path = folder / "config.json"
     content = read_object(path)
