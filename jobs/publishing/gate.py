@@ -1,40 +1,39 @@
 """Is a version at least as good as the one it would replace?
 
-Perplexities compare only over the same vocabulary and the same held-out text; where both are equal
-(by digest), the geometric mean over the common sets decides. Otherwise a text has to be given: each
-model splits and tokenises it in its own way, and the bits it needs for a character of the raw text
-decide. A word outside a model's vocabulary costs its `<UNK>` and 8 bits a byte to spell it, so a
-small vocabulary is no advantage.
+Perplexities compare only over the same vocabulary and the same held-out text. Where both are equal
+(by digest), the geometric mean over the common sets decides. Otherwise the user has to give a text.
+Each model splits and tokenises it in its own way, and bits per character of the raw text decide. A
+word outside a model's vocabulary costs its `<UNK>` and 8 bits per byte to spell it, so a small
+vocabulary is no advantage.
 """
 
 import math
 from pathlib import Path
 
+from elmwright.jobs.bundles.bundle_json import read_bundle_config
 from elmwright.jobs.registry.contract import About, Registry, Version
 from elmwright.pipeline.cleaning import words as word_rules
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.untrusted import read_object
 
 SLACK = 1e-9
 """Relative difference that is rounding, not a result."""
 
 
 def compare(registry: Registry, name: str, old: Version, new: Version, text: str) -> str:
-    """How the new version compares, in words; `UserError` if it is worse."""
+    """How the new version compares, as a sentence; `UserError` if it is worse."""
     sets = comparable(old.about, new.about)
     if sets:
         unit = f"held-out perplexity on {', '.join(sets)}"
-        before, after = (_mean(version.about.perplexity, sets) for version in (old, new))
+        before = _mean(old.about.perplexity, sets)
+        after = _mean(new.about.perplexity, sets)
     elif text:
         unit = f"bits per character of {Path(text).name}"
-        before, after = (
-            bits_per_character(registry.fetch(name, version.version), Path(text))
-            for version in (old, new)
-        )
+        before = bits_per_character(registry.fetch(name, old.version), Path(text))
+        after = bits_per_character(registry.fetch(name, new.version), Path(text))
     else:
         raise UserError(
             "not-comparable",
-            f"versions {old.version} and {new.version} of {name} have other vocabularies or "
+            f"versions {old.version} and {new.version} of {name} have different vocabularies or "
             "held-out sets, so their perplexities do not compare; give a text with --on, or "
             "--force",
         )
@@ -43,7 +42,7 @@ def compare(registry: Registry, name: str, old: Version, new: Version, text: str
         raise UserError(
             "worse",
             f"version {new.version} of {name} is worse than version {old.version} ({result}); "
-            "--force promotes it all the same",
+            "--force promotes it anyway",
         )
     return result
 
@@ -66,7 +65,7 @@ def _mean(perplexity: dict[str, float], sets: list[str]) -> float:
 
 
 def bits_per_character(bundle: Path, path: Path) -> float:
-    """Mean of both directions, in bits, over the characters of a text file."""
+    """Bits per character of a text file, the mean of both directions."""
     from elmwright.jobs.using.score import Scorer
 
     text = _read(path)
@@ -98,15 +97,10 @@ def _read(path: Path) -> str:
 
 def _sentences(bundle: Path, text: str) -> list[list[str]]:
     """The text as this model's corpus would have split and tokenised it."""
-    config = read_object(bundle / "config.json")
-    unsaid = [key for key in ("tokenizer", "sentences", "language") if key not in config]
-    if unsaid:
-        raise UserError(
-            "file-damaged", f"{bundle / 'config.json'} does not say its {unsaid[0]}; export again"
-        )
-    if config["tokenizer"] == "sentencepiece":
+    config = read_bundle_config(bundle)
+    if config.tokenizer == "sentencepiece":
         tokenise = word_rules.sentencepiece(bundle / "sentencepiece.model")
     else:
-        tokenise = word_rules.ptb if config["tokenizer"] == "ptb" else word_rules.whitespace
-    found = word_rules.split(text, config["sentences"], config["language"]).sentences
-    return [tokenised for sentence in found if (tokenised := tokenise(sentence).split())]
+        tokenise = word_rules.ptb if config.tokenizer == "ptb" else word_rules.whitespace
+    sentences = word_rules.split(text, config.sentences, config.language).sentences
+    return [words for sentence in sentences if (words := tokenise(sentence).split())]

@@ -1,12 +1,13 @@
-"""Publishing a bundle under an alias, promoting a version, and taking a promotion back.
+"""Publishing a bundle under an alias, promoting a version, and undoing a promotion.
 
 Promotion has a gate (gate.py): a version that is worse than the one it would replace is refused.
-An alias moves on from where it points at that moment, so of two promotions at once neither is
-lost, and none is decided by a comparison with a version that no longer holds the alias.
+An alias is moved from where it points at that moment, so simultaneous promotions are both
+remembered, and none is decided by a comparison with a version that the alias no longer points to.
 """
 
 from pathlib import Path
 
+from elmwright.jobs.bundles.bundle import verify_bundle
 from elmwright.jobs.publishing.gate import compare
 from elmwright.jobs.registry.contract import (
     CANDIDATE,
@@ -16,6 +17,7 @@ from elmwright.jobs.registry.contract import (
     Version,
     check_alias,
     check_name,
+    describe_bundle,
     get_version,
     get_versions,
 )
@@ -25,14 +27,15 @@ from elmwright.pipeline.errors import UserError
 def publish_bundle(
     registry: Registry, bundle: Path, name: str, alias: str, *, force: bool = False
 ) -> int:
-    """Make a bundle a version, once, and let the alias point to it; the version's number.
+    """Publish a bundle as a version, once, and move the alias to it; the version's number.
 
-    `candidate` is what is not judged yet. Every other alias has people behind it, and moves from
-    one version to another only through the gate, as in `promote`.
+    `candidate` has not been compared yet. People rely on every other alias, so it moves from one
+    version to another only through the gate, as in `promote`.
     """
     check_name(name)
     check_alias(alias)
-    version = registry.publish(bundle, name)
+    verify_bundle(bundle)
+    version = registry.publish(bundle, describe_bundle(bundle), name)
     if alias == CANDIDATE:
         registry.point(name, alias, _append(version))
         return version
@@ -49,10 +52,10 @@ def publish_bundle(
 def promote(
     registry: Registry, name: str, version: int, alias: str, *, force: bool = False, on: str = ""
 ) -> str:
-    """Let an alias point to a version that is no worse than the one it points to; a sentence."""
+    """Point an alias to a version that is no worse than its present one; a sentence."""
     check_alias(alias)
     new = get_version(registry, name, version)
-    registry.fetch(name, version)  # nobody is sent to a version that does not verify
+    registry.fetch(name, version)  # an alias never points to a version that does not verify
     holder = registry.history(name, alias)[-1:]
     if holder == [version]:
         return f"{alias} is version {version} of {name} already"
@@ -60,8 +63,8 @@ def promote(
         registry.point(name, alias, _append(version))
         return f"{alias} is now version {version} of {name}"
     reason = f" ({_judge(registry, name, alias, holder[0], new, on)})" if holder else ""
-    # What was judged is this version against that holder, not against one of a moment later.
-    registry.point(name, alias, _after(holder, alias, lambda history: [*history, version]))
+    # The comparison was with this holder, and does not hold for a later one.
+    registry.point(name, alias, _only_from(holder, alias, lambda history: [*history, version]))
     return f"{alias} is now version {version} of {name}{reason}"
 
 
@@ -72,31 +75,31 @@ def _judge(registry: Registry, name: str, alias: str, holder: int, new: Version,
     raise UserError(
         "not-comparable",
         f"{alias} of {name} points to version {holder}, which was not published by this version of "
-        "elmwright, so nothing is known to compare with; --force promotes all the same",
+        "elmwright, so nothing is known to compare with; --force promotes it anyway",
     )
 
 
 def rollback(registry: Registry, name: str, alias: str) -> str:
-    """Let an alias point to where it pointed before; a sentence."""
+    """Point an alias to where it pointed before; a sentence."""
     check_alias(alias)
-    there = {version.version for version in get_versions(registry, name)}
+    existing = {version.version for version in get_versions(registry, name)}
+
+    def go_back(history: list[int]) -> list[int]:
+        return [version for version in history[:-1] if version in existing]
+
     history = registry.history(name, alias)
-    earlier = _earlier(history, there)
+    earlier = go_back(history)
     if not earlier:
         raise UserError(
             "alias", f"{alias} of {name} has pointed to nothing else; promote a version instead"
         )
     registry.fetch(name, earlier[-1])
-    registry.point(name, alias, _after(history[-1:], alias, lambda now: _earlier(now, there)))
+    registry.point(name, alias, _only_from(history[-1:], alias, go_back))
     return f"{alias} is version {earlier[-1]} of {name} again (was {history[-1]})"
 
 
-def _earlier(history: list[int], there: set[int]) -> list[int]:
-    return [version for version in history[:-1] if version in there]
-
-
 def _append(version: int) -> Change:
-    """Wherever the alias points: on to this version."""
+    """A move to this version from wherever the alias points."""
 
     def change(history: list[int]) -> list[int]:
         return history if history[-1:] == [version] else [*history, version][-HISTORY:]
@@ -104,8 +107,8 @@ def _append(version: int) -> Change:
     return change
 
 
-def _after(holder: list[int], alias: str, move: Change) -> Change:
-    """A move that was decided while the alias pointed to `holder`, and holds only there."""
+def _only_from(holder: list[int], alias: str, move: Change) -> Change:
+    """A move that was decided while the alias pointed to `holder`, and is refused elsewhere."""
 
     def change(history: list[int]) -> list[int]:
         if history[-1:] != holder:

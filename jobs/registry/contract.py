@@ -1,10 +1,8 @@
-"""Versions of a model and the aliases that move over them: what is the same in every registry.
+"""What every registry does, and what is the same in all of them.
 
 There are two kinds: MLflow (mlflow_registry.py) and a plain folder or S3 prefix with an index
-(plain_folder.py). Both keep versions that never change, each with what its bundle says about
-itself, and for every alias the versions it has pointed to, so that a promotion can be taken back.
-
-Promotion and its gate are in `publishing/promotion.py`.
+(plain_folder.py). Both keep versions that never change, each with the facts of its bundle, and for
+every alias the versions it has pointed to, so that a promotion can be undone.
 """
 
 import re
@@ -13,23 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from elmwright.jobs.bundles.bundle import SIGNATURE, digest_of, read_sums
+from elmwright.jobs.bundles.bundle import SIGNATURE, digest, digest_of, read_sums
+from elmwright.jobs.bundles.bundle_json import read_bundle_config, read_origin
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.records import from_data
-from elmwright.pipeline.storage.untrusted import read_object
 
 CANDIDATE = "candidate"
-"""The alias of what was published last; the only one without a gate."""
+"""The alias of the version that was published last; the only one without a gate."""
 HISTORY = 100
 """Moves of an alias that are remembered."""
 
 Change = Callable[[list[int]], list[int]]
-"""From the versions an alias has pointed to, to the same after a move."""
+"""From the versions that an alias has pointed to, to the same list after a move."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What a bundle says about itself."""
+    """Facts of a bundle by which versions are recognised and compared."""
 
     digest: str
     """Identifies the bundle: one bundle is one version."""
@@ -50,7 +47,7 @@ class About:
 
     def __post_init__(self) -> None:
         if not all(value > 0 for value in self.perplexity.values()):
-            raise ValueError("a perplexity is no positive number")
+            raise ValueError("a perplexity is not a positive number")
 
 
 @dataclass(frozen=True)
@@ -62,60 +59,73 @@ class Version:
     created: str
     """When it was published, UTC."""
     about: About
-    """What its bundle says."""
+    """The facts of its bundle."""
     aliases: tuple[str, ...] = ()
     """Aliases that point to it now."""
 
 
 class Registry(Protocol):
-    """Where versions are kept."""
+    """Where versions are stored."""
 
     uri: str
-    """Where that is, as the user says it."""
+    """Its address, as a user writes it."""
 
-    def publish(self, bundle: Path, name: str) -> int:
-        """The number of the version that holds this bundle, which is made if there is none."""
+    def publish(self, bundle: Path, about: About, name: str) -> int:
+        """The number of this verified bundle's version, which is created if there is none."""
 
     def versions(self, name: str) -> list[Version]:
         """All versions, oldest first; none if there is no such name."""
 
     def history(self, name: str, alias: str) -> list[int]:
-        """The versions an alias has pointed to; the last is where it points now."""
+        """The versions that an alias has pointed to; the last is where it points now."""
 
     def point(self, name: str, alias: str, change: Change) -> None:
-        """Let an alias point to the last of what `change` makes of its history, and remember all.
+        """Replace the history of an alias by `change` of it, and point the alias to its last entry.
 
-        The history is read right before, where possible under a lock that keeps others away.
+        The history is read immediately before, under a lock where the registry has one.
         """
 
     def fetch(self, name: str, version: int) -> Path:
         """The bundle of a version as a local folder, verified to be the one that was published."""
 
 
-def about(bundle: Path) -> About:
-    """What a verified bundle says about itself, for the registry and for the gate."""
+def describe_bundle(bundle: Path) -> About:
+    """The facts of a verified bundle, for the registry and for the gate."""
     sums = read_sums(bundle)
+    config = read_bundle_config(bundle)
+    origin = read_origin(bundle)
     try:
-        config = read_object(bundle / "config.json")
-        origin = read_object(bundle / "provenance.json")
-        scores = config.get("evaluation") or {}
-        facts = {
-            "digest": digest_of(sums),
-            "step": config["step"],
-            "perplexity": {split: score["perplexity"] for split, score in scores.items()},
-            "vocab_sha256": config["vocab"]["sha256"],
-            "heldout_sha256": config["heldout_sha256"],
-            "corpus_fingerprint": origin["corpus_fingerprint"],
-            "run_id": origin["mlflow_run_id"],
-            "signed": SIGNATURE in sums,
-        }
-        return from_data(About, facts, finite=False)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return About(
+            digest=digest_of(sums),
+            step=config.step,
+            perplexity={split: score.perplexity for split, score in config.evaluation.items()},
+            vocab_sha256=config.vocab.sha256,
+            heldout_sha256=config.heldout_sha256,
+            corpus_fingerprint=origin.corpus_fingerprint,
+            run_id=origin.mlflow_run_id,
+            signed=SIGNATURE in sums,
+        )
+    except ValueError as error:
         raise UserError(
             "file-damaged",
-            f"the config.json or provenance.json of {bundle} is not as export writes it "
-            f"({error!r:.200}); export again",
+            f"{bundle / 'config.json'} is not as export writes it ({error}); export again",
         ) from error
+
+
+def check_fetched(folder: Path, expected: About, name: str, version: int, source: str) -> Path:
+    """`folder`, a verified bundle, if it is the one that was published as this version."""
+    if digest(folder) != expected.digest:
+        raise UserError(
+            "untrusted",
+            f"{source} is not the model that was published as version {version} of {name}; "
+            "do not trust it",
+        )
+    return folder
+
+
+def aliases_at(version: int, holders: dict[str, int]) -> tuple[str, ...]:
+    """The aliases that point to a version, from where each of them points."""
+    return tuple(sorted(alias for alias, holder in holders.items() if holder == version))
 
 
 def check_name(name: str) -> None:
@@ -140,38 +150,36 @@ def check_alias(alias: str) -> None:
 
 def get_versions(registry: Registry, name: str) -> list[Version]:
     check_name(name)
-    found = registry.versions(name)
-    if not found:
+    versions = registry.versions(name)
+    if not versions:
         raise UserError(
             "version-missing",
             f"{registry.uri} has no version of a model {name!r}; publish one first",
         )
-    return found
+    return versions
 
 
 def get_version(registry: Registry, name: str, version: int) -> Version:
-    known = get_versions(registry, name)
-    for found in known:
-        if found.version == version:
-            return found
-    numbers = ", ".join(str(found.version) for found in known)
+    versions = {known.version: known for known in get_versions(registry, name)}
+    if version in versions:
+        return versions[version]
+    numbers = ", ".join(map(str, versions))
     raise UserError("version-missing", f"{name} has no version {version}; it has {numbers}")
 
 
-def find_version(registry: Registry, reference: str, said: str) -> tuple[str, int]:
-    """`name@alias` or `name/3` → name and number."""
+def fetch_reference(registry: Registry, reference: str, model: str) -> Path:
+    """The bundle of `NAME@ALIAS` or `NAME/VERSION`; the user wrote `model`."""
     match = re.fullmatch(r"([^/@]+)(?:@([\w-]+)|/([0-9]+))", reference)
     if not match:
-        raise UserError("argument", f"{said!r} is not NAME@ALIAS or NAME/VERSION")
+        raise UserError("argument", f"{model!r} is not NAME@ALIAS or NAME/VERSION")
     name, alias, number = match.groups()
     if number:
-        get_version(registry, name, int(number))
-        return name, int(number)
+        return registry.fetch(name, get_version(registry, name, int(number)).version)
     get_versions(registry, name)
     history = registry.history(name, alias)
     if not history:
         raise UserError(
             "version-missing",
-            f"{said}: the model {name!r} has no alias {alias!r} in {registry.uri}",
+            f"{model}: the model {name!r} has no alias {alias!r} in {registry.uri}",
         )
-    return name, history[-1]
+    return registry.fetch(name, history[-1])

@@ -1,9 +1,9 @@
-"""Which registry is meant where none is named: that of the runs in the current folder.
+"""The registry to use where none is named: that of the runs in the current folder.
 
-A run writes to the MLflow of its `tracking.uri`, by default to a SQLite file of its own. So in a
-project whose runs are in `runs/`, `elmwright versions demo` can find its registry itself: the one
-that knows the model. SQLite files are asked directly, read-only; of servers only what a run's
-`published.json` says is known. Neither imports MLflow nor uses the network.
+A run writes to the MLflow of its `tracking.uri`, by default to its own SQLite file. So in a project
+whose runs are in `runs/`, `elmwright versions demo` can find the registry that has the model.
+SQLite files are read directly. For servers only a run's `published.json` is read. Neither imports
+MLflow nor uses the network.
 """
 
 import os
@@ -21,35 +21,37 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import at, join
 
 WHICH = (
-    "say --to http://… (MLflow), a folder or s3://…, or set MLFLOW_TRACKING_URI, for example to "
+    "give --to http://… (MLflow), a folder or s3://…, or set MLFLOW_TRACKING_URI, for example to "
     "sqlite:///runs/demo/mlflow/mlflow.db"
 )
 
 
-def registry_of(name: str, said: str | None = "", run: str = "", *, quiet: bool = False) -> str:
-    """The registry to use for the model `name`: the one that was said, MLFLOW_TRACKING_URI, that
-    of the `run` which it comes from, or that of the runs here which knows it."""
-    uri = with_login(said) if said else os.environ.get("MLFLOW_TRACKING_URI", "")
+def registry_of(name: str, to: str | None = "", run: str = "", *, quiet: bool = False) -> str:
+    """The registry to use for the model `name`: that of `--to`, that of MLFLOW_TRACKING_URI, that
+    of the `run` which the model comes from, or the one of the runs here that has it."""
+    uri = with_login(to) if to else os.environ.get("MLFLOW_TRACKING_URI", "")
     if uri:
         return uri
-    known = {} if run else registries_here()
-    knowing = [registry_of_run(run)] if run else [u for u, names in known.items() if name in names]
-    if len(knowing) == 1:
+    models = {} if run else models_here()
+    candidates = [uri for uri, names in models.items() if name in names]
+    if run:
+        candidates = [registry_of_run(run)]
+    if len(candidates) == 1:
         if not quiet:
-            print(f"note: using the registry {short(knowing[0])}", file=sys.stderr)
-        return knowing[0]
-    if knowing:
+            print(f"note: using the registry {short(candidates[0])}", file=sys.stderr)
+        return candidates[0]
+    if candidates:
         raise UserError(
             "argument",
-            f"{len(knowing)} registries here know a model {name!r} "
-            f"({', '.join(short(uri) for uri in knowing)}); name one with --to",
+            f"{len(candidates)} registries here have a model {name!r} "
+            f"({', '.join(short(uri) for uri in candidates)}); name one with --to",
         )
-    names = sorted({name for found in known.values() for name in found})
+    names = sorted(set().union(*models.values()))
     if names:
         raise UserError(
             "version-missing",
             f"no registry of the runs in {RUNS}/ here has a model {name!r} (they have: "
-            f"{', '.join(names)}); for another registry, say --to or set MLFLOW_TRACKING_URI"
+            f"{', '.join(names)}); for another registry, give --to or set MLFLOW_TRACKING_URI"
             f"{did_you_mean(name, names)}",
         )
     raise UserError(
@@ -57,31 +59,31 @@ def registry_of(name: str, said: str | None = "", run: str = "", *, quiet: bool 
     )
 
 
-def registries_here(folder: str | Path = RUNS) -> dict[str, set[str]]:
-    """The registry of each run in a folder that has models, and their names."""
-    found: dict[str, set[str]] = {}
-    for run in runs_in(folder):
+def models_here() -> dict[str, set[str]]:
+    """The registries of the runs here, and the names of the models in each."""
+    models: dict[str, set[str]] = {}
+    for run in runs_in(RUNS):
         uri = registry_of_run(str(run))
-        names = found.setdefault(uri, set())
+        names = models.setdefault(uri, set())
         published = at(run / "published.json").read_json() or {}
         if published.get("name"):
             names.add(str(published["name"]))
         names |= models_in(uri) or set()
-    return {uri: names for uri, names in found.items() if names}
+    return models
 
 
 def registry_of_run(run: str) -> str:
     """The registry that a run's config names, or its own; a relative file means the project's."""
     root = at(run).resolved()
     settings = at(join(root, "config.json")).read_json() or {}
-    said = str(settings.get("tracking", {}).get("uri") or "") or elsewhere(RunFolder.at(root))
-    if not said:
-        return f"sqlite:///{join(root, 'mlflow', 'mlflow.db')}"
-    scheme, three, place = said.partition(":///")
-    if scheme == "sqlite" and three:
+    folder = RunFolder.at(root)
+    uri = str(settings.get("tracking", {}).get("uri") or "") or elsewhere(folder)
+    if not uri:
+        return f"sqlite:///{folder.mlflow / 'mlflow.db'}"
+    if uri.startswith("sqlite:///"):
         home = str(settings.get("run", {}).get("dir") or "")
-        return f"sqlite:///{from_project(root, home, place)}"
-    return with_login(said)
+        return f"sqlite:///{from_project(root, home, uri.removeprefix('sqlite:///'))}"
+    return with_login(uri)
 
 
 def run_of_bundle(bundle: Path) -> str:
@@ -91,14 +93,14 @@ def run_of_bundle(bundle: Path) -> str:
 
 
 def models_in(uri: str) -> set[str] | None:
-    """The registered models of a SQLite file; None if that cannot be known by reading it."""
+    """The registered models of a SQLite file; None if it is no such file or cannot be read."""
     database = Path(uri.removeprefix("sqlite:///").partition("?")[0])
     if not uri.startswith("sqlite:///") or not database.is_file():
         return None
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as base:
             return {str(name) for (name,) in base.execute("SELECT name FROM registered_models")}
-    except sqlite3.Error:  # being created, being written, or of another program
+    except sqlite3.Error:  # being created or written, or of another program
         return None
 
 

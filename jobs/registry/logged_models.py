@@ -4,9 +4,9 @@ A logged model is a folder with MLmodel, which names `elmwright.jobs.serving` as
 `data/`, which is the bundle. No pickle, no code. It belongs to the run that made the bundle, where
 MLflow still has that run.
 
-One that has become a version is marked, and its files are never removed by us, even if MLflow has
-deleted the version: copies of it under other names use the same files. Others are what publishes
-left that were killed, or came second.
+A logged model that has become a version is marked, and its files are never removed here, even if
+MLflow has deleted the version: copies of it under other names use the same files. Unmarked ones
+were left by a publish that was killed, or that came second.
 """
 
 import shutil
@@ -36,13 +36,13 @@ VERSION = "elmwright.version"
 KIND = "elmwright-bundle"
 """The type of our logged models."""
 EXPERIMENT = "elmwright"
-"""Where a bundle is logged whose run this MLflow does not know."""
+"""The experiment of bundles whose run this MLflow does not have."""
 DATA = "data"
 """The bundle's folder inside the logged model."""
 TESTED_MLFLOW = "3.17"
 """The MLflow whose private function writes the example of a request."""
 OLD_MS = 86_400_000
-"""Age of an unfinished publish on a server that nobody can still be at, in milliseconds."""
+"""Age in milliseconds at which an unfinished publish on a server has certainly ended."""
 
 Versions = Callable[[], list[Any]]
 """The versions of a registered model, as they are now."""
@@ -54,59 +54,58 @@ class LoggedModels:
     def __init__(self, client: Any, uri: str) -> None:
         self._client, self._uri = client, uri
 
-    def begin(self, name: str, facts: About) -> Any:
+    def begin(self, name: str, about: About) -> Any:
         """A logged model without files."""
         _example_writer()  # refuse an unknown MLflow before anything is written there
-        run_id, experiment_id = self.home(facts)
-        key = facts.digest
+        run_id, experiment_id = self._home(about)
         return self._client.create_logged_model(
             experiment_id,
-            name=f"{name}-{key[:12]}".replace(".", "-"),
+            name=f"{name}-{about.digest[:12]}".replace(".", "-"),
             source_run_id=run_id or None,
-            tags={NAME: name, DIGEST: key},
-            params={"step": str(facts.step), "corpus": facts.corpus_fingerprint},
+            tags={NAME: name, DIGEST: about.digest},
+            params={"step": str(about.step), "corpus": about.corpus_fingerprint},
             model_type=KIND,
         )
 
-    def upload(self, bundle: Path, model: Any, facts: About) -> Any:
+    def upload(self, bundle: Path, model: Any, about: About) -> Any:
         """The logged model with the bundle's files, read back."""
-        run_id, key = model.source_run_id or "", facts.digest
-        with tempfile.TemporaryDirectory() as beside:
-            _write_mlmodel(Path(beside), model.model_id, run_id, key)
-            self._client.log_model_artifacts(model.model_id, beside)
+        run_id = model.source_run_id or ""
+        with tempfile.TemporaryDirectory() as folder:
+            _write_mlmodel(Path(folder), model.model_id, run_id, about.digest)
+            self._client.log_model_artifacts(model.model_id, folder)
         self._client.log_model_artifacts(model.model_id, str(bundle), DATA)
-        if digest(self.download(f"{model.artifact_location}/{DATA}")) != key:
-            raise Failed("MLflow stored something else than the bundle; publish again")
-        for split, value in facts.perplexity.items() if run_id else ():
-            name, at = self._point(run_id, split, facts.step)
+        if digest(self.download(f"{model.artifact_location}/{DATA}")) != about.digest:
+            raise Failed("MLflow stored something other than the bundle; publish again")
+        for split, value in about.perplexity.items() if run_id else ():
+            name, time_ms = self._point(run_id, split, about.step)
             self._client.log_metric(
-                run_id, name, value, timestamp=at, step=facts.step, model_id=model.model_id
+                run_id, name, value, timestamp=time_ms, step=about.step, model_id=model.model_id
             )
         return self._client.finalize_logged_model(model.model_id, "READY")
 
     def _point(self, run_id: str, split: str, step: int) -> tuple[str, int | None]:
-        """The point of the run's curve that is this score, so that no second chart is drawn."""
+        """Name and time of this score in the run's curve, so that no second chart is drawn."""
         for name in (heldout_metric(split), PERPLEXITY.of(split)):
             for point in self._client.get_metric_history(run_id, name):
                 if point.step == step:
                     return name, point.timestamp
         return heldout_metric(split), None
 
-    def home(self, facts: About) -> tuple[str, str]:
-        """The run and the experiment a bundle belongs to, as far as this MLflow knows them."""
+    def _home(self, about: About) -> tuple[str, str]:
+        """The run and the experiment of a bundle; no run if this MLflow does not have it."""
         from mlflow.exceptions import MlflowException
 
-        if facts.run_id:
+        if about.run_id:
             try:
-                run = self._client.get_run(facts.run_id)
+                run = self._client.get_run(about.run_id)
                 home = self._client.get_experiment(run.info.experiment_id)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
             else:
-                # What was deleted takes nothing in any more.
+                # MLflow logs nothing to a deleted run or experiment.
                 if (run.info.lifecycle_stage, home.lifecycle_stage) == ("active", "active"):
-                    return facts.run_id, run.info.experiment_id
+                    return about.run_id, run.info.experiment_id
         experiment = self._client.get_experiment_by_name(EXPERIMENT)
         if experiment is not None and experiment.lifecycle_stage != "active":
             number = experiment.experiment_id
@@ -124,55 +123,55 @@ class LoggedModels:
         """The verified folder of a bundle in MLflow's artifact store."""
         import mlflow
 
-        here = _local_path(source)
-        if here is not None:
-            verify_bundle(here)
-            return here
+        parsed = urlparse(source)
+        if parsed.scheme in ("", "file"):
+            folder = Path(url2pathname(parsed.path))
+            verify_bundle(folder)
+            return folder
 
-        def fetch(what: str, target: Path) -> Path:
-            options = {"artifact_uri": what, "dst_path": str(target), "tracking_uri": self._uri}
-            return Path(mlflow.artifacts.download_artifacts(**options))
+        def fetch(artifact: str, target: str) -> Path:
+            return Path(
+                mlflow.artifacts.download_artifacts(
+                    artifact_uri=artifact, dst_path=target, tracking_uri=self._uri
+                )
+            )
 
         def fill(target: Path) -> None:
             with tempfile.TemporaryDirectory(dir=target.parent) as beside:
-                for file in fetch(source, Path(beside)).iterdir():
+                for file in fetch(source, beside).iterdir():
                     shutil.move(file, target / file.name)
 
         with tempfile.TemporaryDirectory() as beside:
-            listed = fetch(f"{source}/{SUMS}", Path(beside)).read_bytes()
-        return cached(sha256_bytes(listed), fill)
+            sums = fetch(f"{source}/{SUMS}", beside).read_bytes()
+        return cached(sha256_bytes(sums), fill)
 
-    def sweep(self, name: str, facts: About, alone: bool, versions: Versions) -> None:
-        """Remove logged models that became no version.
+    def sweep(self, name: str, about: About, alone: bool, versions: Versions) -> None:
+        """Remove logged models that did not become a version.
 
-        Those of this bundle are no longer needed, whoever is at them. Of others only those that
-        nobody can be at.
+        Those of this bundle are not needed by any command. Of the others only those that no
+        command can be writing.
         """
-        _, experiment_id = self.home(facts)
+        _, experiment_id = self._home(about)
         models = all_pages(
             self._client.search_logged_models,
             experiment_ids=[experiment_id],
             filter_string=f"tags.`{NAME}` = '{name}'",
         )
-        # Looked up last: what has become a version meanwhile is one.
-        become = {logged_model(version): version for version in versions()}
+        # Looked up last: a model may have become a version meanwhile.
+        published = {logged_model(version): version for version in versions()}
         for model in models:
-            mine = model.tags.get(DIGEST) == facts.digest
-            old = model.creation_timestamp < time.time() * 1000 - OLD_MS
+            is_this_bundle = model.tags.get(DIGEST) == about.digest
+            is_old = model.creation_timestamp < time.time() * 1000 - OLD_MS
             if VERSION in model.tags:
                 continue
-            if model.model_id in become:
-                if not mine:  # its publish was killed before it could do so
-                    self.keep(become[model.model_id])
-            elif mine or alone or old:
-                self.remove(model)
-
-    def remove(self, model: Any) -> None:
-        """A logged model and its files."""
-        remove_logged_model(self._client, self._uri, model)
+            if model.model_id in published:
+                if not is_this_bundle:  # its publish was killed before it was marked
+                    self.keep(published[model.model_id])
+            elif is_this_bundle or alone or is_old:
+                remove_logged_model(self._client, self._uri, model)
 
     def keep(self, version: Any) -> None:
-        """Remember at a version's files that they have been one, whatever becomes of it."""
+        """Mark the logged model of a version, so that its files stay if the version is deleted."""
         model_id = logged_model(version)
         if model_id:
             tag = {VERSION: f"{version.name}/{version.version}"}
@@ -180,35 +179,35 @@ class LoggedModels:
 
 
 def logged_model(version: Any) -> str:
-    """Its id; empty for a copy of another version, which names that one."""
+    """The id of a version's logged model; empty for a copy of another version."""
     source = str(version.source).removeprefix("models:/")
     return "" if "/" in source else source
 
 
 def twice(write: Callable[[], object]) -> None:
-    """Of two that create one row at once the database refuses the slower; then it exists."""
+    """Write again after an error: of two commands that create one row at once, the database refuses
+    the second, and then the row exists."""
     from mlflow.exceptions import MlflowException
 
     retry(write, [0.5], lambda error: isinstance(error, MlflowException))
 
 
-def all_pages(search: Any, **what: Any) -> list[Any]:
-    found, token = [], None
-    while True:
-        page = search(**what, page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return found
+def all_pages(search: Any, **conditions: Any) -> list[Any]:
+    page = search(**conditions)
+    results = list(page)
+    while page.token:
+        page = search(**conditions, page_token=page.token)
+        results += page
+    return results
 
 
-def _write_mlmodel(folder: Path, model_id: str, run_id: str, key: str) -> None:
-    """What MLflow needs to load and serve the bundle beside it, with an example of a request."""
+def _write_mlmodel(folder: Path, model_id: str, run_id: str, digest: str) -> None:
+    """Write what MLflow needs to load and serve the bundle, with an example of a request."""
     from mlflow.models import Model
     from mlflow.pyfunc import add_to_model
 
     model = Model(
-        run_id=run_id or None, model_id=model_id, signature=signature(), metadata={DIGEST: key}
+        run_id=run_id or None, model_id=model_id, signature=signature(), metadata={DIGEST: digest}
     )
     add_to_model(model, loader_module=LOADER, data=DATA)
     _example_writer()(model, EXAMPLE, str(folder))
@@ -216,8 +215,8 @@ def _write_mlmodel(folder: Path, model_id: str, run_id: str, key: str) -> None:
 
 
 def _example_writer() -> Callable[[Any, Any, str], Any]:
-    """MLflow's function that saves an example of a request; MLflow has no public one that writes
-    neither code nor the bundle a second time."""
+    """MLflow's function that saves an example of a request. It is private, because the public ones
+    also write code, or the bundle a second time."""
     import mlflow
     from mlflow.models import utils
 
@@ -230,10 +229,3 @@ def _example_writer() -> Callable[[Any, Any, str], Any]:
             f"that elmwright is tested with: pip install 'mlflow=={TESTED_MLFLOW}.*'",
         ) from error
     return writer
-
-
-def _local_path(source: str) -> Path | None:
-    parsed = urlparse(source)
-    if parsed.scheme not in ("", "file"):
-        return None
-    return Path(url2pathname(parsed.path))

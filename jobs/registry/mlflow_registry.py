@@ -1,17 +1,17 @@
 """Bundles as versions of an MLflow registered model.
 
 A bundle is stored as a logged model of MLflow (logged_models.py). The version is created last,
-after what was stored has been read back, so every version that MLflow lists is whole; its digest
-stands on it as a tag and is compared at every load.
+after the stored files have been read back, so every version that MLflow lists is complete. A tag
+has its digest, which is compared at every load.
 
-One bundle is one version, keyed on its digest. With a SQLite file a lock beside it lets one publish
-at a time. On a server two may run at once: each creates its version last and then looks; the lowest
-number wins, and the other version is removed. What a killed publish left behind is removed by the
-next.
+One bundle is one version, identified by its digest. With a SQLite file a lock beside it admits one
+publish at a time. On a server two may run at once: each creates its version last and then lists
+them. The lowest number stays, and the other version is removed. The next publish removes what a
+killed one left.
 
-MLflow moves aliases and forgets where they were: the history is kept in tags of the registered
-model, one per move (alias_history.py). So two moves of one alias at the same instant are both in
-the history, also on a server, which knows no lock.
+MLflow does not remember where an alias has pointed. The history is in tags of the registered model,
+one per move (alias_history.py), so two simultaneous moves are both in it, even on a server, which
+has no locks.
 """
 
 import json
@@ -23,23 +23,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from elmwright.jobs.bundles.bundle import digest, verify_bundle
 from elmwright.jobs.registry import version_page
 from elmwright.jobs.registry.alias_history import History, Move, tag_name
-from elmwright.jobs.registry.contract import About, Change, Version, about
+from elmwright.jobs.registry.contract import About, Change, Version, aliases_at, check_fetched
 from elmwright.jobs.registry.logged_models import DATA, LoggedModels, all_pages, logged_model, twice
 from elmwright.jobs.rundir.file_lock import waiting_lock
 from elmwright.jobs.rundir.moved_run import at_home, lock_of
 from elmwright.jobs.secrets.hiding import for_others, without_secret
-from elmwright.jobs.tracking.store import connect, default_uri, sqlite_file
+from elmwright.jobs.tracking.store import connect, default_uri, remove_logged_model, sqlite_file
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.records import from_data, to_data
 
 ABOUT = "mlflow.elmwright.about"
-"""Tag of a version: what its bundle says about itself, as JSON. MLflow's pages do not show tags
-that begin with its own name; what people read are tags of their own (version_page.py)."""
+"""Tag of a version: the facts of its bundle as JSON. MLflow's pages hide tags that begin with its
+own name. People read other tags (version_page.py)."""
 OLD_ABOUT = "elmwright.about"
-"""The same on versions that were published before 0.2."""
+"""The same tag on early versions."""
 READS = 10
 """How often a history that changes while it is read is read again."""
 
@@ -51,85 +50,81 @@ class MlflowRegistry:
         self.uri = without_secret(uri)
         self._uri = uri
         self._connected: Any = None
-        self._at_home = False
-        # By default MLflow tries for two minutes before it says that nobody answers.
+        # By default MLflow tries for two minutes before it reports that no server answers.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 
     @property
     def _client(self) -> Any:
         if self._connected is None:
             database = sqlite_file(self._uri)
-            if database is not None and not database.is_file():
-                # MLflow would create it, and say that it knows no such model.
-                raise UserError(
-                    "tracking-server", f"there is no MLflow database {database}; check the path"
-                )
-            self._bring_home()
+            if database is not None:
+                if not database.is_file():
+                    # MLflow would create it, and report that it has no such model.
+                    raise UserError(
+                        "tracking-server", f"there is no MLflow database {database}; check the path"
+                    )
+                at_home(database)
             self._connected = connect(self._uri)
         return self._connected
-
-    def _bring_home(self) -> None:
-        """A database in a folder that was moved is put right before it is read."""
-        database = sqlite_file(self._uri)
-        if database is not None and self._connected is None and not self._at_home:
-            at_home(database)
-            self._at_home = True
 
     @property
     def _models(self) -> LoggedModels:
         return LoggedModels(self._client, self._uri)
 
-    def publish(self, bundle: Path, name: str) -> int:
+    def publish(self, bundle: Path, about: About, name: str) -> int:
         """Store the files, read them back, and create the version last."""
-        verify_bundle(bundle)
-        facts = about(bundle)
         with self._answering(f"publish; {bundle} is safe"), self._alone() as alone:
             self._connected = self._connected or connect(self._uri)  # which may create a database
             self._create_name(name)
-            number = self._settle(name, facts.digest)
+            number = self._settle(name, about.digest)
             if number is None:
-                number = self._create(bundle, name, facts)
+                number = self._create(bundle, about, name)
             self._models.keep(self._client.get_model_version(name, str(number)))
-            self._models.sweep(name, facts, alone, lambda: self._versions(name))
+            self._models.sweep(name, about, alone, lambda: self._versions(name))
         return number
 
     def versions(self, name: str) -> list[Version]:
-        """Those that were published from here; others have no bundle."""
+        """The versions that elmwright published; others have no bundle."""
         with self._answering("list versions"):
-            found = self._versions(name)
-            aliases = self._aliases(name) if found else {}
+            stored = self._versions(name)
+            aliases = self._client.get_registered_model(name).aliases if stored else {}
+        holders = {alias: int(version) for alias, version in aliases.items()}
         versions = []
-        for version in found:
+        for version in filter(_is_ours, stored):
             number = int(version.version)
-            if _is_ours(version):
-                created = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC)
-                at = tuple(sorted(alias for alias, n in aliases.items() if n == number))
-                versions.append(
-                    Version(number, f"{created:%Y-%m-%d %H:%M:%S}", _about(version), at)
+            created = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC)
+            versions.append(
+                Version(
+                    number,
+                    f"{created:%Y-%m-%d %H:%M:%S}",
+                    _about(version),
+                    aliases_at(number, holders),
                 )
+            )
         return sorted(versions, key=lambda version: version.version)
 
     def history(self, name: str, alias: str) -> list[int]:
-        """As remembered, and corrected by where the alias points: others may have moved it."""
+        """The noted moves, corrected by where the alias points: others may have moved it."""
         with self._answering("read aliases"):
             return [entry.version for entry in self._history(name, alias).entries]
 
     def _history(self, name: str, alias: str) -> History:
-        """Read until two answers agree, if the first one has something to explain: MLflow reads
-        alias and tags one after the other, and a move may happen in between."""
-        found = self._read_history(name, alias)
+        """The history, read again until two answers agree if it has moves that were not noted:
+        MLflow reads alias and tags one after the other, and a move may happen in between."""
+        history = self._read_history(name, alias)
         for _ in range(READS):
-            if not found.unsaid():
+            if not history.unnoted():
                 break
-            before, found = found, self._read_history(name, alias)
-            if found == before:
+            before = history
+            history = self._read_history(name, alias)
+            if history == before:
                 break
-        return found
+        return history
 
     def _read_history(self, name: str, alias: str) -> History:
         model = self._client.get_registered_model(name)
-        holder = {key: int(value) for key, value in model.aliases.items()}.get(alias)
-        return History.read(model.tags, alias, holder)
+        holder = model.aliases.get(alias)
+        return History.read(model.tags, alias, int(holder) if holder else None)
 
     def point(self, name: str, alias: str, change: Change) -> None:
         """Note the move, make it, and note that it is done."""
@@ -144,16 +139,16 @@ class MlflowRegistry:
             after = change(before)
             if after == before:
                 return
-            for unsaid in history.unsaid():
-                note(unsaid)
-            move = history.noted().move(after)
+            for move in history.unnoted():
+                note(move)
+            move = history.with_unnoted().plan_move(after)
             note(move)
             twice(lambda: self._client.set_registered_model_alias(name, alias, str(move.to)))
             note(replace(move, done=True))
             self._tidy(name, alias)
 
     def _tidy(self, name: str, alias: str) -> None:
-        """Remove tags of moves that are long forgotten."""
+        """Remove tags of moves that no longer matter."""
         from mlflow.exceptions import MlflowException
 
         for key in self._read_history(name, alias).unneeded():
@@ -163,41 +158,35 @@ class MlflowRegistry:
     def fetch(self, name: str, version: int) -> Path:
         """The folder that MLflow stores it in, if that is on this disk; else a copy."""
         with self._answering(f"fetch version {version} of {name}"):
-            found = self._client.get_model_version(name, str(version))
+            stored = self._client.get_model_version(name, str(version))
             source = self._client.get_model_version_download_uri(name, str(version))
-            if not _is_ours(found):
+            if not _is_ours(stored):
                 raise UserError(
                     "version-missing", f"version {version} of {name} was not published by elmwright"
                 )
             folder = self._models.download(f"{source}/{DATA}")
-        if digest(folder) != _about(found).digest:
-            raise UserError(
-                "untrusted",
-                f"{source} is not the model that was published as version {version} of {name}; "
-                "do not trust it",
-            )
-        return folder
+        return check_fetched(folder, _about(stored), name, version, source)
 
-    def _create(self, bundle: Path, name: str, facts: About) -> int:
-        model = self._models.begin(name, facts)
+    def _create(self, bundle: Path, about: About, name: str) -> int:
+        model = self._models.begin(name, about)
         try:
-            self._create_version(name, self._models.upload(bundle, model, facts), facts, bundle)
+            self._create_version(name, self._models.upload(bundle, model, about), about, bundle)
         except Exception:
-            # Another publish of this bundle may have finished and swept ours away half-way; what
-            # we have sent since then is ours to remove.
-            number = self._settle(name, facts.digest)
+            # Another publish of this bundle may have finished and removed our logged model
+            # meanwhile. Files that we sent after that are ours to remove.
+            number = self._settle(name, about.digest)
             if number is None:
                 raise
             if logged_model(self._client.get_model_version(name, str(number))) != model.model_id:
-                self._models.remove(model)
+                remove_logged_model(self._client, self._uri, model)
             return number
-        number = self._settle(name, facts.digest)
+        number = self._settle(name, about.digest)
         if number is None:
             raise Failed(f"version of {name} vanished after it was created; publish again")
         return number
 
-    def _create_version(self, name: str, model: Any, facts: About, bundle: Path) -> None:
-        tags = {ABOUT: json.dumps(to_data(facts)), **version_page.facts(bundle, facts)}
+    def _create_version(self, name: str, model: Any, about: About, bundle: Path) -> None:
+        tags = {ABOUT: json.dumps(to_data(about)), **version_page.facts(bundle, about)}
         with default_uri(self._uri):
             self._client.create_model_version(
                 name,
@@ -209,14 +198,14 @@ class MlflowRegistry:
                 model_id=model.model_id,
             )
 
-    def _settle(self, name: str, key: str) -> int | None:
-        """The version of a bundle, if there is one; of several, the first stays."""
+    def _settle(self, name: str, digest: str) -> int | None:
+        """The version of a bundle, if there is one; all but the first are deleted."""
         from mlflow.exceptions import MlflowException
 
         numbers = sorted(
             int(version.version)
             for version in self._versions(name)
-            if _is_ours(version) and _about(version).digest == key
+            if _is_ours(version) and _about(version).digest == digest
         )
         for number in numbers[1:]:
             try:
@@ -229,10 +218,6 @@ class MlflowRegistry:
     def _versions(self, name: str) -> list[Any]:
         return all_pages(self._client.search_model_versions, filter_string=f"name = '{name}'")
 
-    def _aliases(self, name: str) -> dict[str, int]:
-        found = self._client.get_registered_model(name).aliases
-        return {alias: int(version) for alias, version in found.items()}
-
     def _create_name(self, name: str) -> None:
         from mlflow.exceptions import MlflowException
 
@@ -244,24 +229,24 @@ class MlflowRegistry:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """With a SQLite file: wait until no other publish is at it, or creates its tables."""
+        """With a SQLite file: wait until no other publish uses it; whether that was possible."""
         database = sqlite_file(self._uri)
         if database is None:
             yield False
             return
-        self._bring_home()
+        at_home(database)  # which takes the same lock
         with waiting_lock(lock_of(database)):
             yield True
 
     @contextmanager
     def _answering(self, what: str) -> Iterator[None]:
-        """Say in a sentence that MLflow does not answer, or why it refuses."""
+        """Report in a sentence that MLflow does not answer, or why it refuses."""
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
             yield
-        # OSError: of the network (requests' errors are some), of a folder with artifacts.
+        # OSError: of the network (errors of requests included), of a folder with artifacts.
         except (MlflowException, SQLAlchemyError, OSError, *_errors_of_s3()) as error:
             reason = for_others(" ".join(str(error).split()))[:300]
             raise UserError(
@@ -288,7 +273,7 @@ def _about(version: Any) -> About:
 
 
 def _errors_of_s3() -> tuple[type[Exception], ...]:
-    """Raised where MLflow speaks to an S3 store itself; boto3 need not be installed."""
+    """Errors of an S3 store that MLflow uses itself; boto3 may be missing."""
     try:
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError

@@ -1,25 +1,26 @@
-"""A registry that is nothing but files: a folder or an S3 prefix, for people without MLflow.
+"""A registry in plain files: a folder or an S3 prefix, for people without an MLflow server.
 
     models/
       demo/
-        index.json              versions with what their bundles say; aliases with their history
+        index.json              versions with the facts of their bundles; aliases with their history
         3f0c9a…/                a bundle, in a folder named after its digest
 
-A version is in the index only after its files have been stored and read back, so every listed
-version is whole; publishing the same bundle again finds it by its digest, and what a killed publish
-left behind is removed by the next. The index is there before the first bundle: bundles without one
-mean that it was lost, and then nothing is published, because what no index lists would be removed.
+A version is added to the index after its files have been stored and read back, so every listed
+version is complete. Publishing the same bundle again finds it by its digest, and the next publish
+removes what a killed one left. The index exists before the first bundle. Bundles without an index
+mean that it was lost, and then nothing is published, because unlisted bundles would be removed.
 
-On a disk a lock lets one command at an index. A store has no locks: after writing, the index is
-read again, and written again if another command has overwritten it in between, which makes losing
-an entry unlikely but not impossible.
+On a disk a lock admits one command at a time. A store has no locks: after writing, the index is
+read again, and written again if another command has overwritten it in between. That makes losing
+an entry unlikely, but not impossible.
 """
 
 import json
 import re
+import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,9 @@ from elmwright.jobs.registry.contract import (
     About,
     Change,
     Version,
-    about,
-    check_name,
-    find_version,
+    aliases_at,
+    check_fetched,
+    fetch_reference,
 )
 from elmwright.jobs.rundir.file_lock import waiting_lock
 from elmwright.pipeline.errors import Failed, UserError
@@ -44,14 +45,13 @@ from elmwright.pipeline.storage.untrusted import read_object
 
 FORMAT = 1
 INDEX = "index.json"
-WRITING = ".writing-"
-"""How the name of a folder begins that is not whole yet."""
+FOLDER = re.compile(r"[0-9a-f]{32}")
+"""Names of folders are digests, so nothing leads out of the registry."""
+UNFINISHED = ".writing-"
+"""Prefix that earlier versions gave to a folder that was not complete yet."""
 ATTEMPTS = 5
 OLD_S = 86_400
-"""Age of an unlisted folder in a store that nobody can still be writing, in seconds."""
-
-Index = dict[str, Any]
-"""As it is in the file: what a newer version added to it is kept when it is written again."""
+"""Age in seconds at which an unlisted folder in a store is certainly not being written any more."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,33 @@ class Entry(About):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _is_folder(self.folder):
+        if not FOLDER.fullmatch(self.folder):
             raise ValueError(f"folder {self.folder!r:.100}")
+
+
+@dataclass(frozen=True)
+class Index:
+    """The content of index.json that is used."""
+
+    format: int
+    versions: dict[int, Entry]
+    aliases: dict[str, tuple[int, ...]]
+    """Alias → the versions that it has pointed to."""
+
+    def __post_init__(self) -> None:
+        for history in self.aliases.values():
+            if not history or not self.versions.keys() >= set(history):
+                raise ValueError("an alias points nowhere")
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Digest of a bundle → its version; the first, if there are several."""
+        newest_first = sorted(self.versions.items(), reverse=True)
+        return {entry.digest: number for number, entry in newest_first}
+
+
+Edit = Callable[[Index, dict[str, Any]], None]
+"""Changes the JSON object of an index. Keys that a newer version added to it stay."""
 
 
 class FolderRegistry:
@@ -76,159 +101,124 @@ class FolderRegistry:
         self.uri = at(uri).resolved()
         self._is_url = at(uri).is_url
 
-    def publish(self, bundle: Path, name: str) -> int:
+    def publish(self, bundle: Path, about: About, name: str) -> int:
         """Store the files first, and list them last."""
-        verify_bundle(bundle)
-        facts = about(bundle)
-        key = facts.digest
-        with self._alone(name):
-            known = _number(self._read(name), key)
-            if known is not None:
-                return known
-            if not at(join(self.uri, name, INDEX)).exists():
-                self._write(name, _empty())
-            # Of all files, provenance too: a re-export must not write into a listed version.
-            folder = sha256_bytes((bundle / SUMS).read_bytes())[:32]
-            self._place(bundle, name, folder, key)
+        # Digest of all files, provenance too: a new export must not write into a listed version.
+        folder = sha256_bytes((bundle / SUMS).read_bytes())[:32]
 
-            def add(index: Index) -> None:
-                if _number(index, key) is None:
-                    number = 1 + max(map(int, index["versions"]), default=0)
-                    created = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-                    entry = {**to_data(facts), "folder": folder, "created": created}
-                    index["versions"][str(number)] = entry
+        def add(index: Index, content: dict[str, Any]) -> None:
+            if about.digest not in index.numbers:
+                created = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+                entry = {**to_data(about), "folder": folder, "created": created}
+                content["versions"][str(1 + max(index.versions, default=0))] = entry
 
-            index = self._change(name, add, lambda index: _number(index, key) is not None)
-            self._sweep(name, index)
-        number = _number(index, key)
-        assert number is not None  # noqa: S101 - _change has seen it
-        return number
+        with self._lock(name):
+            index, content = self._read(name)
+            if about.digest not in index.numbers:
+                if not at(join(self.uri, name, INDEX)).exists():
+                    self._write(name, content)
+                self._store(bundle, join(self.uri, name, folder), about.digest)
+                index = self._change(name, add, lambda index: about.digest in index.numbers)
+                self._sweep(name, index)
+        return index.numbers[about.digest]
 
     def versions(self, name: str) -> list[Version]:
-        """What the index lists."""
-        index = self._read(name)
-        holders = {alias: history[-1] for alias, history in index["aliases"].items()}
+        """The versions in the index."""
+        index, _ = self._read(name)
+        holders = {alias: history[-1] for alias, history in index.aliases.items()}
         return [
-            Version(
-                number,
-                entry.created,
-                entry,
-                tuple(sorted(alias for alias, holder in holders.items() if holder == number)),
-            )
-            for number, entry in sorted(_entries(index).items())
+            Version(number, entry.created, entry, aliases_at(number, holders))
+            for number, entry in sorted(index.versions.items())
         ]
 
     def history(self, name: str, alias: str) -> list[int]:
-        """As the index says."""
-        return list(self._read(name)["aliases"].get(alias, []))
+        """The history in the index."""
+        index, _ = self._read(name)
+        return list(index.aliases.get(alias, ()))
 
     def point(self, name: str, alias: str, change: Change) -> None:
-        """Write the alias into the index."""
-        written: list[int] = []
+        """Write the changed history into the index."""
+        history: list[int] = []
 
-        def move(index: Index) -> None:
-            written[:] = change(index["aliases"].get(alias, []))
-            index["aliases"][alias] = list(written)
+        def move(index: Index, content: dict[str, Any]) -> None:
+            history[:] = change(list(index.aliases.get(alias, ())))
+            content["aliases"][alias] = list(history)
 
-        def moved(index: Index) -> bool:  # and perhaps moved on by another command
-            return bool(index["aliases"].get(alias, [])[: len(written)] == written)
+        def is_moved(index: Index) -> bool:  # and perhaps moved again by another command
+            return list(index.aliases.get(alias, ()))[: len(history)] == history
 
-        with self._alone(name):
-            self._change(name, move, moved)
+        with self._lock(name):
+            self._change(name, move, is_moved)
 
     def fetch(self, name: str, version: int) -> Path:
-        """The version's folder (a copy of it, out of a store)."""
-        entry = _entries(self._read(name))[version]
-        where = join(self.uri, name, entry.folder)
-        folder = local_folder(where)
-        if folder == Path(where):
+        """The version's folder (a copy of it, from a store)."""
+        index, _ = self._read(name)
+        entry = index.versions[version]
+        source = join(self.uri, name, entry.folder)
+        folder = local_folder(source)
+        if not self._is_url:
             verify_bundle(folder)
-        if digest_of(read_sums(folder)) != entry.digest:
-            raise UserError(
-                "untrusted",
-                f"{where} is not the model that was published as version {version} of {name}; "
-                "do not trust it",
-            )
-        return folder
+        return check_fetched(folder, entry, name, version, source)
 
-    def _place(self, bundle: Path, name: str, folder: str, key: str) -> None:
-        """Store the bundle's files in a folder of this name."""
-        target = join(self.uri, name, folder)
-        if self._is_url:
-            self._store(bundle, target, key)
-            return
-        source = bundle.resolve()
-        if source == Path(target):
-            return  # it is where it belongs, and has been verified
-        if source.is_relative_to(Path(self.uri, name)):
-            raise UserError(
-                "argument",
-                f"{bundle} lies on the shelf itself, where what no version lists is removed; copy "
-                "it elsewhere and publish the copy",
-            )
-        # Nobody else is here, and no version lists what is there: a publish was killed.
-        beside = join(self.uri, name, f"{WRITING}{folder}")
-        at(beside).remove_folder()
-        self._store(bundle, beside, key)
-        at(target).remove_folder()
-        Path(beside).rename(target)
-
-    def _store(self, bundle: Path, target: str, key: str) -> None:
+    def _store(self, bundle: Path, target: str, digest: str) -> None:
         """Copy the bundle's files, its list last, and read them back."""
-        sums = read_sums(bundle)
-        for file in (*sums, SUMS):
+        if not self._is_url:
+            if bundle.resolve() == Path(target):
+                return  # it is in its place, and has been verified
+            if bundle.resolve().is_relative_to(Path(target).parent):
+                raise UserError(
+                    "argument",
+                    f"{bundle} is inside the registry, where bundles without a version are "
+                    "removed; copy it elsewhere and publish the copy",
+                )
+            at(target).remove_folder()  # left by a killed publish: no version lists it
+        for file in (*read_sums(bundle), SUMS):
             with (bundle / file).open("rb") as source, at(join(target, file)).writing() as out:
-                while block := source.read(1 << 22):
-                    out.write(block)
+                shutil.copyfileobj(source, out, 1 << 22)
         stored = parse_sums(at(join(target, SUMS)).read_bytes(), join(target, SUMS))
         for file, expected in stored.items():
             if at(join(target, file)).sha256() != expected:
-                raise Failed(f"{join(target, file)} was not stored whole; publish again")
-        if digest_of(stored) != key:
+                raise Failed(f"{join(target, file)} was not stored completely; publish again")
+        if digest_of(stored) != digest:
             raise Failed(f"{target} was changed by another command; publish again")
 
     def _sweep(self, name: str, index: Index) -> None:
         """Remove folders that no version lists: a publish was killed before it listed them."""
-        listed = {entry.folder for entry in _entries(index).values()}
+        listed = {entry.folder for entry in index.versions.values()}
         for folder, files in self._folders(name).items():
             changed = max(file.mtime_ns for file in files) / 1e9
-            # In a store another command may be writing this very folder.
+            # In a store another command may be writing this folder.
             if folder not in listed and (not self._is_url or changed < time.time() - OLD_S):
                 at(join(self.uri, name, folder)).remove_folder()
 
     def _folders(self, name: str) -> dict[str, list[Stat]]:
-        """The files of every bundle that is stored here, listed or not, whole or not."""
-        found: dict[str, list[Stat]] = {}
+        """The files of every bundle that is stored here, listed or not, complete or not."""
+        folders: dict[str, list[Stat]] = {}
         start = len(join(self.uri, name)) + 1
         for file in at(join(self.uri, name)).list_files():
             folder, slash, _ = file.path[start:].partition("/")
-            if slash and _is_folder(folder.removeprefix(WRITING)):
-                found.setdefault(folder, []).append(file)
-        return found
+            if slash and FOLDER.fullmatch(folder.removeprefix(UNFINISHED)):
+                folders.setdefault(folder, []).append(file)
+        return folders
 
-    def _read(self, name: str) -> Index:
-        check_name(name)
+    def _read(self, name: str) -> tuple[Index, dict[str, Any]]:
+        """The index of a model, empty if there is none, and its JSON object."""
         path = join(self.uri, name, INDEX)
         if not at(path).exists():
             self._check_not_lost(name)
-            return _empty()
+            return Index(FORMAT, {}, {}), {"format": FORMAT, "versions": {}, "aliases": {}}
+        content = read_object(path)
         try:
-            index = read_object(path)
-            found = index["format"]
-            _entries(index)
-            for history in index["aliases"].values():
-                known = [isinstance(at, int) and str(at) in index["versions"] for at in history]
-                if not known or not all(known):
-                    raise ValueError("an alias points nowhere")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            index = from_data(Index, content, ignore_unknown=True, finite=False)
+        except (ValueError, RecursionError) as error:
             raise UserError(
-                "file-damaged", f"{path} is damaged ({error}); put it back from a backup"
+                "file-damaged", f"{path} is damaged ({error}); restore it from a backup"
             ) from error
-        if found != FORMAT:
+        if index.format != FORMAT:
             raise UserError(
-                "format", f"{path} has format {found!r}, and this version reads {FORMAT}"
+                "format", f"{path} has format {index.format}, and this version reads {FORMAT}"
             )
-        return dict(index)
+        return index, content
 
     def _check_not_lost(self, name: str) -> None:
         folders = self._folders(name).values()
@@ -236,71 +226,34 @@ class FolderRegistry:
         if bundles:
             raise UserError(
                 "file-damaged",
-                f"{join(self.uri, name, INDEX)} is missing, but bundles lie beside it ({bundles}); "
-                "put the index back from a backup, or move the bundles elsewhere and publish them "
+                f"{join(self.uri, name, INDEX)} is missing, but its bundles are there ({bundles}); "
+                "restore the index from a backup, or move the bundles elsewhere and publish them "
                 "again",
             )
 
-    def _write(self, name: str, index: Index) -> None:
-        text = json.dumps(index, indent=1, sort_keys=True)
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        text = json.dumps(content, indent=1, sort_keys=True)
         at(join(self.uri, name, INDEX)).write_bytes(text.encode())
 
-    def _change(
-        self, name: str, change: Callable[[Index], None], done: Callable[[Index], bool]
-    ) -> Index:
-        """Read, change and write the index until it is found changed."""
+    def _change(self, name: str, edit: Edit, is_done: Callable[[Index], bool]) -> Index:
+        """Read, edit and write the index until the edit is found in it."""
         for _ in range(ATTEMPTS):
-            index = self._read(name)
-            change(index)
-            self._write(name, index)
-            index = self._read(name)
-            if done(index):
+            index, content = self._read(name)
+            edit(index, content)
+            self._write(name, content)
+            index, _ = self._read(name)
+            if is_done(index):
                 return index
         raise Failed(f"{self.uri} is being written by other commands; run the same command again")
 
-    @contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
-        """On a disk: wait until no other command is at this model."""
-        check_name(name)
-        if self._is_url:
-            yield
-            return
-        with waiting_lock(Path(self.uri, name, ".lock")):
-            yield
+    def _lock(self, name: str) -> AbstractContextManager[int | None]:
+        """On a disk: wait until no other command changes this model."""
+        return nullcontext() if self._is_url else waiting_lock(Path(self.uri, name, ".lock"))
 
 
-def _empty() -> Index:
-    return {"format": FORMAT, "versions": {}, "aliases": {}}
-
-
-def _is_folder(name: object) -> bool:
-    """Names of folders are digests: nothing leads out of the registry."""
-    return isinstance(name, str) and re.fullmatch(r"[0-9a-f]{32}", name) is not None
-
-
-def _entries(index: Index) -> dict[int, Entry]:
-    """The versions of an index by number; ValueError where one is damaged."""
-    entries = {}
-    for number, facts in index["versions"].items():
-        if not re.fullmatch(r"[0-9]+", number):
-            raise ValueError(f"version {number!r}")
-        entries[int(number)] = from_data(Entry, facts, ignore_unknown=True, finite=False)
-    return entries
-
-
-def _number(index: Index, key: str) -> int | None:
-    numbers = [number for number, entry in _entries(index).items() if entry.digest == key]
-    return min(numbers, default=None)
-
-
-def fetch_reference(model: str) -> Path | None:
-    """The bundle that `ROOT/NAME@ALIAS` or `ROOT/NAME/3` names; None if it is no such name."""
-    match = re.fullmatch(r"(.*?)/?([^/@]+(?:@[\w-]+|/[0-9]+))", model)
-    if not match:
+def fetch_from_folder(model: str) -> Path | None:
+    """The bundle of `ROOT/NAME@ALIAS` or `ROOT/NAME/3`; None if there is no such registry."""
+    match = re.fullmatch(r"(.*?)/?(([^/@]+)(?:@[\w-]+|/[0-9]+))", model)
+    if not match or not at(join(match[1] or ".", match[3], INDEX)).exists():
         return None
-    root, reference = match.groups()
-    name = re.split("[@/]", reference)[0]
-    if not at(join(root or ".", name, INDEX)).exists():
-        return None
-    registry = FolderRegistry(root or ".")
-    return registry.fetch(*find_version(registry, reference, model))
+    return fetch_reference(FolderRegistry(match[1] or "."), match[2], model)

@@ -22,10 +22,10 @@ from elmwright.jobs.bundles.model_folder import local_folder, verify_folder
 from elmwright.jobs.bundles.signing import verify_signature
 from elmwright.jobs.checkpoints.checkpoint import MANIFEST, newest_valid
 from elmwright.jobs.config.toml_file import RECIPES
-from elmwright.jobs.registry.contract import find_version
+from elmwright.jobs.registry.contract import fetch_reference
 from elmwright.jobs.registry.find_registry import registry_of
 from elmwright.jobs.registry.open_registry import open_registry
-from elmwright.jobs.registry.plain_folder import fetch_reference
+from elmwright.jobs.registry.plain_folder import fetch_from_folder
 from elmwright.jobs.runbook import runbook
 from elmwright.jobs.runbook.find_run import RUNS, find_here, find_run, is_run, run_names
 from elmwright.jobs.rundir.layout import RunFolder
@@ -50,7 +50,9 @@ def resolve(model: str, tracking_uri: str = "", require_signature: str | Path = 
 
 def _find(model: str, tracking_uri: str) -> Path:
     if model.startswith("models:/"):
-        return _from_registry(model, tracking_uri)
+        reference = model.removeprefix("models:/")
+        registry = open_registry(registry_of(re.split("[@/]", reference)[0], tracking_uri))
+        return fetch_reference(registry, reference, model)
     if is_run(model):
         return model_of_run(RunFolder.at(model))
     if Path(model).is_dir() and not means_run(model):
@@ -59,9 +61,9 @@ def _find(model: str, tracking_uri: str) -> Path:
             folder = folder / "data"  # as MLflow keeps it
         verify_folder(folder)
         return folder
-    on_shelf = fetch_reference(model)
-    if on_shelf is not None:
-        return on_shelf
+    fetched = fetch_from_folder(model)
+    if fetched is not None:
+        return fetched
     if at(model).is_url:
         run = RunFolder.at(model) if is_run_url(model) else None
         return model_of_run(run) if run else local_folder(model)
@@ -136,9 +138,3 @@ def model_of_run(run: RunFolder) -> Path:
         file=sys.stderr,
     )
     return local_folder(newest.path)
-
-
-def _from_registry(uri: str, tracking_uri: str) -> Path:
-    reference = uri.removeprefix("models:/")
-    registry = open_registry(registry_of(re.split("[@/]", reference)[0], tracking_uri))
-    return registry.fetch(*find_version(registry, reference, uri))

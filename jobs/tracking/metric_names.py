@@ -1,16 +1,15 @@
-"""What MLflow shows of a run: the names of its charts, and what is a tag instead.
+"""What MLflow shows of a run: the names of its charts, and what becomes a tag instead.
 
-MLflow sorts charts by the part of a metric's name before the slash, and draws a chart for whatever
-is a metric, be it a single dot or a constant. So the journal's names are translated on the way:
-held-out perplexity and training loss come first, all else is `under_the_hood`, and what is said
-once becomes a tag. The journal keeps its own names and every number.
+MLflow sorts charts by the part of a metric's name before the slash, and draws a chart for every
+metric, even for a single value or a constant. So the journal's names are translated: held-out
+perplexity and training loss come first, everything else is `under_the_hood`, and single values
+become tags. The journal keeps its own names and every number.
 
-A run that was begun under the names of before keeps them: half a curve under each would be worse.
+A run that began with the first version of these names keeps it, so that no curve is split in two.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from elmwright.jobs.rundir.metrics import (
     BACKWARD_PERPLEXITY,
@@ -30,20 +29,20 @@ from elmwright.jobs.rundir.metrics import (
 )
 
 NAMES = 2
-"""Number of this way to name metrics; MLflow runs of before have the journal's names."""
+"""Version of the names of metrics; those of version 1 are the journal's."""
 DETAILS = "under_the_hood"
-"""The section of charts that few look at; MLflow sorts it behind `heldout` and `train`."""
+"""The section of charts that few people need; MLflow sorts it after `heldout` and `train`."""
 FIRST = (LOSS.key, LEARNING_RATE.key, TOKENS_PER_S.key)
-"""What is shown of training beside held-out perplexity, under its own name."""
+"""Training metrics that keep their names, and so come first."""
 ONCE = {DENSE_EXCHANGED.key: "dense_mb_exchanged_per_step"}
 """Constants that are logged at every step, and their tags."""
 IF_ANY = (SOFTMAX_EXCHANGED.key, SKIPPED_UPDATES.key)
-"""Metrics that nobody needs to see while they are 0."""
+"""Metrics that are left out while they are 0."""
 SCORES = (BITS_PER_CHARACTER.key, FORWARD_PERPLEXITY.key, BACKWARD_PERPLEXITY.key)
-"""What is charted of an evaluation beside its perplexity; the rest is constant, or the same again
-as a logarithm."""
+"""Scores of an evaluation that have charts besides perplexity. The others are constant, or
+logarithms of these."""
 FACTS = (PERPLEXITY.key, *SCORES, SCORED_TOKENS.key, UNKNOWN_SHARE.key)
-"""What tags say of the final evaluation."""
+"""Scores of the final evaluation that become tags."""
 
 
 def heldout_metric(split: str) -> str:
@@ -52,7 +51,7 @@ def heldout_metric(split: str) -> str:
 
 
 def charted(kind: str, values: Mapping[str, float], names: int) -> dict[str, float]:
-    """The metrics that MLflow is sent of a journal's record."""
+    """The metrics of a journal record that are sent to MLflow."""
     if kind == "final":
         return {}
     if names < NAMES:
@@ -82,21 +81,25 @@ def _score(name: str, _value: float) -> str:
 
 
 def tagged(kind: str, step: int, values: Mapping[str, float]) -> dict[str, str]:
-    """The tags of an MLflow run that a journal's record gives."""
+    """The tags that a journal record gives the MLflow run."""
     if kind == "metrics":
-        return {tag: said(values[name]) for name, tag in ONCE.items() if values.get(name)}
+        return {tag: readable(values[name]) for name, tag in ONCE.items() if values.get(name)}
     if kind != "final":
         return {}
     tags = {"step": str(step)}
     for name, value in values.items():
         split, score = split_key(name.removeprefix(FINAL))
         if score in FACTS:
-            tags[f"{split}_{score}"] = f"{value:.2%}" if score == UNKNOWN_SHARE.key else said(value)
+            tags[f"{split}_{score}"] = (
+                f"{value:.2%}" if score == UNKNOWN_SHARE.key else readable(value)
+            )
     return tags
 
 
-def said(value: Any) -> str:
-    """A number as a person reads it."""
-    if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
-        return f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.3g}"
-    return str(int(value)) if isinstance(value, float) and math.isfinite(value) else str(value)
+def readable(value: float) -> str:
+    """A number for a reader: a whole number, or about four digits."""
+    if not math.isfinite(value):
+        return str(value)
+    if float(value).is_integer():
+        return str(int(value))
+    return f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.3g}"

@@ -16,7 +16,7 @@ from elmwright.jobs.checkpoints.checkpoint import (
     read_info,
     verify_checkpoint,
 )
-from elmwright.jobs.registry.plain_folder import fetch_reference
+from elmwright.jobs.registry.plain_folder import fetch_from_folder
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.journal_lines import journal_end, known_damage, read_lines
 from elmwright.jobs.rundir.layout import RunFolder
@@ -40,7 +40,7 @@ def verify_path(name: str, key: str = "", progress: Progress = silent) -> list[s
     if not is_url:
         path = Path(name)
         if not path.exists():
-            if fetch_reference(name) is not None:
+            if fetch_from_folder(name) is not None:
                 return [f"bundle {name}"]
             raise UserError("file-missing", f"there is no {path}")
         if path.suffix == ".tar":
@@ -49,7 +49,7 @@ def verify_path(name: str, key: str = "", progress: Progress = silent) -> list[s
             with _bytes(progress, bundle_bytes(path)):
                 verify_bundle(path)
             return [f"bundle {path}"]
-    elif not at(join(name, MANIFEST)).exists() and fetch_reference(name) is not None:
+    elif not at(join(name, MANIFEST)).exists() and fetch_from_folder(name) is not None:
         return [f"bundle {name}"]
     name = name.rstrip("/")
     if at(join(name, "state.json")).exists() or name.rpartition("/")[2].startswith("step-"):

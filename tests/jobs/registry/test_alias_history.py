@@ -16,7 +16,7 @@ from elmwright.jobs.publishing.promotion import rollback
 from elmwright.jobs.registry.alias_history import PREFIX, SEEN, STALE_MS, History, Move, tag_name
 from elmwright.jobs.registry.contract import HISTORY, Change
 from elmwright.jobs.registry.mlflow_registry import ABOUT, MlflowRegistry
-from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 from tests.support.servers import mlflow_server
 
 pytestmark = pytest.mark.slow(14)
@@ -43,9 +43,9 @@ class Server:
 
     def begin(self, versions: list[int], history: History | None = None) -> Move:
         history = history or self.history()
-        for unsaid in history.unsaid():
-            self.note(unsaid)
-        move = history.noted().move(versions)
+        for unnoted in history.unnoted():
+            self.note(unnoted)
+        move = history.with_unnoted().plan_move(versions)
         self.note(move)
         return move
 
@@ -282,7 +282,7 @@ def test_promotions_at_the_same_instant_are_all_in_the_history_of_a_server(
     for expected in reversed(history[:-1]):
         assert f"version {expected} of tiny again" in rollback(registry, "tiny", ALIAS)
         assert int(client.get_model_version_by_alias("tiny", ALIAS).version) == expected
-    with pytest.raises(UserError, match="has pointed to nothing else"):
+    with mistake("alias", ALIAS, "tiny"):
         rollback(registry, "tiny", ALIAS)
 
 

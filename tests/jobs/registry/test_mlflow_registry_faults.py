@@ -18,7 +18,7 @@ from elmwright.jobs.registry import mlflow_registry
 from elmwright.jobs.registry.logged_models import TESTED_MLFLOW, LoggedModels
 from elmwright.jobs.serving import Embedder
 from elmwright.jobs.tracking.store import default_uri
-from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 from tests.support.tiny_runs.registries import change, leftovers, sqlite
 
 pytestmark = pytest.mark.slow(3)
@@ -48,9 +48,7 @@ def test_an_mlflow_that_lacks_a_private_function_is_named_before_anything_is_sto
     registry = sqlite(tmp_path, empty_database, monkeypatch)
     with monkeypatch.context() as patch:
         patch.delattr(mlflow.models.utils, "_save_example")
-        with pytest.raises(
-            UserError, match=rf"MLflow {mlflow.__version__} .*mlflow=={TESTED_MLFLOW}"
-        ):
+        with mistake("tracking-server", mlflow.__version__, f"mlflow=={TESTED_MLFLOW}"):
             publish_bundle(registry, bundle, "tiny", "candidate")
     assert leftovers(registry) == 0
     tested = Path(__file__).parents[3].joinpath("constraints.txt").read_text()
@@ -151,11 +149,11 @@ def test_pyfunc_refuses_files_without_a_list_and_files_of_another_model(
     mlflow.set_tracking_uri(registry.uri)
     try:
         (stored / SUMS).unlink()
-        with pytest.raises(UserError, match=f"{SUMS} is missing"):
+        with mistake("file-damaged", SUMS):
             mlflow.pyfunc.load_model("models:/tiny@champion")
         for path in worse_bundle.iterdir():
             shutil.copyfile(path, stored / path.name)
-        with pytest.raises(UserError, match="is not the model that was published"):
+        with mistake("untrusted", str(stored)):
             mlflow.pyfunc.load_model("models:/tiny@champion")
     finally:
         mlflow.set_tracking_uri(before)
@@ -179,7 +177,7 @@ def test_a_store_of_artifacts_that_fails_is_said_in_a_sentence(
         raise error
 
     monkeypatch.setattr(MlflowClient, "log_model_artifacts", fail)
-    with pytest.raises(UserError, match=r"did not let us publish; .* is safe"):
+    with mistake("tracking-server", str(bundle)):
         publish_bundle(registry, bundle, "tiny", "candidate")
 
 
@@ -200,7 +198,7 @@ def test_a_run_or_experiment_that_was_deleted_in_mlflow_does_not_stop_a_publish(
     client.delete_experiment(experiment)
     assert publish_bundle(registry, mine, "two", "candidate") == 1
     client.delete_experiment(client.get_experiment_by_name("elmwright").experiment_id)
-    with pytest.raises(UserError, match="was deleted in MLflow; mlflow experiments restore"):
+    with mistake("tracking-server", "mlflow experiments restore"):
         publish_bundle(registry, mine, "three", "candidate")
 
 
@@ -212,7 +210,7 @@ def test_an_alias_on_a_version_of_others_moves_only_by_force(
     registry._client.create_model_version("tiny", (tmp_path / "foreign").as_uri())
     registry._client.set_registered_model_alias("tiny", "champion", "1")
     assert publish_bundle(registry, bundle, "tiny", "candidate") == 2
-    with pytest.raises(UserError, match=r"points to version 1, which was not published .*--force"):
+    with mistake("not-comparable", "version 1", "--force"):
         promote(registry, "tiny", 2, "champion")
     assert "now version 2" in promote(registry, "tiny", 2, "champion", force=True)
 
@@ -239,7 +237,5 @@ def test_a_changed_tag_is_named(
     registry._client.set_registered_model_tag("tiny", "elmwright.history.candidate", "{")
     assert registry.history("tiny", "candidate") == [1]
     registry._client.set_model_version_tag("tiny", "1", "mlflow.elmwright.about", "[]")
-    with pytest.raises(
-        UserError, match=r"the tag mlflow\.elmwright\.about of version 1 of tiny was"
-    ):
+    with mistake("tracking-server", "mlflow.elmwright.about", "version 1 of tiny"):
         registry.versions("tiny")

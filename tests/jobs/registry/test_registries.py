@@ -23,7 +23,7 @@ from elmwright.jobs.bundles.bundle import SUMS, write_sums
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.publishing.gate import bits_per_character
 from elmwright.jobs.publishing.promotion import promote, publish_bundle, rollback
-from elmwright.jobs.registry.contract import Registry, find_version
+from elmwright.jobs.registry.contract import Registry, fetch_reference
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import FolderRegistry
@@ -33,6 +33,7 @@ from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference.elmo import WINDOW
 from elmwright.model.softmax import nll
 from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 from tests.support.tiny_runs.registries import SENTENCE, kill_often, leftovers, reference, sqlite
 
 pytestmark = pytest.mark.slow(25)
@@ -72,7 +73,7 @@ def test_promotion_refuses_what_is_worse_and_can_be_taken_back(
     assert "already" in promote(registry, "tiny", 2, "champion")
     assert "version 1 of tiny again" in rollback(registry, "tiny", "champion")
     assert "version 2 of tiny again" in rollback(registry, "tiny", "champion")
-    with pytest.raises(UserError, match="has pointed to nothing else"):
+    with mistake("alias", "champion", "tiny"):
         rollback(registry, "tiny", "champion")
     assert registry.history("tiny", "candidate") == [1, 2]
 
@@ -90,12 +91,12 @@ def test_other_vocabularies_are_compared_by_the_bits_a_text_takes(
     text.write_text("The old cat sees the river. The small dog finds the stone.\n" * 5)
     publish_bundle(registry, bundle, "tiny", "champion")
     publish_bundle(registry, other, "tiny", "candidate")
-    with pytest.raises(UserError, match="do not compare; give a text with --on, or --force"):
+    with mistake("not-comparable", "--on", "--force"):
         promote(registry, "tiny", 2, "champion")
-    with pytest.raises(UserError, match=r"is worse .*bits per character of text\.txt"):
+    with mistake("worse", "bits per character of text.txt"):
         promote(registry, "tiny", 2, "champion", on=str(text))
     (tmp_path / "empty.txt").write_text("\n")
-    with pytest.raises(UserError, match="is empty"):
+    with mistake("no-text", "empty.txt"):
         promote(registry, "tiny", 2, "champion", on=str(tmp_path / "empty.txt"))
 
 
@@ -181,15 +182,15 @@ def test_a_stored_model_that_was_exchanged_for_another_is_refused(
     stored = registry.fetch("tiny", 1)
     for name in ("README.md", SUMS):
         (stored / name).write_text((stored / name).read_text() + " ")
-        with pytest.raises(UserError, match=name.replace(".", r"\.")):
+        with mistake("file-damaged", name):
             Elmo.from_pretrained(reference(registry, "candidate"))
         shutil.copyfile(bundle / name, stored / name)
     Elmo.from_pretrained(reference(registry, "candidate"))
     for path in worse_bundle.iterdir():
         shutil.copyfile(path, stored / path.name)
-    with pytest.raises(UserError, match="is not the model that was published as version 1"):
+    with mistake("untrusted", "version 1 of tiny"):
         Elmo.from_pretrained(reference(registry, "candidate"))
-    with pytest.raises(UserError, match="is not the model that was published"):
+    with mistake("untrusted", "version 1 of tiny"):
         promote(registry, "tiny", 1, "champion")
 
 
@@ -215,9 +216,9 @@ def test_what_nobody_has_is_said_in_a_sentence(
     (line,) = capsys.readouterr().out.splitlines()[1:]
     assert "@candidate" in line
     assert "heldout" in line
-    with pytest.raises(UserError, match="has no alias 'nobody'"):
-        find_version(registry, "tiny@nobody", "tiny@nobody")
-    with pytest.raises(UserError, match="is no registry"):
+    with mistake("version-missing", "tiny@nobody"):
+        fetch_reference(registry, "tiny@nobody", "tiny@nobody")
+    with mistake("argument", "ftp://somewhere"):
         open_registry("ftp://somewhere")
 
 
@@ -238,7 +239,7 @@ def test_an_index_that_leads_elsewhere_is_refused(
     index = json.loads((tmp_path / "tiny" / "index.json").read_text())
     change(index)
     (tmp_path / "tiny" / "index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"index\.json is damaged"):
+    with mistake("file-damaged", "index.json"):
         Elmo.from_pretrained(tmp_path / "tiny@candidate")
 
 
@@ -252,7 +253,7 @@ def test_an_mlflow_that_stops_answering_leaves_nothing_listed_and_the_next_publi
         raise MlflowException("the server is gone")
 
     monkeypatch.setattr(MlflowClient, "finalize_logged_model", unreachable)
-    with pytest.raises(UserError, match=r"the server is gone\); run the same command again"):
+    with mistake("tracking-server", "the server is gone"):
         publish_bundle(registry, bundle, "tiny", "candidate")
     assert registry.versions("tiny") == []
     assert leftovers(registry) == 1
@@ -267,7 +268,7 @@ def test_a_server_that_is_not_there_is_said_soon(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(UserError, match=r"127\.0\.0\.1:1 did not let us publish; .*is safe"):
+    with mistake("tracking-server", "127.0.0.1:1", str(bundle)):
         publish_bundle(MlflowRegistry("http://127.0.0.1:1"), bundle, "tiny", "candidate")
 
 
@@ -337,7 +338,7 @@ def test_pyfunc_answers_with_the_vectors_of_embed_and_holds_no_code(
         ):
             np.testing.assert_allclose(got, wanted, atol=1e-6)
         (stored / "vocab.txt").write_text("changed")
-        with pytest.raises(UserError, match=r"vocab\.txt does not match its digest"):
+        with mistake("file-damaged", "vocab.txt"):
             mlflow.pyfunc.load_model("models:/tiny@champion")
     finally:
         mlflow.set_tracking_uri(before)

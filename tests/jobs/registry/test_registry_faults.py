@@ -21,8 +21,8 @@ from elmwright.jobs.registry.plain_folder import FolderRegistry
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.using.pretrained import Elmo
-from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.disk import sha256_bytes
+from tests.support.mistakes import mistake
 from tests.support.servers import missing
 from tests.support.tiny import write_config, write_text
 from tests.support.tiny_runs.registries import another, change
@@ -45,7 +45,7 @@ def test_a_lost_index_costs_a_sentence_and_no_bundle(tmp_path: Path, bundle: Pat
         lambda: publish_bundle(shelf, bundle, "tiny", "candidate"),
         lambda: promote(shelf, "tiny", 1, "champion"),
     ):
-        with pytest.raises(UserError, match=r"index\.json is missing, but bundles lie .*\(2\)"):
+        with mistake("file-damaged", "index.json", "(2)"):
             command()
     assert folders(shelf) == before
     index.write_bytes(kept)
@@ -84,7 +84,7 @@ def test_publishing_the_folder_of_a_version_keeps_it(tmp_path: Path, bundle: Pat
     index = stored.parent / "index.json"
     index.write_text(json.dumps({"format": 1, "versions": {}, "aliases": {}}))  # an old backup
     elsewhere = another(bundle, stored.parent / ("0" * 32))
-    with pytest.raises(UserError, match=r"lies on the shelf itself.* publish the copy"):
+    with mistake("argument", str(elsewhere)):
         publish_bundle(shelf, elsewhere, "tiny", "candidate")
     verify_bundle(elsewhere)
     (tmp_path / "link").symlink_to(stored)
@@ -99,16 +99,16 @@ def test_a_bundle_or_checkpoint_that_lost_its_list_is_damaged(
     shutil.copytree(bundle, mine)
     (mine / SUMS).unlink()
     for gone in ("README.md", "provenance.json"):
-        with pytest.raises(UserError, match=f"{SUMS} is missing: the bundle is damaged"):
+        with mistake("file-damaged", SUMS):
             resolve(str(mine))
         shutil.move(mine / gone, tmp_path / gone)
-        with pytest.raises(UserError, match=f"{SUMS} is missing: the bundle is damaged"):
+        with mistake("file-damaged", SUMS):
             resolve(str(mine))
         shutil.move(tmp_path / gone, mine / gone)
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(sorted((trained / "train" / "checkpoints").iterdir())[-1], checkpoint)
     (checkpoint / "MANIFEST.json").unlink()
-    with pytest.raises(UserError, match=r"MANIFEST\.json is missing: the checkpoint is damaged"):
+    with mistake("file-damaged", "MANIFEST.json"):
         resolve(str(checkpoint))
 
 
@@ -128,7 +128,7 @@ def test_a_cached_folder_that_lost_its_list_or_has_another_is_fetched_again(
     verify_bundle(cached(key, download))
     shutil.copytree(other, place, dirs_exist_ok=True)
     assert (cached(key, download) / SUMS).read_bytes() == (bundle / SUMS).read_bytes()
-    with pytest.raises(UserError, match="is not what was asked for"):
+    with mistake("untrusted"):
         cached("0" * 64, download)
 
 
@@ -151,10 +151,10 @@ def test_of_two_promotions_at_once_none_is_lost_and_none_is_judged_by_an_old_hol
     promote(registry, "tiny", 2, "champion", force=True)
     assert registry.history("tiny", "champion") == [1, 2]
     others.append(lambda: promote(registry, "tiny", 1, "champion", force=True))
-    with pytest.raises(UserError, match="moved by another command and now points to version 1"):
+    with mistake("alias", "version 1"):
         rollback(registry, "tiny", "champion")
     others.append(lambda: promote(registry, "tiny", 1, "new"))
-    with pytest.raises(UserError, match="moved by another command and now points to version 1"):
+    with mistake("alias", "version 1"):
         promote(registry, "tiny", 2, "new")
     assert registry.history("tiny", "champion") == [1, 2, 1]
 
@@ -209,9 +209,7 @@ def test_a_bundle_that_says_nonsense_about_itself_is_not_published(
     else:
         change(mine / name, how)
     write_sums(mine)
-    with pytest.raises(
-        UserError, match=r"is not (as export writes it .*; export again|a JSON object)"
-    ):
+    with mistake("file-damaged", name):
         publish_bundle(FolderRegistry(str(tmp_path / "shelf")), mine, "tiny", "candidate")
 
 
@@ -258,7 +256,7 @@ def test_a_bundle_that_does_not_say_how_it_tokenises_scores_no_text(
     mine = another(bundle, tmp_path / "mine")
     change(mine / "config.json", lambda saved: saved.pop("tokenizer"))
     (tmp_path / "text.txt").write_text("The cat\n")
-    with pytest.raises(UserError, match="does not say its tokenizer"):
+    with mistake("file-damaged", "config.json", "tokenizer"):
         bits_per_character(mine, tmp_path / "text.txt")
 
 

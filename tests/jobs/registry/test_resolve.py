@@ -10,6 +10,7 @@ from elmwright.jobs.checkpoints.checkpoint import newest_valid
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 from tests.support.tiny import damage, write_config
 from tests.support.tiny_runs.started_run import start
 
@@ -50,7 +51,7 @@ def test_a_bundle_that_lacks_files_is_not_used_and_a_damaged_one_is_refused(
 ) -> None:
     shutil.copytree(bundle, run / "bundle")
     damage(run / "bundle" / "model.safetensors", "flip")
-    with pytest.raises(UserError, match="does not match its digest"):
+    with mistake("file-damaged"):
         resolve("tiny")
     damage(run / "bundle" / "model.safetensors", "delete")
     assert resolve("tiny").name == "step-00000020"
@@ -58,21 +59,21 @@ def test_a_bundle_that_lacks_files_is_not_used_and_a_damaged_one_is_refused(
 
 def test_a_run_without_either_and_a_name_of_none(own_home: Path, run: Path) -> None:
     shutil.rmtree(run / "train" / "checkpoints")
-    with pytest.raises(UserError, match="no bundle and no checkpoint yet"):
+    with mistake("model-missing", "tiny"):
         resolve("tiny")
     with pytest.raises(UserError, match=r"no model folder 'tinny' .*did you mean 'tiny'\?"):
         resolve("tinny")
-    with pytest.raises(UserError, match=r"no model folder 'demo' .*'elmwright run demo' makes one"):
+    with mistake("model-missing", "elmwright run demo"):
         resolve("demo")  # a recipe is no model
     (own_home / "model.safetensors").write_bytes(bytes(100))
-    with pytest.raises(UserError, match=r"no model folder 'model\.safetensors'"):
+    with mistake("model-missing", "model.safetensors"):
         resolve("model.safetensors")
 
 
 def test_a_config_file_is_its_run(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(own_home)
     start(write_config(own_home, own_home / "text.txt", run_dir="runs/{name}"))
-    with pytest.raises(UserError, match="the run runs/tiny has no bundle"):
+    with mistake("model-missing", "runs/tiny"):
         resolve("tiny.toml")
 
 

@@ -15,7 +15,7 @@ from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.registry import version_page
 from elmwright.jobs.registry.contract import About
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.tracking.metric_names import NAMES, charted, heldout_metric, said, tagged
+from elmwright.jobs.tracking.metric_names import NAMES, charted, heldout_metric, readable, tagged
 from elmwright.jobs.tracking.tracker import Tracker
 from tests.support.tiny import manifest
 from tests.support.tiny_runs.shown_run import write_journal, write_run
@@ -59,7 +59,7 @@ def test_charts_are_curves_and_the_important_ones_sort_first(
     assert all(len(values) > 1 for values in found.values()), "a chart of one dot"
     assert sorted(step for step, _ in found["heldout/perplexity"]) == [20, 40, 60, 80, 100]
     (one,) = client.search_runs([client.get_experiment_by_name("elmwright").experiment_id])
-    assert one.data.tags["heldout_perplexity"] == said(dict(found["heldout/perplexity"])[100])
+    assert one.data.tags["heldout_perplexity"] == readable(dict(found["heldout/perplexity"])[100])
     assert one.data.tags["heldout_tokens"] == "400"
     assert one.data.tags["heldout_unk_share"] == "1.00%"
     assert one.data.tags["step"] == "100"
