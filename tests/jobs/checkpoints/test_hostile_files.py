@@ -25,7 +25,7 @@ from elmwright.jobs.checkpoints.checkpoint import (
 from elmwright.jobs.config.toml_file import config_from, config_hash, load_config, to_dict
 from elmwright.jobs.publishing.choose_checkpoint import recorded
 from elmwright.jobs.publishing.export import export_run
-from elmwright.jobs.registry.contract import about
+from elmwright.jobs.registry.contract import describe_bundle
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop.block_cache import BlockCache
@@ -197,7 +197,7 @@ def test_no_field_of_a_bundle_can_hang_those_who_use_it(bundle: Path, tmp_path: 
 
         def use() -> None:
             verify_bundle(folder)
-            about(folder)
+            describe_bundle(folder)
 
         cases = list(texts(content))[-30:]  # each verifies the whole bundle
         wrong, refused = refusals(cases, sealed, use, str(folder))

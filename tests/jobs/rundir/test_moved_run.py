@@ -19,7 +19,7 @@ from elmwright.jobs.cli.command import main
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import load_config, to_dict
 from elmwright.jobs.publishing.promotion import promote, publish_bundle, rollback
-from elmwright.jobs.registry.contract import about
+from elmwright.jobs.registry.contract import describe_bundle
 from elmwright.jobs.registry.logged_models import DATA, DIGEST, KIND, NAME
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.registry.mlflow_signature import LOADER, signature
@@ -231,7 +231,7 @@ def publish_as_before(uri: str, bundle: Path, name: str) -> None:
     from mlflow.models import Model
     from mlflow.pyfunc import add_to_model
 
-    client, facts = MlflowClient(uri, uri), about(bundle)
+    client, facts = MlflowClient(uri, uri), describe_bundle(bundle)
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name)
     place = (Path(uri.removeprefix("sqlite:///")).absolute().parent / "artifacts").as_uri()
