@@ -17,6 +17,7 @@ WAIT_SECONDS = 2.0
 LOST_SECONDS = 10.0
 """Seconds for which capacity may be too small without cluster.wait_minutes: a machine may be
 counted twice or not at all while it is being replaced."""
+ADVICE = "lower train.processes or train.threads"
 
 
 class NoCapacity(UserError):  # noqa: N818 - a state of the cluster
@@ -64,51 +65,49 @@ def capacity_for(machines: Iterable[Mapping[str, float]], threads: int, *, gpu: 
     return processes
 
 
+def shortage(
+    train: TrainSection,
+    have: Sequence[Mapping[str, float]],
+    *,
+    gpu: bool,
+    where: str = "the cluster",
+    unit: str = "machine",
+) -> str:
+    """Why the training processes do not fit on machines, and what these have; empty if they fit."""
+    processes, threads = train.processes, train.threads
+    cpus = sum(machine.get("CPU", 0) for machine in have)
+    gpus = sum(machine.get("GPU", 0) for machine in have)
+    there = f"{where} has {plural(len(have), unit)} with {cpus:.0f} CPUs and {gpus:.0f} GPUs in all"
+    if gpu and gpus < processes:
+        return f"train.processes needs {processes} GPUs, but {there}"
+    if cpus < processes * threads:
+        return f"train.processes × train.threads needs {processes * threads} CPUs, but {there}"
+    fitting = capacity_for(have, threads, gpu=gpu)
+    if fitting < processes:
+        return (
+            f"{processes} processes with {threads} CPUs{' and a GPU' * gpu} each do not fit: a "
+            f"process needs them on one {unit}, and {there}, with room for {fitting}"
+        )
+    return ""
+
+
 def check_capacity(
     train: TrainSection,
     have: Sequence[Mapping[str, float]],
     *,
     gpu: bool,
     where: str = "the cluster",
-    advice: str = "lower train.processes or train.threads",
+    advice: str = ADVICE,
     unit: str = "machine",
 ) -> None:
-    """Raise NoCapacity, with the capacity of `where`, if the training processes do not fit."""
-    cpus = sum(machine.get("CPU", 0) for machine in have)
-    gpus = sum(machine.get("GPU", 0) for machine in have)
-    there = f"{where} has {plural(len(have), unit)} with {cpus:.0f} CPUs and {gpus:.0f} GPUs in all"
-    if gpu and gpus < train.processes:
-        raise NoCapacity(
-            "capacity", f"train.processes needs {train.processes} GPUs, but {there}; {advice}"
-        )
-    if cpus < train.processes * train.threads:
-        raise NoCapacity(
-            "capacity",
-            f"train.processes × train.threads needs {train.processes * train.threads} CPUs, but "
-            f"{there}; {advice}",
-        )
-    fitting = capacity_for(have, train.threads, gpu=gpu)
-    if fitting < train.processes:
-        raise NoCapacity(
-            "capacity",
-            f"{train.processes} processes with {train.threads} CPUs{' and a GPU' * gpu} each do "
-            f"not fit: a process needs them on one {unit}, and {there}, with room for {fitting}; "
-            f"{advice}",
-        )
-
-
-def missing(config: RunConfig, *, gpu: bool) -> NoCapacity | None:
-    """The error of check_capacity for the cluster as it is now, or None."""
-    try:
-        check_capacity(config.train, resources(), gpu=gpu)
-    except NoCapacity as error:
-        return error
-    return None
+    """Raise NoCapacity if the training processes do not fit on machines."""
+    if reason := shortage(train, have, gpu=gpu, where=where, unit=unit):
+        raise NoCapacity("capacity", f"{reason}; {advice}")
 
 
 def request_capacity(config: RunConfig, *, gpu: bool) -> bool:
     """Request missing machines from a cluster that grows by itself; whether any were missing."""
-    if not config.cluster.wait_minutes or missing(config, gpu=gpu) is None:
+    if not config.cluster.wait_minutes or not shortage(config.train, resources(), gpu=gpu):
         return False  # launch.py reports at once what is missing
     from ray.autoscaler.sdk import request_resources
 
@@ -127,8 +126,7 @@ def wait_for_capacity(
     minutes = plural(config.cluster.wait_minutes, "minute")
     end = time.monotonic() + 60 * config.cluster.wait_minutes
     announced = ""
-    while lacking := missing(config, gpu=gpu):
-        reason = str(lacking).rpartition("; ")[0]  # without the advice
+    while reason := shortage(config.train, resources(), gpu=gpu):
         if reason != announced:
             say(f"Waiting for up to {minutes}: {reason}.")
             announced = reason
@@ -186,13 +184,13 @@ class CapacityWatch:
         self._has_begun = at(self._sign).exists()
         try:
             is_on_gpu = self._config.train.device == "cuda"
-            error = None if self._has_begun else missing(self._config, gpu=is_on_gpu)
-        except RayError as problem:  # the end of the processes will show what is wrong
-            log.warning("cannot ask Ray for its machines: %s", problem)
-            error = None
-        if error is None:
+            reason = shortage(self._config.train, resources(), gpu=is_on_gpu)
+        except RayError as error:  # the end of the processes will show what is wrong
+            log.warning("cannot ask Ray for its machines: %s", error)
+            reason = ""
+        if self._has_begun or not reason:
             self._missing_since = 0.0
             return None
         self._missing_since = self._missing_since or now
         is_lost = now - self._missing_since > self._patience
-        return CapacityLost("capacity", str(error)) if is_lost else None
+        return CapacityLost("capacity", f"{reason}; {ADVICE}") if is_lost else None

@@ -14,8 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from elmwright.jobs.cluster.capacity import (
@@ -32,6 +31,7 @@ from elmwright.jobs.environment.machine_use import cores
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import plural
+from elmwright.pipeline.storage.files import at, join
 
 log = logging.getLogger("elmwright")
 
@@ -124,7 +124,7 @@ def machines_for(
             if is_requested:
                 wait_for_capacity(config, stopped, say, gpu=gpu)
             if not folder.remote:
-                _check_shared(Path(folder.root))
+                _check_shared(folder.root)
         yield
     finally:
         if is_requested:
@@ -226,18 +226,29 @@ def check_answers(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def _check_shared(root: Path) -> None:
-    """Refuse a cluster in which some machine does not see a probe file in run.dir."""
-    probe = root / f".probe-{uuid.uuid4().hex}"
-    probe.touch()
+@contextmanager
+def probe_file(folder: str) -> Iterator[str]:
+    """A temporary file in a run's folder, for other machines to look for."""
+    is_new = not at(folder).is_folder()
+    probe = join(folder, f".probe-{uuid.uuid4().hex}")
+    at(probe).write_bytes(b"")
     try:
-        answers = ask_machines(machines(), os.path.exists, str(probe))
+        yield probe
     finally:
-        probe.unlink()
+        at(probe).remove()
+        if is_new:
+            with suppress(OSError):
+                os.rmdir(folder)
+
+
+def _check_shared(folder: str) -> None:
+    """Refuse a cluster in which some machine does not see a probe file in run.dir."""
+    with probe_file(folder) as probe:
+        answers = ask_machines(machines(), os.path.exists, probe)
     others = [machine.address for machine, is_visible in answers if not is_visible]
     if others:
         raise UserError(
             "shared-path",
-            f"run.dir {root} is not visible on {', '.join(sorted(others))}; put it on storage that "
-            "every machine of the cluster mounts at the same path",
+            f"run.dir {folder} is not visible on {', '.join(sorted(others))}; put it on storage "
+            "that every machine of the cluster mounts at the same path",
         )

@@ -126,14 +126,13 @@ class Attempts:
 def _announced() -> Iterator[None]:
     """Write the number of this process into the hook's file while a driver is at work."""
     name = os.environ.get(DRIVER_FILE)
-    if not name:
-        yield
-        return
-    Path(name).write_text(str(os.getpid()))
+    if name:
+        Path(name).write_text(str(os.getpid()))
     try:
         yield
     finally:
-        Path(name).unlink(missing_ok=True)
+        if name:
+            Path(name).unlink(missing_ok=True)
 
 
 def stop_with_parent(parent: int) -> None:

@@ -3,18 +3,18 @@
 import os
 import platform
 import sys
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
+from elmwright.jobs.cluster.connection import probe_file
 from elmwright.jobs.runbook.submission import Submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.job import check_names, missing_dependencies
 from elmwright.jobs.tracking.check_server import check_server
 from elmwright.jobs.tracking.store import with_login
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.files import at, join
+from elmwright.pipeline.storage.files import at
 
 Finding = tuple[bool, str]
 """Whether something is as it should be, and a description of it."""
@@ -37,28 +37,10 @@ class Answer:
     """Findings about the MLflow server and the stores of the config."""
 
 
-@contextmanager
-def probing(folder: str) -> Iterator[str]:
-    """A temporary file in a run's folder, for other machines to look for; "" without a folder."""
-    if not folder:
-        yield ""
-        return
-    is_new = not at(folder).is_folder()
-    probe = join(folder, f".probe-{uuid.uuid4().hex}")
-    at(probe).write_bytes(b"")
-    try:
-        yield probe
-    finally:
-        at(probe).remove()
-        if is_new:
-            with suppress(OSError):
-                os.rmdir(folder)
-
-
 def check_machines(submission: Submission, ask: Callable[[str], list[Answer]]) -> list[Answer]:
     """The answers of machines; `ask` returns them, with whether each machine sees a probe file."""
     try:
-        with probing(submission.dir) as probe:
+        with probe_file(submission.dir) if submission.dir else nullcontext("") as probe:
             answers = ask(probe)
     except (UserError, OSError) as error:  # the folder cannot be written to
         answers = [replace(answer, sees=str(error)) for answer in ask("")]

@@ -18,8 +18,8 @@ from elmwright.jobs.cluster.capacity import (
     Machine,
     NoCapacity,
     capacity_for,
-    check_capacity,
     machines,
+    shortage,
 )
 from elmwright.jobs.cluster.connection import ask_machines, is_remote
 from elmwright.jobs.config.sections import RunConfig
@@ -115,15 +115,14 @@ def _check_gpus(config: RunConfig, folder: RunFolder, have: Sequence[Mapping[str
         if is_remote(config)
         else 'set train.device = "cpu"'
     )
-    try:
-        check_capacity(config.train, have, gpu=True, advice=advice)
-    except NoCapacity as lacking:
-        if past_device(folder) != "cuda":
-            raise
+    reason = shortage(config.train, have, gpu=True)
+    if reason and past_device(folder) == "cuda":
         raise Interrupted(
-            f"this run trains on GPUs, and {str(lacking).rpartition('; ')[0]}; it resumes when "
-            'they are there, or on CPUs if train.device is set to "cpu"'
-        ) from lacking
+            f"this run trains on GPUs, and {reason}; it resumes when they are there, or on CPUs if "
+            'train.device is set to "cpu"'
+        )
+    if reason:
+        raise NoCapacity("capacity", f"{reason}; {advice}")
 
 
 def _check_cuda(nodes: list[Machine]) -> None:

@@ -2,17 +2,19 @@
 
 import os
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import ray
 
+from elmwright.jobs.cluster import connection
 from elmwright.jobs.cluster.capacity import check_capacity
-from elmwright.jobs.cluster.connection import _check_shared
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.training.driver.launch import check_size
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
+from tests.support.mistakes import mistake
 from tests.support.tiny import elmwright, imported, write_config, write_text
 
 pytestmark = pytest.mark.slow(24)
@@ -108,16 +110,12 @@ def test_a_run_folder_that_other_machines_cannot_see(
     """Every node is really asked; here the only node answers for a folder it does not have."""
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
-        _check_shared(tmp_path)
+        connection._check_shared(str(tmp_path))
         assert not list(tmp_path.iterdir())
-        real = Path.touch
-        # The probe is written where the cluster's nodes do not look.
-        monkeypatch.setattr(
-            Path, "touch", lambda p, *a, **k: real(p.with_name(p.name + ".elsewhere"), *a, **k)
-        )
-        monkeypatch.setattr(Path, "unlink", lambda *_a, **_k: None)
-        with pytest.raises(UserError, match=r"is not visible on [\d.]+; put it on storage"):
-            _check_shared(tmp_path)
+        # As if the file were written where the cluster's nodes do not see it.
+        monkeypatch.setattr(connection, "probe_file", lambda _: nullcontext("/nowhere/probe"))
+        with mistake("shared-path", str(tmp_path)):
+            connection._check_shared(str(tmp_path))
     finally:
         ray.shutdown()
 

@@ -17,6 +17,7 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.submit.send import prepare
 from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 from tests.support.tiny_runs.started_run import start
 
 
@@ -52,7 +53,7 @@ def test_a_submitted_run_whose_folder_is_elsewhere_has_attempts_but_no_folder(
     folder, attempts = find_attempts("away")
     assert folder is None
     assert attempts[0].submission == sent
-    with pytest.raises(UserError, match="/nowhere/away cannot be seen from here"):
+    with mistake("run-missing", "/nowhere/away"):
         find_run("away")
 
 
@@ -110,15 +111,15 @@ def test_a_copy_of_a_submitted_run_never_acts_on_its_original(
     assert json.loads(capsys.readouterr().out)["dir"] == str(other)
 
 
-def test_names_of_no_run_get_the_nearest_one(project: Path) -> None:
+def test_unknown_run_is_refused_with_the_nearest_name(project: Path) -> None:
     with pytest.raises(UserError, match=r"no run 'tinny': .*; did you mean 'tiny'\?$"):
         find_run("tinny")
-    with pytest.raises(UserError, match=r"no run 'dmeo': .*; did you mean 'demo'\?$"):
+    with mistake("run-missing", "'dmeo'", "'demo'?"):
         find_attempts("dmeo")
-    with pytest.raises(UserError, match=r"the run of small has not been started.*elmwright run sm"):
+    with mistake("run-missing", "'elmwright run small'"):
         find_run("small")
     (project / "empty").mkdir()
-    with pytest.raises(UserError, match=r"empty is not a run's folder"):
+    with mistake("run-missing", "empty"):
         find_run("empty")
 
 
@@ -129,7 +130,7 @@ def test_a_run_in_use_is_seen_without_taking_its_lock(project: Path) -> None:
     with locked(folder):
         assert is_locked(lock)
         assert "process" in user_of(folder)
-        with pytest.raises(UserError, match="in use"), locked(folder):
+        with mistake("busy"), locked(folder):
             pass
     assert not is_locked(lock)
     assert user_of(folder) == ""
