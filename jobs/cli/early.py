@@ -24,7 +24,7 @@ from elmwright.pipeline.storage.files import at, join
 
 
 def check_text(source: str) -> None:
-    """Refuse a text that is not there, cannot be read, or is empty."""
+    """Refuse a text that does not exist, cannot be read, or is empty."""
     if is_stream(source):
         return
     if Path(source).is_dir():
@@ -35,7 +35,7 @@ def check_text(source: str) -> None:
 
 
 def check_file(path: str, what: str) -> None:
-    """Refuse a file that is not there; `what` is what it should be."""
+    """Refuse a file that does not exist; `what` describes it."""
     if not Path(path).is_file():
         raise UserError("file-missing", f"there is no {what} {path}; check the path")
 
@@ -75,7 +75,7 @@ def _check_registered(model: str) -> None:
 
 
 def check_database(uri: str) -> None:
-    """Refuse a SQLite file of MLflow that is not there: MLflow would create it."""
+    """Refuse an MLflow database (SQLite) that does not exist: MLflow would create it."""
     database = Path(uri.removeprefix("sqlite:///").partition("?")[0]).absolute()
     if not database.is_file():
         raise UserError("file-missing", f"there is no MLflow database {database}; check the path")
@@ -88,7 +88,7 @@ def _check_url(model: str) -> None:
 
 
 def _on_shelf(model: str) -> bool:
-    """Whether this is ROOT/NAME@ALIAS or ROOT/NAME/3 of a shelf that is there (plain_folder.py)."""
+    """Whether this is ROOT/NAME@ALIAS or ROOT/NAME/3 of an existing shelf (plain_folder.py)."""
     match = re.fullmatch(r"(.*?)/?([^/@]+)(?:@[\w-]+|/[0-9]+)", model)
     return match is not None and at(join(match[1] or ".", match[2], "index.json")).exists()
 
@@ -114,8 +114,8 @@ def _check_folder(folder: Path) -> None:
 
 
 def check_export(folder: RunFolder, step: str, output: str, force: bool) -> None:
-    """Refuse a checkpoint that is not there, and a bundle that is."""
-    if step != "best":  # that may have to be found out
+    """Refuse a checkpoint that does not exist, and a bundle that does."""
+    if step != "best":  # which may have to be evaluated first
         choose(list_scored(folder), step, folder)
     if not output and step in ("result", "latest"):
         check_folder_output(str(folder.bundle), force)
@@ -140,8 +140,7 @@ def check_split(corpus: str, split: str) -> None:
 
 
 def run_of(model: str) -> str:
-    """The folder of the run that a MODEL is; `UserError` if it is none, for then its corpus is not
-    known."""
+    """The folder of the run that a MODEL is; `UserError` if it is not a run: its corpus is unknown."""
     if at(model).is_url:
         if is_run_url(model):
             return model
@@ -156,8 +155,7 @@ def run_of(model: str) -> str:
 
 
 def check_verifiable(path: str, key: str | None) -> str:
-    """The path to verify, which may be given as a run's name or config; `UserError` if there is
-    nothing."""
+    """The path to verify, also for a run's name or config; `UserError` if it does not exist."""
     if key:
         check_file(key, "public key")
     if path.startswith("models:/"):
@@ -170,7 +168,7 @@ def check_verifiable(path: str, key: str | None) -> str:
 
 
 def check_folder_output(output: str, force: bool) -> None:
-    """Refuse a folder to write that is there already, or cannot be made."""
+    """Refuse an output folder that exists already or cannot be created."""
     target = Path(output).absolute()
     if target.exists() and not force:
         raise UserError(

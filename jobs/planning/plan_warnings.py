@@ -1,4 +1,4 @@
-"""What works, but perhaps not as the user thinks: the warnings of `elmwright check`."""
+"""The warnings of `elmwright check`: settings that work, but perhaps not as intended."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ SHORT_RUN = 10_000
 
 
 def warnings_of(plan: Plan) -> list[str]:
-    """A sentence for each setting to look at again; none for a config without any."""
+    """One sentence for each setting that deserves a second look."""
     config = plan.config
     warnings = (
         _cores_warning(config, plan.cores),
@@ -30,11 +30,11 @@ def warnings_of(plan: Plan) -> list[str]:
 
 
 def _cores_warning(config: RunConfig, cores: Cores) -> str:
-    wanted = cores.processes * cores.threads
-    if is_remote(config) or wanted <= cores.here or config.train.device == "cuda":
+    threads = cores.processes * cores.threads
+    if is_remote(config) or threads <= cores.here or config.train.device == "cuda":
         return ""
     return (
-        f"train.processes × train.threads = {wanted}, more than the {cores.here} cores here: "
+        f"train.processes × train.threads = {threads}, more than the {cores.here} cores here, so "
         "they wait for each other; lower one of them"
     )
 
@@ -42,13 +42,13 @@ def _cores_warning(config: RunConfig, cores: Cores) -> str:
 def _language_warning(config: RunConfig, sample: Sample | None) -> str:
     if not sample or not sample.languages:
         return ""
-    shares, wanted = sample.languages, config.corpus.languages
+    shares, codes = sample.languages, config.corpus.languages
     main = next(iter(shares))
-    if wanted:
-        share = sum(shares.get(code.partition("-")[0], 0.0) for code in wanted)
+    if codes:
+        share = sum(shares.get(code.partition("-")[0], 0.0) for code in codes)
         if share < config.corpus.language_threshold:
             return (
-                f"{share:.0%} of the sample is in corpus.languages = {list(wanted)}; most is "
+                f"only {share:.0%} of the sample is in corpus.languages = {list(codes)}; most is "
                 f"{name_of(main)}, which is dropped"
             )
     elif main != config.corpus.language.partition("-")[0] and shares[main] > 0.5:
@@ -61,7 +61,7 @@ def _language_warning(config: RunConfig, sample: Sample | None) -> str:
 
 
 def _heldout_warning(config: RunConfig, sample: Sample | None, text: TextSize) -> str:
-    """A share that is less than a document holds out a whole one."""
+    """For a held-out share that is less than one document, which is held out as a whole."""
     shares = [e for e in config.corpus.heldout.values() if isinstance(e, float) and e]
     if not shares or not sample or not text.bytes:
         return ""
@@ -69,7 +69,7 @@ def _heldout_warning(config: RunConfig, sample: Sample | None, text: TextSize) -
     if longest < 2 * min(shares):
         return ""
     return (
-        f"corpus.heldout asks for {min(shares):.1%} of the documents, but one document alone is "
+        f"corpus.heldout is {min(shares):.1%} of the documents, but one document alone is "
         f"{longest:.1%} of the text; corpus.cut_documents = 10000 cuts long ones into pieces"
     )
 
@@ -80,7 +80,7 @@ def _broken_warning(sample: Sample | None) -> str:
         return ""
     why = max(sample.broken, key=sample.broken.__getitem__)
     return (
-        f"{broken} of {sample.documents} documents of the sample cannot be read, most because "
+        f"{broken} of {sample.documents} documents of the sample cannot be read, mostly because "
         f"of: {why}"
     )
 
@@ -98,7 +98,7 @@ def _epochs_warning(config: RunConfig, tokens: int) -> str:
     if epochs > 30:
         return (
             f"the run reads the text {epochs:,.0f} times, which mostly memorises it; lower "
-            "train.max_steps or give more text"
+            "train.max_steps or add text"
         )
     return ""
 
@@ -121,13 +121,13 @@ def _bf16_warning(config: RunConfig) -> str:
         return ""
     if {"avx512_bf16", "amx_bf16"} & set(flags):
         return ""
-    return "train.bf16 is emulated on this processor, and slow; leave it off without a GPU"
+    return "train.bf16 is emulated on this processor, and slow; turn it off without a GPU"
 
 
 def _disk_warning(disk: Disk) -> str:
     if disk.needed <= disk.free:
         return ""
     return (
-        f"the whole run needs about {size(disk.needed)} of disk, and {size(disk.free)} are free "
-        f"in {disk.where}"
+        f"the whole run needs about {size(disk.needed)} of disk, but {disk.where} has "
+        f"{size(disk.free)} free"
     )

@@ -1,4 +1,4 @@
-"""`elmwright corpus CONFIG --sample N`: what the rules do, shown in seconds, nothing written."""
+"""`elmwright corpus CONFIG --sample N`: the effect of the rules on a few documents, in seconds."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from elmwright.pipeline.build.sample import try_rules
 from elmwright.pipeline.errors import UserError
 
 WIDTH = 160
-"""Characters of an example that are shown in a pipe or a file; on a terminal, a line of it."""
+"""Characters of an example in a pipe or a file; a terminal shows one line of it."""
 INDENT = 4
 
 
@@ -34,7 +34,7 @@ def show_sample(config: RunConfig, documents: int, *, as_json: bool) -> None:
     room = WIDTH if width is None else width - INDENT
     dropped = [(rule, examples[0]) for rule, examples in sample.examples.items() if examples]
     if dropped:
-        print("\nDropped, an example for each rule:")
+        print("\nDropped, with an example for each rule:")
     for rule, example in dropped:
         detail = f" ({example.detail})" if example.detail else ""
         tell(f"  {rule}{detail}")
@@ -45,12 +45,12 @@ def show_sample(config: RunConfig, documents: int, *, as_json: bool) -> None:
         for sentence in example.text.split("\n")[:2]:
             print(f"{' ' * INDENT}{_line(sentence, room)}")
     tell(
-        "\nNext: change a threshold (elmwright config --explain lists them) and look again, or "
-        "build the corpus: the same command without --sample."
+        "\nNext: change a threshold ('elmwright config --explain' lists them) and try again, or "
+        "build the corpus with the same command without --sample."
     )
 
 
 def _line(text: str, room: int) -> str:
-    """The beginning of a text on one line, nothing in it that a terminal would obey."""
+    """The beginning of a text on one line, without control characters."""
     plain = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
     return plain if cell_len(plain) <= room else f"{set_cell_size(plain, room - 1).rstrip()}…"

@@ -1,5 +1,5 @@
-"""Everything a person reads on the screen: sentences, tables, progress bars, and exit codes.
+"""Everything a user reads on the screen: sentences, tables, progress bars, and exit codes.
 
-Hands on a `Console` to write to and a `Stop` that says whether Ctrl-C or SIGTERM came. May import
-environment and what is below it.
+Gives a `Console` to write to and a `Stop` that reports Ctrl-C and SIGTERM. May import environment
+and the packages below it.
 """

@@ -70,7 +70,7 @@ def test_after_the_corpus_the_next_step_is_training(
     assert set(only.as_data()) == {"run", "dir", "config_sha256", "corpus"}
 
 
-def test_the_same_is_there_as_data(tmp_path: Path) -> None:
+def test_the_outcome_as_data_has_every_key(tmp_path: Path) -> None:
     data = outcome(tmp_path).as_data()
     assert set(data) == {
         "run",

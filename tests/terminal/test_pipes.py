@@ -52,7 +52,7 @@ def test_a_pipe_gets_plain_lines(name: str, tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_training_in_a_pipe_says_how_far_it_is_and_how_long_it_takes(tmp_path: Path) -> None:
+def test_training_in_a_pipe_prints_progress_and_time_left(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.terminal.scenes", "training", tmp_path],
         cwd=ROOT,
@@ -99,7 +99,9 @@ def test_sentences_are_broken_between_words_and_paths_stay_whole() -> None:
     assert wrap("short\n\nand short", 60) == "short\n\nand short"
 
 
-def test_paths_are_written_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_relative_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert nearby(tmp_path / "runs" / "demo") == "runs/demo"
     assert nearby("/elsewhere/runs") == "/elsewhere/runs"
@@ -158,7 +160,7 @@ def test_the_pace_is_that_of_the_last_minute() -> None:
     assert pace.left(510, 110.0) == pytest.approx(40, abs=1), "it counts down between signs of life"
 
 
-def test_the_pace_of_steps_forgives_a_slow_start_a_pause_and_counts_evaluations() -> None:
+def test_the_pace_of_steps_ignores_a_slow_start_and_a_pause_and_counts_evaluations() -> None:
     pace = StepPace(1000, 100)
     pace.begin(0.0, 0)
     now = 60.0  # the first step

@@ -45,7 +45,7 @@ def test_every_stage_is_seen_and_stays_as_one_line(frames: list[str]) -> None:
         assert len(re.findall(rf"(?m)^  ✓ {stage} ", last)) == 1, stage
 
 
-def test_training_shows_what_matters(frames: list[str]) -> None:
+def test_training_shows_time_left_perplexity_and_speed(frames: list[str]) -> None:
     training = [frame for frame in frames if re.search(r"(?m)^    training .* steps ", frame)]
     assert any("starting 2 processes" in frame for frame in training)
     assert any(re.search(r"steps +\d+ %  .*\d s left", frame) for frame in training)
@@ -74,7 +74,7 @@ def test_the_last_screen_says_what_was_made_how_good_it_is_and_what_is_next(
         assert part in last, part
 
 
-def test_nothing_odd_is_seen(frames: list[str]) -> None:
+def test_no_frame_has_wrong_plurals_tracebacks_or_codes(frames: list[str]) -> None:
     for frame in frames:
         assert max(map(len, frame.split("\n"))) <= COLUMNS
         for odd in (

@@ -100,7 +100,7 @@ def test_the_time_left_is_known_from_the_tenth_step_whatever_the_first_one_took(
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-def test_a_resumed_run_begins_where_it_is(columns: int, tmp_path: Path) -> None:
+def test_the_bar_of_a_resumed_run_starts_at_its_step(columns: int, tmp_path: Path) -> None:
     seen = play("resume", tmp_path, columns)
     frames = [
         seen.frame("resuming at step 200"),
@@ -183,7 +183,7 @@ def test_a_defect_before_there_is_a_run_is_in_a_file_of_the_cache(tmp_path: Path
     assert list((elsewhere / "own" / "errors").glob("*.txt"))
 
 
-def test_those_who_ask_for_it_see_the_traceback(tmp_path: Path) -> None:
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     command = [sys.executable, "-m", "tests.support.terminal.scenes", "failure", home]

@@ -19,7 +19,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def offered(home: Path, line: str) -> list[str]:
-    """What argcomplete answers to bash, which asks through the environment and descriptor 8."""
+    """The answer of argcomplete to bash, which uses the environment and descriptor 8."""
     read, write = os.pipe()
     command = f"exec 8>&{write}; exec {sys.executable} -m elmwright.jobs.cli"
     environment = {
@@ -65,7 +65,7 @@ def test_names_of_runs(home: Path, command: str) -> None:
     assert "tiny.toml" in found
 
 
-def test_folders_go_on(home: Path) -> None:
+def test_folders_and_options_are_completed(home: Path) -> None:
     assert offered(home, "elmwright status runs/") == ["runs/tiny/"]
     assert "--dry-run" in offered(home, "elmwright prune tiny --d")
 

@@ -243,7 +243,7 @@ with stop_signals() as stop:
 """
 
 
-def test_work_that_saves_is_asked_first_and_says_so_right_away() -> None:
+def test_work_that_saves_confirms_a_signal_at_once() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         process = subprocess.Popen(
             [sys.executable, "-c", SAVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -367,7 +367,7 @@ os.kill(os.getpid(), signal.SIGINT)
     ("outside", "expected"),
     [(False, (0, "")), (True, (75, "stopped: interrupted; nothing is lost\n"))],
 )
-def test_an_interrupt_that_nobody_catches_and_one_at_the_very_end_lose_no_output(
+def test_an_uncaught_interrupt_and_one_at_the_very_end_lose_no_output(
     outside: bool, expected: tuple[int, str]
 ) -> None:
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Wrong input is said before torch, Ray or MLflow is loaded."""
+"""Wrong input is reported before torch, Ray or MLflow is loaded."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from elmwright.jobs.cli.command import main
 from elmwright.jobs.cli.early import check_model, run_of
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.runbook.find_corpus import corpus_of
-from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 from tests.support.random_model import write_random_model
 from tests.support.tiny import write_config
 from tests.support.tiny_runs.started_run import start
@@ -24,15 +24,17 @@ pytestmark = pytest.mark.slow(33)
 HEAVY = ("torch", "ray", "mlflow", "pyarrow", "h5py", "sentencepiece", "pandas")
 PROBE = f"""
 import json, os, sys
-from elmwright.jobs.cli.command import main
+from elmwright.jobs.cli import command
+exit_code = command.exit_code
+command.exit_code = lambda work, as_json: exit_code(work, as_json=True)  # with the error's code
 for line in sys.stdin:
     arguments, out, err = json.loads(line)
-    child = os.fork()  # a process of its own for each command, without starting Python again
+    child = os.fork()  # one process per command, without starting Python again
     if child == 0:
         os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT), 1)
         os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT), 2)
         try:
-            code = main(arguments)
+            code = command.main(arguments)
         except SystemExit as stop:
             code = stop.code
         print(code, *(name for name in {HEAVY!r} if name in sys.modules), flush=True)
@@ -58,57 +60,56 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MISTAKES = [
-    (["embed", "nothing", "text.txt", "-o", "out.hdf5"], "no model folder 'nothing'"),
-    (["embed", "tinny", "text.txt", "-o", "out.hdf5"], "did you mean 'tiny'?"),
-    (["embed", "runs", "text.txt", "-o", "out.hdf5"], "holds no model"),
-    (["embed", "tiny", "text.txt", "-o", "out.hdf5"], "has no bundle and no checkpoint yet"),
-    (["embed", "model", "missing.txt", "-o", "out.hdf5"], "missing.txt cannot be read"),
-    (["embed", "model", "empty.txt", "-o", "out.hdf5"], "empty.txt is empty"),
-    (["embed", "model", "runs", "-o", "out.hdf5"], "runs is a folder"),
-    (["embed", "model", "text.txt", "-o", "taken.hdf5"], "exists already"),
-    (["embed", "model", "text.txt", "-o", "no/where.hdf5"], "no folder"),
-    (["embed", "model", "text.txt", "-o", "out.xyz"], "ends in none of"),
-    (["embed", "model", "text.txt", "-o", "out.npz", "--mix", "a,b"], "not a list of numbers"),
-    (["embed", "model", "text.txt", "-o", "out.npz", "--cache", "nix"], "no table"),
-    (["embed", "models:/x@y", "text.txt", "-o", "out.npz"], "which registry?"),
-    (["embed", "models:/x", "text.txt", "-o", "out.npz"], "is not models:/NAME@ALIAS"),
-    (["fill-cache", "nothing", "-o", "t"], "no model folder"),
-    (["fill-cache", "model", "-o", "t", "--words", "nix"], "no word list nix"),
-    (["score", "nothing", "text.txt"], "no model folder"),
-    (["score", "model", "missing.txt"], "cannot be read"),
-    (["score", "model", "text.txt", "-o", "out.csv"], "ends neither in .tsv nor in .jsonl"),
-    (["score", "model", "text.txt", "--require-signature", "nix.pub"], "no public key nix.pub"),
-    (["neighbours", "model", "--word", "a", "--in", "b"], "'a' is not a word of the sentence"),
-    (["neighbours", "model", "--word", "a", "--in", "a"], "--corpus must name the corpus"),
-    (["neighbors", "model", "--word", "a", "--in", "a", "--corpus", "nix"], "no run 'nix'"),
-    (["eval", "nothing", "--corpus", "tiny"], "no model folder"),
-    (["eval", "model"], "--corpus must name the corpus"),
-    (["eval", "model", "--corpus", "tiny"], "has no finished corpus yet"),
-    (["eval", "model", "--corpus", "nix"], "no run 'nix'"),
-    (["verify", "nix"], "no run 'nix'"),
-    (["verify", "model", "--key", "nix.pub"], "no public key"),
-    (["export", "nix"], "no run 'nix'"),
-    (["export", "tiny"], "has no checkpoints"),
-    (["export", "bad.toml", "--step", "3"], "did you mean train.max_steps?"),
-    (["export", "tiny", "-o", "model"], "exists already"),
-    (["publish", "tiny"], "has no bundle yet"),
-    (["publish", "nix"], "no run 'nix'"),
-    (["versions", "demo"], "which registry?"),
-    (["versions", "demo", "--to", "sqlite:///no/mlflow.db"], "no MLflow database"),
-    (["promote", "demo", "x", "--alias", "c"], "not the number of a version"),
-    (["promote", "demo", "1", "--alias", "c", "--on", "nix.txt"], "nix.txt cannot be read"),
-    (["rollback", "demo", "--alias", "v1"], "looks like a version"),
-    (["checkpoints", "tiny"], "has no checkpoints"),
-    (["status", "nix"], "no run 'nix'"),
-    (["logs", "nix"], "no run 'nix'"),
-    (["prune", "nix"], "no run 'nix'"),
-    (["run", "dmeo"], "did you mean 'demo'?"),
-    (["run", "tinny.toml"], "did you mean 'tiny.toml'?"),
-    (["run", "bad.toml"], "did you mean train.max_steps?"),
-    (["run", "tiny.toml"], "nothere-*.txt"),
-    (["config", "--recipe", "smal"], "did you mean 'small'?"),
-    (["submit", "nix.toml", "--to", "local"], "no config file 'nix.toml'"),
-    (["trian", "demo"], "did you mean 'train'?"),
+    ("embed nothing text.txt -o out.hdf5", "model-missing", "'nothing'"),
+    ("embed tinny text.txt -o out.hdf5", "model-missing", "'tiny'?"),
+    ("embed runs text.txt -o out.hdf5", "model-missing", "runs"),
+    ("embed tiny text.txt -o out.hdf5", "model-missing", "runs/tiny"),
+    ("embed model missing.txt -o out.hdf5", "file-missing", "missing.txt"),
+    ("embed model empty.txt -o out.hdf5", "no-text", "empty.txt"),
+    ("embed model runs -o out.hdf5", "argument", "runs"),
+    ("embed model text.txt -o taken.hdf5", "output", "taken.hdf5"),
+    ("embed model text.txt -o no/where.hdf5", "file-missing", "where.hdf5"),
+    ("embed model text.txt -o out.xyz", "argument", "out.xyz"),
+    ("embed model text.txt -o out.npz --mix a,b", "argument", "--mix a,b"),
+    ("embed model text.txt -o out.npz --cache nix", "file-missing", "nix"),
+    ("embed models:/x@y text.txt -o out.npz", "run-missing", "MLFLOW_TRACKING_URI"),
+    ("embed models:/x text.txt -o out.npz", "argument", "models:/NAME@ALIAS"),
+    ("fill-cache nothing -o t", "model-missing", "'nothing'"),
+    ("fill-cache model -o t --words nix", "file-missing", "nix"),
+    ("score nothing text.txt", "model-missing", "'nothing'"),
+    ("score model missing.txt", "file-missing", "missing.txt"),
+    ("score model text.txt -o out.csv", "argument", "out.csv"),
+    ("score model text.txt --require-signature nix.pub", "file-missing", "nix.pub"),
+    ("neighbours model --word a --in b", "argument", "'a'"),
+    ("neighbours model --word a --in a", "argument", "--corpus"),
+    ("neighbors model --word a --in a --corpus nix", "run-missing", "'nix'"),
+    ("eval nothing --corpus tiny", "model-missing", "'nothing'"),
+    ("eval model", "argument", "--corpus"),
+    ("eval model --corpus tiny", "corpus-missing", "runs/tiny"),
+    ("eval model --corpus nix", "run-missing", "'nix'"),
+    ("verify nix", "run-missing", "'nix'"),
+    ("verify model --key nix.pub", "file-missing", "nix.pub"),
+    ("export nix", "run-missing", "'nix'"),
+    ("export tiny", "checkpoint-missing", "runs/tiny"),
+    ("export bad.toml --step 3", "setting", "train.max_steps?"),
+    ("export tiny -o model", "output", "model"),
+    ("publish tiny", "model-missing", "runs/tiny"),
+    ("publish nix", "run-missing", "'nix'"),
+    ("versions demo", "run-missing", "MLFLOW_TRACKING_URI"),
+    ("versions demo --to sqlite:///no/mlflow.db", "file-missing", "no/mlflow.db"),
+    ("promote demo x --alias c", "argument", "'x'"),
+    ("promote demo 1 --alias c --on nix.txt", "file-missing", "nix.txt"),
+    ("rollback demo --alias v1", "argument", "'v1'"),
+    ("checkpoints tiny", "checkpoint-missing", "runs/tiny"),
+    ("status nix", "run-missing", "'nix'"),
+    ("logs nix", "run-missing", "'nix'"),
+    ("prune nix", "run-missing", "'nix'"),
+    ("run dmeo", "file-missing", "'demo'?"),
+    ("run tinny.toml", "file-missing", "'tiny.toml'?"),
+    ("run bad.toml", "setting", "train.max_steps?"),
+    ("run tiny.toml", "file-missing", "nothere-*.txt"),
+    ("config --recipe smal", "file-missing", "'small'?"),
+    ("submit nix.toml --to local", "file-missing", "'nix.toml'"),
 ]
 
 
@@ -129,23 +130,23 @@ def prober(home: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-@pytest.mark.parametrize(("arguments", "words"), MISTAKES)
-def test_a_mistake_is_said_before_anything_is_loaded(
-    prober: subprocess.Popen[str], tmp_path: Path, arguments: list[str], words: str
+@pytest.mark.parametrize(("line", "code", "name"), MISTAKES)
+def test_a_mistake_is_reported_before_anything_is_loaded(
+    prober: subprocess.Popen[str], tmp_path: Path, line: str, code: str, name: str
 ) -> None:
     assert prober.stdin is not None
     assert prober.stdout is not None
     out, err = tmp_path / "out", tmp_path / "err"
-    prober.stdin.write(json.dumps([arguments, str(out), str(err)]) + "\n")
+    prober.stdin.write(json.dumps([line.split(), str(out), str(err)]) + "\n")
     prober.stdin.flush()
     prober.stdout.readline()
-    assert words in err.read_text()
-    (line,) = err.read_text().splitlines()
-    assert line.startswith("error: ")
-    code, *loaded = out.read_text().splitlines()[-1].split()
+    error = json.loads(err.read_text())["error"]
+    assert error["code"] == code, error
+    assert name in error["message"]
+    number, *loaded = out.read_text().splitlines()[-1].split()
     # Finding the files of a run's sources is the readers' business, and they need it.
-    allowed = {"pyarrow"} if arguments[0] == "run" else set()
-    assert (code, set(loaded) - allowed) == ("2", set())
+    allowed = {"pyarrow"} if line.startswith("run ") else set()
+    assert (number, set(loaded) - allowed) == ("2", set())
 
 
 def test_the_corpus_of_a_run_a_folder_or_a_name(
@@ -155,9 +156,9 @@ def test_the_corpus_of_a_run_a_folder_or_a_name(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "x").symlink_to(trained)
     assert corpus_of(str(corpus)) == str(corpus)
-    for said in (str(trained), "x", "runs/x"):
-        assert Path(corpus_of(said), "MANIFEST.json").is_file()
-    with pytest.raises(UserError, match="no finished corpus"):
+    for run in (str(trained), "x", "runs/x"):
+        assert Path(corpus_of(run), "MANIFEST.json").is_file()
+    with mistake("corpus-missing", str(tmp_path)):
         corpus_of(str(tmp_path))
 
 
@@ -182,20 +183,20 @@ def test_a_folder_that_cannot_be_written(home: Path, capsys: pytest.CaptureFixtu
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_folder_that_holds_nothing_does_not_hide_a_run_of_its_name(
+def test_a_folder_without_a_model_does_not_hide_a_run_of_its_name(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
     (home / "tiny").mkdir()
     try:
         (home / "tiny" / "notes.txt").write_text("of the user")
-        with pytest.raises(UserError, match=r"run .*runs/tiny has no bundle and no checkpoint yet"):
+        with mistake("model-missing", "runs/tiny"):
             check_model("tiny")
-        with pytest.raises(UserError, match="run runs/tiny has no bundle and no checkpoint yet"):
+        with mistake("model-missing", "runs/tiny"):
             resolve("tiny")
         assert run_of("tiny") == str(home / "runs" / "tiny")
         write_random_model(home / "tiny" / "model")
-        with pytest.raises(UserError, match="holds no model"):
+        with mistake("model-missing", "tiny"):
             check_model("./tiny")
         for file in (home / "model").iterdir():
             shutil.copy(file, home / "tiny")

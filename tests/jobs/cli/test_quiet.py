@@ -17,7 +17,7 @@ from tests.support.tiny import write_config, write_text
 from tests.support.tiny_runs.shown_run import write_run
 
 
-def test_a_quiet_console_says_only_warnings_and_results(
+def test_a_quiet_console_prints_only_warnings_and_results(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
@@ -32,7 +32,7 @@ def test_a_quiet_console_says_only_warnings_and_results(
 
 
 @pytest.mark.parametrize("command", ["run", "corpus", "train", "export", "publish"])
-def test_commands_that_do_stages_hand_it_on(
+def test_commands_that_run_stages_pass_quiet_on(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -43,7 +43,7 @@ def test_commands_that_do_stages_hand_it_on(
         assert asked.pop()["brief"] is brief
 
 
-def test_a_run_says_only_what_came_out(
+def test_a_quiet_run_prints_only_its_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for stage in workflow.ALL_STAGES:
@@ -61,7 +61,7 @@ def test_a_run_says_only_what_came_out(
     assert (said.out, said.err) == (whole.partition("\n\n")[2], "")
 
 
-def test_export_says_only_what_it_wrote(
+def test_a_quiet_export_prints_only_its_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def export_run(*_: object, progress: Progress, **__: object) -> tuple[str, str]:
@@ -81,7 +81,9 @@ def test_export_says_only_what_it_wrote(
     assert "writing bundle" in said.err
 
 
-def test_embed_says_only_what_it_wrote(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_quiet_embed_prints_only_its_result(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     model = write_random_model(tmp_path / "model")
     (tmp_path / "text.txt").write_text("The cat sees the dog .\n")
     command = ["embed", str(model), str(tmp_path / "text.txt"), "-o", str(tmp_path / "o.npz")]

@@ -43,7 +43,7 @@ def test_a_sample_takes_documents_from_many_files(tmp_path: Path, capsys) -> Non
     assert len({example["source"] for example in sample["kept"]}) > 1
 
 
-def test_a_sample_of_nothing_is_a_mistake(tmp_path: Path, capsys) -> None:
+def test_a_sample_of_no_documents_is_refused(tmp_path: Path, capsys) -> None:
     config = write_config(tmp_path, write_text(tmp_path / "text.txt", 3))
     assert main(["corpus", str(config), "--sample", "0"]) == 2
     assert "give a number of documents" in capsys.readouterr().err

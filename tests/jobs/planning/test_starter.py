@@ -81,7 +81,7 @@ def test_an_existing_file_is_overwritten_only_by_force(tmp_path: Path) -> None:
     assert load_config(str(file)).corpus.sources[0].path == str(text)
 
 
-def test_without_a_source_the_folder_text_is_taken_or_named(
+def test_without_a_source_the_folder_text_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""One voice: sentences and bars for the user, everything else in the log."""
+"""Sentences and bars for the user, everything else in the log."""
 
 import os
 import pty
@@ -23,7 +23,7 @@ with console_for_run(Path(sys.argv[1])) as console:
 NOISE = ("a library prints", "a library warns", "C++ shouts", "a library logs")
 
 
-def test_noise_goes_to_the_log_and_sentences_to_the_user(tmp_path: Path) -> None:
+def test_output_of_libraries_goes_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(log)], capture_output=True, text=True, check=True
@@ -38,7 +38,7 @@ def test_noise_goes_to_the_log_and_sentences_to_the_user(tmp_path: Path) -> None
     assert "All sheep are counted." in text
 
 
-def test_a_terminal_gets_a_live_display_without_the_noise(tmp_path: Path) -> None:
+def test_a_terminal_gets_a_live_display_without_output_of_libraries(tmp_path: Path) -> None:
     log = tmp_path / "log"
     main, end = pty.openpty()
     process = subprocess.Popen(
@@ -67,8 +67,8 @@ def test_a_terminal_gets_a_live_display_without_the_noise(tmp_path: Path) -> Non
         assert noise in log.read_text()
 
 
-def test_a_listener_who_leaves_does_not_end_the_run(tmp_path: Path) -> None:
-    """As in `elmwright run … | head -1`: the work goes on and the log has everything."""
+def test_a_closed_pipe_does_not_end_the_run(tmp_path: Path) -> None:
+    """As in `elmwright run … | head -1`: the work continues and the log has everything."""
     log = tmp_path / "log"
     reading, writing = os.pipe()
     os.close(reading)
@@ -83,7 +83,7 @@ def test_a_listener_who_leaves_does_not_end_the_run(tmp_path: Path) -> None:
     assert "All sheep are counted." in log.read_text()
 
 
-def test_a_log_on_a_full_disk_does_not_hide_what_happened(tmp_path: Path) -> None:
+def test_a_log_on_a_full_disk_does_not_hide_an_exception(tmp_path: Path) -> None:
     """What a library has printed is still in Python's buffer, and cannot be written."""
     script = """
 import sys

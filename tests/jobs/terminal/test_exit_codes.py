@@ -34,7 +34,7 @@ def work(error: BaseException) -> int:
 
 
 @pytest.mark.parametrize(("error", "number", "_code", "sentence"), ENDINGS)
-def test_a_person_reads_one_sentence(
+def test_a_user_reads_one_sentence(
     error: BaseException, number: int, _code: str, sentence: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(lambda: work(error)) == number
@@ -67,7 +67,7 @@ def test_a_defect_has_the_code_unexpected(
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_no_secret_is_told(capfd: pytest.CaptureFixture[str], as_json: bool) -> None:
+def test_no_secret_is_printed(capfd: pytest.CaptureFixture[str], as_json: bool) -> None:
     error = UserError("tracking-server", "nothing at http://me:planted-word@host")
     assert exit_code(lambda: work(error), as_json=as_json) == 2
     said = capfd.readouterr().err
@@ -84,6 +84,6 @@ def test_json_of_a_command_that_fails_is_on_standard_error(
     assert said.out == ""
 
 
-def test_behind_two_dashes_json_is_a_name(capfd: pytest.CaptureFixture[str]) -> None:
+def test_after_two_dashes_json_is_a_name(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--", "--json"]) == 2
     assert capfd.readouterr().err.startswith("error: there is no config file '--json'")
