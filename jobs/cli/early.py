@@ -140,7 +140,7 @@ def check_split(corpus: str, split: str) -> None:
 
 
 def run_of(model: str) -> str:
-    """The folder of the run that a MODEL is; `UserError` if it is not a run: its corpus is unknown."""
+    """The folder of the run that a MODEL is; `UserError` if it is not a run."""
     if at(model).is_url:
         if is_run_url(model):
             return model
