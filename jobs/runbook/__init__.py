@@ -1,5 +1,5 @@
-"""Which run a user means, and where each submitted run went.
+"""Which run a user means, and where each submitted run was sent.
 
-Hands on a `RunFolder` for a name, a `Target` for `--to`, and `Submission` and `Job` for what was
-sent. Asks no cluster. May import rundir and what is below it.
+Provides a `RunFolder` for a name, a `Target` for `--to`, and the `Submission` and `Job` of a run
+that was sent. Contacts no cluster. May import rundir and what is below it.
 """

@@ -7,7 +7,7 @@ from elmwright.pipeline.storage.files import at, join
 
 
 def corpus_of(text: str) -> str:
-    """The corpus folder that is meant by a corpus folder, a URL, or a RUN."""
+    """The corpus folder, given as a folder, a URL, or a RUN."""
     if at(join(text, "MANIFEST.json")).exists() and not at(join(text, "state.json")).exists():
         return text
     if at(join(text, "corpus", "MANIFEST.json")).exists():

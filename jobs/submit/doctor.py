@@ -31,7 +31,7 @@ from elmwright.jobs.submit.machine_check import Answer, Finding, check_machines,
 from elmwright.jobs.submit.send import prepare
 from elmwright.jobs.submit.targets.kinds import place_class
 from elmwright.jobs.submit.targets.kubernetes import Kubernetes
-from elmwright.jobs.submit.targets.kubernetes_objects import filled
+from elmwright.jobs.submit.targets.kubernetes_objects import config_map_usage
 from elmwright.jobs.submit.targets.place import Unreachable, last_line, unpack
 from elmwright.jobs.submit.targets.ray_jobs import RayCluster, check_nodes, pack
 from elmwright.jobs.submit.targets.ray_token import find_token
@@ -229,7 +229,7 @@ def _examine_kubernetes(target: Target, config: RunConfig | None) -> Iterator[Fi
         else:
             yield False, f"{kind} {name} is not there; create it in namespace {target.namespace}"
     submission = _submission(target, config)
-    yield True, filled(pack(submission)[1])
+    yield True, config_map_usage(pack(submission)[1])
     if config is not None:
         place.check(submission)
         yield True, "the target asks for enough for the config"

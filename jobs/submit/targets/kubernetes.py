@@ -26,7 +26,7 @@ from elmwright.jobs.submit.targets.kubernetes_objects import (
     LABEL,
     NEARLY_FULL,
     RayJob,
-    filled,
+    config_map_usage,
     label_of,
     object_name,
     render,
@@ -72,7 +72,7 @@ class Kubernetes(Place):
         config = submission.read_config()
         check_paths(submission, config)
         content = pack(submission)[1]
-        share = filled(content)
+        share = config_map_usage(content)
         if len(content) >= NEARLY_FULL * CONFIG_MAP_BYTES:
             print(f"note: {share}", file=sys.stderr)
         workers, cpus = job_size(submission)
@@ -116,7 +116,7 @@ class Kubernetes(Place):
         return ""
 
     def describe(self, submission: Submission) -> str:
-        print(f"note: {filled(pack(submission)[1])}", file=sys.stderr)
+        print(f"note: {config_map_usage(pack(submission)[1])}", file=sys.stderr)
         return render(submission).as_json()
 
     def submit(self, submission: Submission) -> RayJobHandle:

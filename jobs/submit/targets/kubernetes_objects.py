@@ -1,7 +1,7 @@
 """The objects of the target `k8s`: a KubeRay RayJob, and a ConfigMap with the package it ships.
 
-The ConfigMap takes 1 MiB, and the package is about half of that (`filled`). Every pod mounts it,
-and Ray unpacks it from there, so no image has to be built for a changed line. Both fit the files in
+The ConfigMap takes 1 MiB, and the package is about half of that. Every pod mounts it, and Ray
+unpacks it from there, so no image has to be built for a changed line. Both fit the files in
 `infra/kubernetes`: a namespace that enforces restricted pods, `/runs` on every node, a token for
 Ray, and the store's credentials as a mounted file.
 
@@ -68,7 +68,7 @@ def label_of(run: str) -> str:
     return run[:63].strip("._-")
 
 
-def filled(content: bytes) -> str:
+def config_map_usage(content: bytes) -> str:
     """How much of a ConfigMap the package fills, in words; raises UserError if it does not fit."""
     size = f"code and config are {len(content):,} bytes"
     if len(content) > CONFIG_MAP_BYTES:
@@ -96,7 +96,7 @@ class Objects:
 def render(submission: Submission) -> Objects:
     """The ConfigMap and the RayJob of a submission."""
     package, content = pack(submission)
-    filled(content)
+    config_map_usage(content)
     metadata = {
         "name": object_name(submission.id),
         "namespace": submission.target.namespace,
@@ -262,7 +262,7 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
 
 @dataclass(frozen=True)
 class RayJob:
-    """A RayJob of the cluster; a word that KubeRay has not filled in is empty."""
+    """A RayJob of the cluster; a word that KubeRay has not set is empty."""
 
     name: str
     run: str

@@ -2,8 +2,8 @@
 
     python -m elmwright.jobs.submit.targets.network_address ib0
 
-Slurm's batch script asks every machine of a job, because Ray itself takes the address of the
-default route, which on a machine with a fast network is often the slow one.
+Slurm's batch script runs this on every machine of a job, because Ray itself takes the address of
+the default route, which is often not that of the fast network.
 """
 
 import fcntl
@@ -25,11 +25,11 @@ def address_of(interface: str) -> str:
             request = struct.pack("256s", interface.encode()[:15])
             answer = fcntl.ioctl(probe.fileno(), GET_ADDRESS, request)
         except OSError as error:
-            there = ", ".join(name for _, name in socket.if_nameindex())
+            names = ", ".join(name for _, name in socket.if_nameindex())
             raise UserError(
                 "target",
                 f"interface {interface!r} has no IPv4 address on {platform.node()} "
-                f"({error.strerror}; there are {there}); change interface of the target",
+                f"({error.strerror}; there are {names}); change interface of the target",
             ) from None
     return socket.inet_ntoa(answer[20:24])
 

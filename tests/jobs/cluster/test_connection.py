@@ -47,7 +47,7 @@ def test_a_refused_token_names_every_place_for_it(monkeypatch: pytest.MonkeyPatc
     assert "RAY_AUTH_TOKEN_PATH" in sentence
 
 
-def test_anything_else_keeps_its_first_line() -> None:
+def test_other_errors_keep_their_first_line() -> None:
     sentence = why_unreachable("h:1", ConnectionError("refused\nmore"))
     assert "cannot connect to the Ray cluster at h:1 (refused)" in sentence
 
@@ -108,7 +108,7 @@ def test_a_cluster_that_is_coming_up_is_tried_again_if_it_may_take_time(
     assert tried == ["auto"] * 3
 
 
-def test_a_wish_to_stop_ends_the_waiting_for_a_cluster(
+def test_stop_request_ends_the_wait_for_a_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Ray takes SIGTERM for itself when it connects, and would end the driver with exit 15."""
@@ -162,7 +162,7 @@ def test_machines_that_do_not_come_in_time_end_the_run_as_resumable(
 
 
 @pytest.mark.parametrize("stopping", [False, True])
-def test_ray_is_not_shut_down_under_a_thread_that_still_speaks_to_it(
+def test_ray_is_not_shut_down_while_a_thread_still_uses_it(
     stopping: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray would end the process with a code of its own before the last sentence is said."""

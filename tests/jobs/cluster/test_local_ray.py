@@ -58,7 +58,7 @@ def test_a_slow_start_is_tried_again_and_leaves_nothing_running(slow: Any) -> No
         assert process.wait(timeout=60) == -9
 
 
-def test_a_ray_that_never_starts_is_a_sentence_with_the_place_of_its_logs(slow: Any) -> None:
+def test_failed_start_of_ray_names_its_logs(slow: Any) -> None:
     slow(*[TIMED_OUT] * local_ray.TRIES)
     with pytest.raises(Interrupted) as told:
         start_local_ray(2)
@@ -68,14 +68,14 @@ def test_a_ray_that_never_starts_is_a_sentence_with_the_place_of_its_logs(slow: 
     assert "\n" not in sentence
 
 
-def test_a_wish_to_stop_ends_the_tries(slow: Any) -> None:
+def test_stop_request_ends_the_tries(slow: Any) -> None:
     ray = slow(*[TIMED_OUT] * local_ray.TRIES)
     with pytest.raises(Interrupted, match="while Ray was starting"):
         start_local_ray(2, stopped=lambda: True)
     assert ray.tries == 1
 
 
-def test_a_full_disk_is_said_and_not_tried_again(slow: Any) -> None:
+def test_full_disk_is_reported_and_not_tried_again(slow: Any) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/full/disk")
     ray = slow(full, TIMED_OUT)
     with mistake("disk-full", "/full"):
@@ -117,7 +117,7 @@ def test_the_function_that_is_given_more_time_is_the_one_that_ray_waits_in() -> 
     assert "ray._private.services.get_node(" in inspect.getsource(node.Node.__init__)
 
 
-def test_what_else_was_started_here_is_left_alone(slow: Any) -> None:
+def test_failed_start_ends_only_processes_of_ray(slow: Any) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         slow(TIMED_OUT)

@@ -44,7 +44,7 @@ def test_every_command_lets_waiting_threads_sleep_before_torch_is_loaded() -> No
 
 
 @pytest.mark.parametrize("name", WAITING)
-def test_who_has_said_how_threads_wait_keeps_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_policy_of_the_user_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "1")
     assert main(["config"]) == 0
     assert {n: os.environ[n] for n in WAITING if n in os.environ} == {name: "1"}
@@ -67,7 +67,7 @@ def test_threads_are_as_many_as_the_container_may_use(
     assert os.environ.get(THREADS) == (None if expected == 4 else str(expected))
 
 
-def test_a_number_of_threads_that_the_user_has_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_threads_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(THREADS, "3")
     share_machine()
     with starting_ray():

@@ -57,7 +57,7 @@ def test_a_submitted_run_whose_folder_is_elsewhere_has_attempts_but_no_folder(
         find_run("away")
 
 
-def test_what_is_here_comes_before_what_was_submitted_from_elsewhere(
+def test_run_in_this_folder_comes_before_a_submitted_one(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submitted(project / "tiny.toml", 'run.dir="/elsewhere/tiny"')
@@ -67,7 +67,7 @@ def test_what_is_here_comes_before_what_was_submitted_from_elsewhere(
     assert "the submitted run 'tiny' is in /elsewhere/tiny" in capsys.readouterr().err
 
 
-def test_an_attempt_that_waits_for_its_turn_belongs_to_the_folder_too(project: Path) -> None:
+def test_queued_attempt_belongs_to_the_folder(project: Path) -> None:
     sent = submitted(project / "tiny.toml")
     for said in ("tiny", "runs/tiny", "tiny.toml"):
         assert [job.submission.id for job in find_attempts(said)[1]] == [sent.id]
@@ -136,7 +136,7 @@ def test_a_run_in_use_is_seen_without_taking_its_lock(project: Path) -> None:
     assert user_of(folder) == ""
 
 
-def test_a_lock_of_another_machine_is_asked_for(project: Path) -> None:
+def test_lock_last_held_by_another_machine_is_tried(project: Path) -> None:
     folder = find_run("tiny")
     lock = Path(folder.root, "run.lock")
     with locked(folder):

@@ -20,7 +20,7 @@ def test_an_address_is_a_ray_cluster() -> None:
     assert find_target("local").kind == "local"
 
 
-def test_a_name_stands_for_what_the_users_file_says(config_home: Path) -> None:
+def test_named_target_comes_from_the_users_file(config_home: Path) -> None:
     config_home.write_text(
         '[lab]\nkind = "ray"\naddress = "https://head.lab:8265"\nsecrets = ["TOKEN_OF_LAB"]\n'
         '[night]\nkind = "slurm"\npartition = "gpu"\nnodes = 2\nlines = ["module load python"]\n'
@@ -88,7 +88,7 @@ def test_every_way_slurm_writes_a_time_is_taken(config_home: Path, time: str) ->
     assert find_target("lab").time == time
 
 
-def test_a_job_is_reached_as_the_file_says_now_and_no_token_goes_astray(config_home: Path) -> None:
+def test_address_and_token_file_of_a_job_follow_the_users_file(config_home: Path) -> None:
     sent = Target("ray", name="lab", address="http://old:8265", token_file="/old")  # noqa: S106
     config_home.write_text(
         '[lab]\nkind = "ray"\naddress = "http://old:8265"\ntoken_file = "/new"\n'

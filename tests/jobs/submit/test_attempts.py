@@ -127,17 +127,17 @@ def test_an_interrupted_and_a_killed_driver_are_started_again(job: Job) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])
-def test_an_end_that_time_does_not_cure_is_the_end(job: Job, code: int) -> None:
+def test_exit_codes_0_1_and_2_end_the_job(job: Job, code: int) -> None:
     assert job.run(f"{code}") == (code, "")
     assert job.starts == 1
 
 
-def test_a_run_that_gets_further_is_started_again_for_as_long_as_it_does(job: Job) -> None:
+def test_run_with_progress_is_restarted_without_limit(job: Job) -> None:
     code, said = job.run("step75 " * (STANDSTILLS + 2) + "0")
     assert (code, job.starts) == (0, STANDSTILLS + 3), said
 
 
-def test_a_run_that_gets_no_further_is_given_up_and_can_be_resumed(job: Job) -> None:
+def test_run_without_progress_is_given_up_and_can_be_resumed(job: Job) -> None:
     code, said = job.run("75")
     assert (code, job.starts) == (75, STANDSTILLS + 1)
     assert "'elmwright resume tiny' when its cause is gone" in said
@@ -178,7 +178,7 @@ def test_a_job_whose_machine_goes_away_checkpoints_and_does_not_end(job: Job) ->
     assert process.returncode == 75
 
 
-def test_a_driver_is_not_left_alone(job: Job) -> None:
+def test_driver_checkpoints_when_the_job_process_is_killed(job: Job) -> None:
     process = job.start("work")
     job.wait_for("start-0")
     driver = int((job.home / "start-0").read_text())
@@ -187,7 +187,7 @@ def test_a_driver_is_not_left_alone(job: Job) -> None:
     assert (job.home / "checkpoint").exists()
 
 
-def test_a_job_whose_attempts_cannot_be_noted_goes_on_for_a_while(
+def test_attempts_are_limited_even_if_they_cannot_be_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What interrupted the driver, such as a full disk, also keeps its end from being noted."""

@@ -61,7 +61,7 @@ def wrong(target: Target, config: Path | None = None) -> list[str]:
     return [text for good, text in examine(target, config and str(config)) if not good]
 
 
-def test_this_machine_is_held_against_a_config(
+def test_this_machine_is_checked_against_a_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
@@ -94,14 +94,14 @@ def test_the_mlflow_of_a_config_must_answer(tmp_path: Path, mlflow: str) -> None
         assert bool(problem) == bool(said)
 
 
-def test_a_config_with_a_password_in_it_is_not_sent_to_look_around(slurm: Path) -> None:
+def test_doctor_refuses_a_config_with_a_password(slurm: Path) -> None:
     config = write_config(slurm, slurm / "t", tracking_uri=f"http://me:{PLANTED}@mlflow:5000")
     with mistake("secret", "tracking.uri") as caught:
         wrong(Target("slurm"), config)
     assert PLANTED not in str(caught.value)
 
 
-def test_a_slurm_cluster_is_held_against_a_config(slurm: Path, mlflow: str) -> None:
+def test_slurm_cluster_is_checked_against_a_config(slurm: Path, mlflow: str) -> None:
     server = {"tracking_uri": mlflow}
     (slurm / "secrets.env").write_text(f"LAB_TOKEN={PLANTED}\n")
     target = Target("slurm", env_file=str(slurm / "secrets.env"), secrets=("LAB_TOKEN",))
@@ -128,7 +128,7 @@ def test_a_slurm_cluster_is_held_against_a_config(slurm: Path, mlflow: str) -> N
     assert "LAB_TOKEN is not set" in problems
 
 
-def test_a_python_that_is_not_there_or_has_no_dependencies_is_told(
+def test_missing_python_or_dependencies_are_reported(
     slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "there is no /no/such/python" in wrong(Target("slurm", python="/no/such/python"))[0]

@@ -50,7 +50,7 @@ class Scripted:
         return said[start:], len(said)
 
 
-def test_following_goes_on_with_the_next_attempt(
+def test_following_continues_with_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = Job(submission(tmp_path)), Job(submission(tmp_path))
@@ -80,7 +80,7 @@ def test_following_goes_on_with_the_next_attempt(
     assert said.endswith(f"-- {second.submission.id}\nfour five\n")
 
 
-def test_a_cluster_that_is_silent_for_a_moment_does_not_end_the_following(
+def test_following_survives_a_cluster_that_is_unreachable_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job(submission(tmp_path))
@@ -142,7 +142,7 @@ def test_following_a_folder_finds_attempts_that_others_sent(
     assert capsys.readouterr().out.endswith("two\n")
 
 
-def test_a_job_that_goes_on_after_its_time_to_stop_is_no_success(
+def test_cancel_fails_if_the_job_survives_being_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job(submission(tmp_path))

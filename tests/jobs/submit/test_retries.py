@@ -49,11 +49,11 @@ def attempt(submission: Submission, code: int, work: Callable[[], object] = int)
     ("code", "again"),
     [(0, False), (1, False), (2, False), (75, True), (-9, True), (137, True), (143, True)],
 )
-def test_only_what_time_may_cure_is_worth_another_attempt(code: int, again: bool) -> None:
+def test_only_interruptions_are_worth_another_attempt(code: int, again: bool) -> None:
     assert worth_another(code, late=False) is again
 
 
-def test_a_mistake_that_shows_after_an_interruption_is_none_of_the_users(tmp_path: Path) -> None:
+def test_exit_2_after_an_interruption_is_retried(tmp_path: Path) -> None:
     """Code and config are the same: the world has changed, and may change back."""
     one = sent(tmp_path)
     assert not attempt(one, 2)
@@ -79,12 +79,12 @@ def test_progress_since_the_last_attempt_resets_the_count(
     assert retries.read(submission).standstills <= 1
 
 
-def test_a_mistake_after_days_of_training_is_none(submission: Submission, tmp_path: Path) -> None:
+def test_exit_2_after_a_checkpoint_is_retried(submission: Submission, tmp_path: Path) -> None:
     """MLflow was away when the model was to be published, or the disk was full."""
     assert attempt(submission, 2, lambda: checkpoint(tmp_path, 500))
 
 
-def test_a_mistake_that_the_corpus_brings_to_light_is_final(tmp_path: Path) -> None:
+def test_exit_2_in_the_corpus_stage_is_final(tmp_path: Path) -> None:
     one = sent(tmp_path)
     work = tmp_path / "run" / "corpus" / "work" / "clean"
     work.mkdir(parents=True)

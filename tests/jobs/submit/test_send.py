@@ -54,7 +54,7 @@ def submission(folder: Path, target: Target | None = None, **changes: Any) -> Su
     return prepare(config, target or Target("local"), "corpus")
 
 
-def test_a_run_in_the_background_fails_is_explained_and_leaves_its_traces(
+def test_failed_background_run_is_reported_by_every_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole way of a job, without Ray: its text is missing, which the run says at once."""
@@ -82,7 +82,7 @@ def test_a_run_in_the_background_fails_is_explained_and_leaves_its_traces(
         assert not path.is_file() or PLANTED.encode() not in path.read_bytes(), path
 
 
-def test_a_dry_run_tells_all_and_touches_nothing(tmp_path: Path) -> None:
+def test_dry_run_prints_the_job_and_writes_nothing(tmp_path: Path) -> None:
     config = write_config(tmp_path, write_text(tmp_path / "text.txt", 3))
     before = sorted(tmp_path.rglob("*"))
     done = elmwright("submit", config, "--to", "local", "--dry-run")
@@ -113,9 +113,7 @@ def sleeper(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     process.wait()
 
 
-def test_a_run_that_is_going_on_is_not_sent_again(
-    tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
-) -> None:
+def test_running_run_is_not_sent_again(tmp_path: Path, sleeper: "subprocess.Popen[bytes]") -> None:
     first = submission(tmp_path)
     runbook.remember(Job(first, process_handle(sleeper.pid)))
     assert state_of(runbook.attempts_of("tiny")[-1]).word == "running"
@@ -132,7 +130,7 @@ def test_a_process_that_was_killed_leaves_an_interrupted_run(
     assert Background(Target("local")).state(job) == State("interrupted", "its process is gone")
 
 
-def test_a_number_that_belongs_to_another_process_by_now_is_never_signalled(
+def test_reused_process_number_is_never_signalled(
     tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
 ) -> None:
     later = replace(process_handle(sleeper.pid), started=1)
@@ -142,7 +140,7 @@ def test_a_number_that_belongs_to_another_process_by_now_is_never_signalled(
     assert sleeper.poll() is None
 
 
-def test_what_a_job_left_counts_when_its_cluster_has_forgotten_it(tmp_path: Path) -> None:
+def test_written_exit_code_counts_if_the_process_is_elsewhere(tmp_path: Path) -> None:
     job = Job(submission(tmp_path), ProcessHandle(pid=1, started=1, host="elsewhere"))
     assert state_of(job).word == "running"
     runbook.write_outcome(job.submission, 75)
@@ -178,7 +176,9 @@ def test_every_kind_of_target_has_a_class_and_can_be_examined() -> None:
     assert tuple(PLACES) == tuple(EXAMINERS) == KINDS
 
 
-def test_a_job_looks_for_its_dependencies_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_refuses_an_environment_without_its_dependencies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(entry, "requirements", lambda: ["numpy>=99", "no-such-thing>=1", "rich"])
     with mistake("environment", "numpy", ">=99", "no-such-thing is missing"):
         entry.check_dependencies()
@@ -308,7 +308,7 @@ def test_a_defect_of_the_driver_is_a_failure_and_not_an_interruption(
     assert "ZeroDivisionError: a defect" in capsys.readouterr().err
 
 
-def test_a_job_leaves_its_exit_code_beside_the_submission(tmp_path: Path) -> None:
+def test_job_writes_its_exit_code_beside_the_submission(tmp_path: Path) -> None:
     job = submit(submission(tmp_path, Target("local")))  # whose text is missing
     assert wait_until(lambda: runbook.outcome_of(job.submission) is not None, 60)
     assert (state_of(job).word, state_of(job).exit_code) == ("failed", 2)
@@ -326,7 +326,7 @@ with stop_signals() as stop, stop.saving("stopping", print):
 """
 
 
-def test_cancelling_twice_does_not_take_the_checkpoint_away(tmp_path: Path) -> None:
+def test_cancelling_twice_still_writes_the_checkpoint(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", STOPS_SLOWLY, str(tmp_path)])
     try:
         assert wait_until((tmp_path / "up").exists, 60)
@@ -340,7 +340,7 @@ def test_cancelling_twice_does_not_take_the_checkpoint_away(tmp_path: Path) -> N
     assert (tmp_path / "checkpoint").exists()
 
 
-def test_a_submission_that_was_cut_off_is_found_by_what_its_process_left(
+def test_job_whose_submission_was_cut_off_is_found_by_its_job_file(
     tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
 ) -> None:
     job = Job(submission(tmp_path))

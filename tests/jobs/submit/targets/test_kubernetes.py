@@ -72,7 +72,7 @@ def calls(folder: Path) -> list[str]:
     return (folder / "calls").read_text().splitlines()
 
 
-def test_kubectl_creates_what_is_rendered_and_ties_it_together(kubectl: Path) -> None:
+def test_kubectl_creates_the_objects_and_sets_their_owner(kubectl: Path) -> None:
     """`kubectl apply` would copy each object into an annotation of at most 262,144 bytes."""
     job = submit(submission(kubectl, GPU))
     text = (kubectl / "created").read_text()
@@ -148,14 +148,14 @@ def going_on(run: str) -> str:
     return json.dumps({"items": [item]})
 
 
-def test_a_run_that_is_going_on_there_is_refused(kubectl: Path) -> None:
+def test_run_with_a_rayjob_is_refused(kubectl: Path) -> None:
     (kubectl / "answer").write_text(going_on("tiny"))
     with mistake("busy", "'tiny'", "tiny-1"):
         submit(submission(kubectl, GPU))
     assert not (kubectl / "created").exists()
 
 
-def test_a_run_is_looked_for_by_the_label_it_was_given(kubectl: Path) -> None:
+def test_rayjob_of_a_run_is_found_by_its_label(kubectl: Path) -> None:
     long = "x" * 62 + ".y"
     (kubectl / "answer").write_text(going_on(long))
     assert Kubernetes(GPU).running(long) == "tiny-1"
@@ -182,7 +182,7 @@ def test_a_target_too_small_for_the_run_is_refused(
     assert not (kubectl / "created").exists()
 
 
-def test_machines_that_are_not_there_are_told_of_at_once(
+def test_missing_machines_are_noted_before_the_job_is_sent(
     kubectl: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes(kubectl, 2, {"cpu": "3920m"})
@@ -201,9 +201,7 @@ def test_machines_that_are_not_there_are_told_of_at_once(
     assert capsys.readouterr().err == ""
 
 
-def test_without_kubectl_there_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_kubectl_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with mistake("cluster-unreachable", "kubectl", "PATH", "--dry-run"):
         submit(submission(tmp_path, GPU))
@@ -231,7 +229,7 @@ def dashboard() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("code", [404, 401, 403, 0])
-def test_what_ray_cannot_tell_is_asked_of_kubernetes(
+def test_kubernetes_is_asked_if_ray_does_not_know_the_state(
     code: int, kubectl: Path, dashboard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of-another-cluster")
@@ -245,7 +243,7 @@ def test_what_ray_cannot_tell_is_asked_of_kubernetes(
     assert state_of(job).word == "finished"
 
 
-def test_a_job_that_was_sent_again_to_a_new_head_is_going_on(kubectl: Path, tmp_path: Path) -> None:
+def test_job_that_was_submitted_to_a_new_head_is_running(kubectl: Path, tmp_path: Path) -> None:
     """The driver on the lost head has left its note; KubeRay has submitted the job once more."""
     sent = submission(kubectl, Target("k8s"), run_dir=str(tmp_path / "run"))
     write_outcome(sent, 75)
@@ -257,14 +255,14 @@ def test_a_job_that_was_sent_again_to_a_new_head_is_going_on(kubectl: Path, tmp_
     assert state_of(Job(sent)).exit_code == 75
 
 
-def test_a_job_nobody_can_be_asked_about_is_not_called_interrupted(kubectl: Path) -> None:
+def test_state_is_unreachable_if_neither_ray_nor_kubernetes_answers(kubectl: Path) -> None:
     (kubectl / "fail-get").write_text("Unable to connect to the server: dial tcp: i/o timeout")
     for target in (Target("k8s"), Target("k8s", address="http://127.0.0.1:9")):
         with pytest.raises(Unreachable, match="Unable to connect to the server"):
             state_of(Job(submission(kubectl, target)))
 
 
-def test_a_rayjob_that_is_lost_on_its_way_can_be_found_again(
+def test_rayjob_whose_answer_was_lost_can_be_found_again(
     kubectl: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """kubectl fails after the ConfigMap, and nobody can be asked what has arrived."""
@@ -324,7 +322,7 @@ def test_a_run_in_a_store_needs_no_volume(kubectl: Path) -> None:
     assert (kubectl / "created").exists()
 
 
-def test_what_does_not_fit_into_a_config_map_is_refused_before_anything_is_sent(
+def test_package_too_large_for_a_config_map_is_refused(
     kubectl: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = submission(kubectl, GPU)
@@ -341,7 +339,7 @@ def test_what_does_not_fit_into_a_config_map_is_refused_before_anything_is_sent(
     assert "bytes of the 1,048,576 that a ConfigMap takes" in capsys.readouterr().err
 
 
-def test_how_much_of_a_config_map_is_filled_is_told_on_request(
+def test_config_map_usage_is_noted_by_dry_run_and_doctor(
     kubectl: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent = submission(kubectl, GPU)
@@ -355,7 +353,7 @@ def test_how_much_of_a_config_map_is_filled_is_told_on_request(
     assert "ConfigMap" not in capsys.readouterr().err
 
 
-def test_the_doctor_looks_for_what_a_target_names(kubectl: Path) -> None:
+def test_doctor_checks_claims_and_secrets_of_the_target(kubectl: Path) -> None:
     (kubectl / "answer").write_text("yes\n")
     good = examine(GPU)
     assert all(found for found, _ in good), good

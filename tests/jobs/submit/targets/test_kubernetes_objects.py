@@ -34,7 +34,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.slow(3)
 
 
-def test_the_objects_hang_together(tmp_path: Path) -> None:
+def test_rayjob_and_config_map_refer_to_each_other(tmp_path: Path) -> None:
     sent = submission(tmp_path, GPU, train_processes=4)
     config_map, rayjob = render(sent).config_map, render(sent).rayjob
     assert (config_map["kind"], rayjob["kind"]) == ("ConfigMap", "RayJob")
@@ -85,7 +85,7 @@ while True:
 """
 
 
-def test_a_head_that_is_evicted_waits_for_the_checkpoint_and_lets_the_job_live(
+def test_prestop_hook_waits_for_the_checkpoint_and_does_not_end_the_job(
     tmp_path: Path,
 ) -> None:
     """The hook as it is rendered, run by a real shell; that the job does as it is told here is
@@ -171,7 +171,7 @@ def test_two_submissions_of_a_run_share_no_object(tmp_path: Path) -> None:
     assert not names[0] & names[1]
 
 
-def test_the_package_leaves_room_in_a_config_map(tmp_path: Path) -> None:
+def test_package_fills_at_most_70_percent_of_a_config_map(tmp_path: Path) -> None:
     assert len(pack(submission(tmp_path, GPU))[1]) < CONFIG_MAP_BYTES * 0.7
 
 

@@ -47,7 +47,7 @@ def test_a_package_that_is_there_is_not_sent_again(
     assert not [key for key, _, _ in dashboard.asked if key.startswith("PUT")]
 
 
-def test_a_run_that_is_going_on_is_refused_before_anything_is_sent(
+def test_running_run_is_refused_before_anything_is_sent(
     dashboard: Dashboard, submission: Submission
 ) -> None:
     dashboard.answers["GET /api/jobs/"] = (
@@ -70,7 +70,7 @@ def test_two_submissions_of_a_run_never_have_the_same_id(
     assert len(ids) == 20
 
 
-def test_a_cluster_that_is_not_there_is_told_of_in_seconds(tmp_path: Path) -> None:
+def test_cluster_that_refuses_connections_is_unreachable(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -78,7 +78,7 @@ def test_a_cluster_that_is_not_there_is_told_of_in_seconds(tmp_path: Path) -> No
         RayCluster(Target("ray", address=f"http://127.0.0.1:{port}")).check_version()
 
 
-def test_a_cluster_that_accepts_and_says_nothing_is_told_of_in_seconds(
+def test_cluster_that_never_answers_is_unreachable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert ray_jobs.TIMEOUT < 10
@@ -98,15 +98,13 @@ def test_another_version_of_ray_is_refused(dashboard: Dashboard, submission: Sub
 
 
 @pytest.mark.parametrize("answer", [(404, "not found"), (200, "<html>"), (302, ""), (200, [])])
-def test_what_is_no_dashboard_is_called_that(dashboard: Dashboard, answer: Answer) -> None:
+def test_server_that_is_no_ray_dashboard_is_refused(dashboard: Dashboard, answer: Answer) -> None:
     dashboard.answers["GET /api/version"] = answer
     with mistake("cluster-unreachable", "dashboard", dashboard.address):
         RayCluster(Target("ray", address=dashboard.address)).check_version()
 
 
-def test_more_than_the_cluster_has_is_refused_with_what_there_is(
-    dashboard: Dashboard, tmp_path: Path
-) -> None:
+def test_run_too_large_for_the_cluster_is_refused(dashboard: Dashboard, tmp_path: Path) -> None:
     dashboard.answers["GET /api/v0/nodes"] = (200, nodes({"CPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}))
     with mistake("capacity", "4 CPUs", "2 machines with 3 CPUs and 1 GPUs"):
         submit(submission_to(dashboard, tmp_path, train_threads=2))
@@ -115,26 +113,26 @@ def test_more_than_the_cluster_has_is_refused_with_what_there_is(
     submit(submission_to(dashboard, tmp_path, train_threads=2, cluster_wait_minutes=5))
 
 
-def test_no_token_is_sent_unless_asked(dashboard: Dashboard, own_home: Path) -> None:
+def test_token_is_sent_only_if_required(dashboard: Dashboard, own_home: Path) -> None:
     write_token(own_home, GOOD)
     RayCluster(Target("ray", address=dashboard.address)).check_version()
     assert [given for _, given, _ in dashboard.asked] == [""]
 
 
-def test_a_cluster_that_asks_for_a_token_gets_it(dashboard: Dashboard, own_home: Path) -> None:
+def test_required_token_is_sent(dashboard: Dashboard, own_home: Path) -> None:
     dashboard.token = GOOD
     write_token(own_home, GOOD + "\n")
     RayCluster(Target("ray", address=dashboard.address)).check_version()
 
 
-def test_a_missing_token_is_told_with_every_place_for_it(dashboard: Dashboard) -> None:
+def test_missing_token_error_names_every_place_for_it(dashboard: Dashboard) -> None:
     dashboard.token = GOOD
     places = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token", "token_file")
     with mistake("cluster-refused", *places):
         RayCluster(Target("ray", address=dashboard.address)).check_version()
 
 
-def test_an_expired_token_is_told_with_where_it_came_from_but_never_shown(
+def test_refused_token_error_names_its_source_and_never_the_token(
     dashboard: Dashboard, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashboard.token = GOOD
@@ -226,7 +224,7 @@ def test_a_process_must_fit_on_one_machine(dashboard: Dashboard, tmp_path: Path)
     "content",
     [b"first-line-5d\nsecond-line-5d", b"\xff\xfe5d\x00", "tökén-5d".encode(), b"two words-5d"],
 )
-def test_what_is_no_token_is_told_without_showing_it(
+def test_invalid_token_is_refused_without_showing_it(
     dashboard: Dashboard, own_home: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashboard.token = GOOD
@@ -240,7 +238,7 @@ def test_what_is_no_token_is_told_without_showing_it(
         RayCluster(Target("ray", address=dashboard.address)).check_version()
 
 
-def test_a_blip_while_the_log_is_fetched_does_not_end_the_following(
+def test_following_survives_dropped_connections(
     dashboard: Dashboard,
     submission: Submission,
     monkeypatch: pytest.MonkeyPatch,
@@ -256,7 +254,7 @@ def test_a_blip_while_the_log_is_fetched_does_not_end_the_following(
     assert capsys.readouterr().out == "all of it\n"
 
 
-def test_a_log_that_is_not_there_is_told(
+def test_missing_log_is_reported(
     dashboard: Dashboard, submission: Submission, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submit(submission)

@@ -161,14 +161,16 @@ def test_too_few_machines_for_the_run_are_refused(fake: Path) -> None:
         Slurm(target).check(submission(fake, target, train_processes=4))
 
 
-def test_what_slurm_does_not_have_is_refused_with_what_there_is(fake: Path) -> None:
+def test_machines_that_slurm_does_not_have_are_refused(fake: Path) -> None:
     target = Target("slurm", nodes=2)
     Slurm(target).check(submission(fake, target, train_processes=4))
     with mistake("capacity", "2 machines with 4 CPUs each", "1 with 2, 1 with 8"):
         Slurm(target).check(submission(fake, target, train_processes=4, train_threads=2))
 
 
-def test_without_slurm_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_slurm_commands_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     sent = submission(tmp_path, Target("slurm"))
     with mistake("cluster-unreachable", "squeue", "PATH"):
@@ -207,7 +209,7 @@ def test_a_process_must_fit_on_one_of_slurms_machines(fake: Path) -> None:
         Slurm(target).check(submission(fake, target, train_processes=4, train_threads=2))
 
 
-def test_a_slurm_that_does_not_answer_has_not_forgotten_the_job(
+def test_job_is_unknown_while_slurm_does_not_answer(
     fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = submit(submission(fake, Target("slurm")))
