@@ -1,9 +1,8 @@
 """The bidirectional language model: one token encoder, and a stack of LSTMs in each direction.
 
-Both directions read left to right in their own order: the caller gives, for each row, the sequence
-of types that each direction reads (a backward row simply lists its words in reverse). Training
-packs sentences from a stream, inference frames single sentences; this file knows neither, so the
-same code serves both and cannot disagree with itself.
+Both directions read left to right in their own order: the caller passes, for each row, the sequence
+of types that each direction reads (a backward row lists its words in reverse). Training packs
+sentences from a stream and inference frames single sentences, both with this code.
 
 Direction is the first axis of every tensor inside (0 forward, 1 backward), so a layer of both
 directions is one call of `projected_lstm`. Outside, tensors are [row, time, width].
@@ -28,7 +27,7 @@ from elmwright.model.lstm import projected_lstm
 
 @dataclass(frozen=True)
 class States:
-    """What the LSTMs of a set of rows remember from one window to the next."""
+    """The states of the LSTMs between two windows of a set of rows."""
 
     c: Tensor
     """Cells, [2 directions, layers, rows, dim]."""
@@ -115,9 +114,9 @@ class BiLM(nn.Module):
     ) -> Output:
         """Encode the types `chars` [U, max_chars], then run both directions over a window.
 
-        `forward_index` and `backward_index` [N, T] say which type each direction reads; `dropout`
-        is what `dropout_masks` drew; `lengths` [N] where rows are shorter than T (positions past a
-        row's end hold no meaning).
+        `forward_index` and `backward_index` [N, T] are the types that each direction reads,
+        `dropout` the result of `dropout_masks`, and `lengths` [N] the lengths of rows that are
+        shorter than T (outputs past a row's end have no meaning).
         """
         types = self.encoder(chars)
         return self.run(types, forward_index, backward_index, states, dropout, lengths, all_layers)
@@ -164,8 +163,8 @@ def dropout_masks(
     """Masks for one window: each LSTM layer's input and the top output, as `BiLM.forward` takes
     them ([2, T, N, projection_dim], already scaled by 1/(1−p)); None when p is 0.
 
-    Row i is drawn from a generator of its own, seeded with `seeds[i]`, on the CPU: the same lane
-    gets the same mask however lanes are spread over processes and whatever they compute on.
+    Row i is drawn from its own generator, seeded with `seeds[i]`, on the CPU: a lane gets the same
+    mask on any number of processes and any device.
     """
     if p == 0:
         return None

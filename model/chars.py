@@ -1,12 +1,12 @@
-"""Words as rows of character ids: what the token encoder reads.
+"""Words as rows of character ids, the input of the token encoder.
 
 A word is its UTF-8 bytes, cut to `max_chars - 2`, framed by begin- and end-of-word and padded. Ids
 are the *stored* ones of the published models everywhere in Elmwright: byte + 1, and 0 for "no word
 at all" (a padding position of a batch), 262 symbols. A training run of bilm-tf numbers them from 0
-without the mask (261 symbols); that difference lives in `bilm_format.py` and nowhere else.
+without the mask (261 symbols). Only `bilm_format.py` deals with that difference.
 
-What UTF-8 cannot encode (a lone surrogate) is left out of the word, as both reference
-implementations do. Whole lists are converted without a Python loop over characters: about 1.5 M
+Characters that UTF-8 cannot encode (lone surrogates) are left out of a word, as in both reference
+implementations. Whole lists are converted without a Python loop over characters: about 1.5 M
 words/s on one core.
 """
 
@@ -29,8 +29,8 @@ def char_ids(words: Sequence[str], max_chars: int, widest: int | None = None) ->
     """One row of `max_chars` ids for each word; `<S>` and `</S>` become the sentence marks.
 
     With `widest`, the width of the encoder's widest filter, rows are only as long as the longest
-    word needs: the encoder computes the same from them, and a model that allows long words costs no
-    more than the words that there are.
+    word needs. The encoder computes the same from them, and a model that allows long words costs no
+    more than the words of the text.
     """
     if max_chars < 3:
         raise ValueError(f"max_chars is {max_chars}; a word needs at least 3 (begin, byte, end)")

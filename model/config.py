@@ -2,7 +2,7 @@
 
 Every model folder records the shape.
 
-The string under each field is its documentation; `elmwright config --explain` prints it.
+The string under each field is its documentation, which `elmwright config --explain` prints.
 """
 
 import json
@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 from elmwright.pipeline.bounds import Bound, Count, Natural, NotNegative, Positive
 
 LARGEST, LARGEST_FLOAT = 2**63 - 1, 3.4e38
-"""What a tensor's size and a float32 can be at most."""
+"""The largest size of a tensor, and the largest float32."""
 MOST_CHARS = 1000
-"""Above the longest word of any language. Words are encoded together, each at the cost of the
-longest, so without a limit one endless word would take all memory."""
+"""More than the longest word of any language. Words are encoded together, each at the cost of the
+longest, so without a limit one endless word would use up the memory."""
 MaxChars = Annotated[int, Bound(f"from 3 to {MOST_CHARS}", lambda value: 3 <= value <= MOST_CHARS)]
 PUBLISHED_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 
@@ -53,23 +53,18 @@ class ModelConfig:
 
     @property
     def has_projection(self) -> bool:
-        """The encoder's last linear layer is left out where the widths already agree."""
+        """Whether the encoder ends with a linear layer: not if the widths agree without it."""
         return self.n_filters != self.projection_dim
 
     def problem(self) -> str:
-        """What is wrong with these values, which a file may have said; empty if nothing is."""
+        """The first value, from a file that may have any, that is not allowed; empty if none."""
+        least = {"dim": 1, "projection_dim": 1, "n_layers": 1, "char_dim": 1, "n_highway": 0}
         if type(self.max_chars) is not int or not 3 <= self.max_chars <= MOST_CHARS:
             return f"max_chars is {self.max_chars!r:.50}, not a whole number from 3 to {MOST_CHARS}"
-        for name, least in (
-            ("dim", 1),
-            ("projection_dim", 1),
-            ("n_layers", 1),
-            ("char_dim", 1),
-            ("n_highway", 0),
-        ):
+        for name, limit in least.items():
             value = getattr(self, name)
-            if type(value) is not int or not least <= value <= LARGEST:
-                return f"{name} is {value!r:.50}, not a whole number from {least}"
+            if type(value) is not int or not limit <= value <= LARGEST:
+                return f"{name} is {value!r:.50}, not a whole number from {limit}"
         for name in ("cell_clip", "proj_clip"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= LARGEST_FLOAT:
@@ -83,9 +78,9 @@ class ModelConfig:
             return "filters is empty"
         if self.activation not in ("relu", "tanh"):
             return f"activation is {self.activation!r:.50}, not relu or tanh"
-        return (
-            "" if type(self.residual) is bool else f"residual is {self.residual!r:.50}, not a yes"
-        )
+        if type(self.residual) is not bool:
+            return f"residual is {self.residual!r:.50}, not true or false"
+        return ""
 
     def parameter_counts(self) -> dict[str, int]:
         """Parameters by part, without the softmax (which also depends on the vocabulary)."""
@@ -125,7 +120,7 @@ class OptimConfig:
 
 
 def shape_problem(ours: ModelConfig, theirs: ModelConfig) -> str:
-    """Every setting in which a model to start from differs, in one sentence."""
+    """A sentence about every setting in which a model to start from differs; empty if none."""
     differing = [
         (f"model.{key}", _plain(value), _plain(getattr(theirs, key)))
         for key, value in vars(ours).items()
@@ -133,11 +128,11 @@ def shape_problem(ours: ModelConfig, theirs: ModelConfig) -> str:
     ]
     if not differing:
         return ""
-    told = "; ".join(
+    sentence = "; ".join(
         f"{key} is {json.dumps(value)}, but the model in train.init_from has {json.dumps(other)}"
         for key, value, other in differing
     )
-    return f"{told}; set {'it' if len(differing) == 1 else 'them'} to that"
+    return f"{sentence}; set {'it' if len(differing) == 1 else 'them'} to that"
 
 
 def _plain(value: Any) -> Any:

@@ -1,21 +1,22 @@
 """The token encoder: a word's characters in, its context-free representation out.
 
 Character embedding → parallel convolutions → max over positions → activation → highway layers →
-linear projection. The result depends on the word alone, so this module is given each distinct word
-of a batch once, never a token twice.
+linear projection. The result depends on the word alone, so each distinct word of a batch is encoded
+once.
 
 **Positions that cannot matter are not computed.** Let a word's ids be constant from position n on
 (its padding), and a filter have width w. The windows starting at n or later all hold the same w
 ids, so they have the same value, and the maximum over all windows equals the maximum over the
-starts 0 … n (or all, if there are fewer): every different window is among them, and start n stands
-for the rest. So a group of words needs only n_max + 1 windows a filter. Words are sorted by n and
-cut into a few groups with similar n; on the types of 2,560-token batches of WikiText-2 this leaves
-21 % of the windows. The bias is added after the maximum, which is the same number by monotonicity.
+starts 0 … n (or all, if there are fewer): every different window is among them, and start n is as
+good as the rest. So a group of words needs only n_max + 1 windows per filter. Words are sorted by n
+and cut into a few groups with similar n. On the types of 2,560-token batches of WikiText-2 this
+leaves 21 % of the windows. The bias is added after the maximum, which is the same number by
+monotonicity.
 
 The convolutions are GEMMs over gathered windows, channels last: up to twice as fast as `F.conv1d`
 forward and backward on CPU for narrow filters, 1.3 times for the widest.
 
-Group sizes depend on the data, so on CUDA this costs two synchronisations a batch.
+Group sizes depend on the data, so on CUDA this costs two synchronisations per batch.
 """
 
 import math
@@ -30,8 +31,8 @@ from elmwright.model.config import ModelConfig
 from elmwright.pipeline.errors import UserError
 
 GROUP_LIMITS = (6, 8, 10, 13, 18, 28)
-"""Words whose ids vary over at most this many positions are grouped; one more group holds the rest.
-Most English types lie between 5 and 14 (marks included)."""
+"""Words whose ids vary over at most this many positions are grouped. One more group has the rest.
+Most English types vary over 5 to 14 (marks included)."""
 
 
 class Convolution(nn.Module):
@@ -108,7 +109,7 @@ class TokenEncoder(nn.Module):
         )
 
     def ids(self, words: Sequence[str]) -> Tensor:
-        """What `forward` reads of some words."""
+        """The input of `forward` for these words."""
         return torch.from_numpy(char_ids(words, self.config.max_chars, self.widest))
 
     def forward(self, chars: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""The useful arithmetic of a training step: what its speed is measured by.
+"""The useful arithmetic of a training step, by which its speed is measured.
 
 3 × the forward pass (forward, gradient of the input, gradient of the weight) of the LSTMs, the
-sampled softmax, and the encoder over distinct words, each at its own trimmed length. What a step
-computes besides (padding, recomputation, pointwise work) does not count.
+sampled softmax, and the encoder over distinct words, each at its own trimmed length. Other work
+of a step (padding, recomputation, pointwise operations) does not count.
 """
 
 import torch
@@ -14,7 +14,7 @@ from elmwright.model.encoder import varying_positions
 def useful_flops(
     config: ModelConfig, tokens: int, negatives: int, chars: torch.Tensor
 ) -> dict[str, float]:
-    """By part: `tokens` positions a direction, `negatives` softmax rows, the distinct words."""
+    """By part, for `tokens` positions per direction and `negatives` softmax rows."""
     dim, proj, filters = config.dim, config.projection_dim, config.n_filters
     lstm = 2 * config.n_layers * tokens * (2 * proj * 4 * dim + dim * proj)
     softmax = 2 * tokens * negatives * proj

@@ -10,10 +10,10 @@ Adagrad is that of the original run: the accumulator starts at 1.0 and there is 
 not move anyway, so the row-sparse update *is* the dense one.
 
 AdamW is torch's rule. On softmax rows it is lazy: a row's moments, decay and bias correction
-advance only on steps that touch it, with a count of its own, so that a rare word's first update has
-the size of anyone's first update. Equal to the dense rule when every row is touched on every step.
+advance only on steps that touch it, with its own count of steps, so that a rare word's first update
+is as large as any first update. Equal to the dense rule when every row is touched on every step.
 
-State is a flat dict of tensors: safetensors can write it, and nothing else is needed to go on.
+State is a flat dict of tensors: safetensors can write it, and nothing else is needed to resume.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,8 +38,8 @@ def global_norm(dense_grads: Iterable[Tensor], table_grad: Tensor | None) -> Ten
 
 
 def _norm(grad: Tensor) -> Tensor:
-    """Rows in float32 (a few thousand terms), their norms in float64: asking torch for float64
-    throughout would first copy the whole gradient, which took 4 % of a step."""
+    """Rows in float32 (a few thousand terms), their norms in float64. In float64 throughout, torch
+    would first copy the whole gradient, which took 4 % of a step."""
     rows = torch.linalg.vector_norm(grad, dim=-1) if grad.dim() > 1 else grad
     norm: Tensor = torch.linalg.vector_norm(rows, dtype=torch.float64)
     return norm
@@ -51,9 +51,9 @@ the roots need 1 MB in place of a copy of the largest parameter (134 MB in the o
 
 
 def _blocks(*tensors: Tensor) -> Iterable[Sequence[Tensor]]:
-    """Tensors of one shape, in blocks where they are long and lie flat in memory."""
-    flat = all(tensor.is_contiguous() for tensor in tensors)
-    if not flat or tensors[0].numel() <= BLOCK:
+    """Tensors of one shape, in blocks if they are long and contiguous in memory."""
+    is_flat = all(tensor.is_contiguous() for tensor in tensors)
+    if not is_flat or tensors[0].numel() <= BLOCK:
         return [tensors]
     starts = range(0, tensors[0].numel(), BLOCK)
     return ([tensor.view(-1)[start : start + BLOCK] for tensor in tensors] for start in starts)
@@ -124,16 +124,16 @@ class Optimizer:
             count = self._row_steps.index_select(0, rows) + 1
             self._row_steps.index_copy_(0, rows, count)
         grads = {"weight": table_grad[:, :-1], "bias": table_grad[:, -1]}
-        every = len(rows) == softmax.vocab_size  # distinct and sorted: all of them, in order
+        is_every_row = len(rows) == softmax.vocab_size  # distinct and sorted: all, in order
         for name, value in softmax.state().items():
             state = [self._state[f"{kind}.softmax.{name}"] for kind, _ in self._kinds()]
             whole = [value, *state]
-            part = whole if every else [tensor.index_select(0, rows) for tensor in whole]
+            part = whole if is_every_row else [tensor.index_select(0, rows) for tensor in whole]
             if isinstance(count, Tensor) and name == "weight":
                 self._update(part[0], grads[name], part[1:], lr, grad_scale, count.unsqueeze(1))
             else:
                 self._update(part[0], grads[name], part[1:], lr, grad_scale, count)
-            if not every:
+            if not is_every_row:
                 for tensor, updated in zip(whole, part, strict=True):
                     tensor.index_copy_(0, rows, updated)
 
@@ -163,7 +163,7 @@ class Optimizer:
         value.sub_(size * mean / (square.sqrt() / root + self.settings.eps))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to go on, as flat names; the tensors are the live ones, not copies."""
+        """Everything needed to resume, by name. The tensors are the live ones, not copies."""
         state = dict(self._state)
         state["steps"] = torch.tensor(self.steps, dtype=torch.int64)
         if self._row_steps is not None:
@@ -171,7 +171,7 @@ class Optimizer:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state_dict` gave; names and shapes must be exactly ours."""
+        """Copy the values of another `state_dict()`, of exactly the same names and shapes."""
         own = self.state_dict()
         if own.keys() != state.keys():
             odd = ", ".join(sorted(own.keys() ^ state.keys()))

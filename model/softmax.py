@@ -30,14 +30,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 PIECE = 1 << 20
-"""Logits held at a time: 4 MB in float32, so that the passes over them stay in the cache (pieces of
-64 MB took 1.1 to 1.6 times as long, with 8,192 negatives and over a vocabulary of 50,000)."""
+"""Logits in memory at a time: 4 MB in float32, so that the passes over them stay in the cache
+(64 MB took 1.1 to 1.6 times as long, with 8,192 negatives and over a vocabulary of 50,000)."""
 LEAST = 64
-"""Positions taken at a time even where their logits are more than that."""
+"""Positions at a time, even if their logits are more than that."""
 COLUMNS = 1 << 11
 """Words at a time where the sum runs over the whole vocabulary."""
 MOST = 0.75
-"""From this share of the vocabulary on, negatives are not found draw by draw (which then takes more
+"""From this share of the vocabulary on, negatives are not drawn one by one (which then takes more
 than about twenty draws for each)."""
 
 
@@ -72,7 +72,7 @@ class Softmax:
         return {"weight": self.weight, "bias": self.bias}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over the values of `state()`; shapes must agree."""
+        """Copy the values of another `state()`, of the same shapes."""
         for name, own in self.state().items():
             if state[name].shape != own.shape:
                 raise ValueError(
@@ -83,22 +83,22 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Negatives:
-    """The ids that stand for the rest of the vocabulary in one step."""
+    """The ids that represent the rest of the vocabulary in one step."""
 
     ids: Tensor
     """Distinct ids, sorted, int64."""
     tries: int
-    """Draws it took to find them, which fixes how often each id was to be expected. 0 when every id
-    is present: nothing was drawn and nothing is to be corrected."""
+    """Draws until they were complete, from which the expected count of each id follows. 0 when
+    every id is present: nothing was drawn and nothing is corrected."""
 
 
 def draw_negatives(seed: int, step: int, n: int, vocab_size: int) -> Negatives:
     """n distinct log-uniform ids, a pure function of (seed, step).
 
     Draws are numbered; draw k is a hash of (seed, step, k), so the result depends on no library's
-    random generator. Ids are taken in order of their first draw until n are found. Where that is
-    most of the vocabulary the last ones are long in coming (n = V − 1 at V = 793,471 takes over
-    100 M draws), and `_race` draws from the same distribution in one pass over the vocabulary.
+    random generator. Ids are taken in order of their first draw until there are n. If that is most
+    of the vocabulary, the last ones take many draws (n = V − 1 at V = 793,471 over 100 M), and
+    `_race` draws from the same distribution in one pass over the vocabulary.
     """
     if n >= vocab_size:
         return Negatives(torch.arange(vocab_size), 0)
@@ -108,12 +108,12 @@ def draw_negatives(seed: int, step: int, n: int, vocab_size: int) -> Negatives:
     draws = 4 * n
     while True:
         ids = np.exp(_uniform(key, draws) * np.log(vocab_size + 1.0)).astype(np.int64) - 1
-        found, first = np.unique(np.minimum(ids, vocab_size - 1), return_index=True)
-        if len(found) >= n:
+        distinct, first = np.unique(np.minimum(ids, vocab_size - 1), return_index=True)
+        if len(distinct) >= n:
             break
         draws *= 2
     tries = int(np.partition(first, n - 1)[n - 1]) + 1
-    return Negatives(torch.from_numpy(found[first < tries]), tries)
+    return Negatives(torch.from_numpy(distinct[first < tries]), tries)
 
 
 def _race(key: npt.NDArray[np.uint64], n: int, vocab_size: int) -> Negatives:
@@ -127,9 +127,9 @@ def _race(key: npt.NDArray[np.uint64], n: int, vocab_size: int) -> Negatives:
     ids = np.arange(vocab_size)
     p = np.log1p(1 / (ids + 1.0)) / np.log1p(vocab_size)
     time = -np.log1p(-_uniform(key, vocab_size)) / p
-    found = np.sort(np.argpartition(time, n - 1)[:n])
-    again = (p[found] * (time[found].max() - time[found])).sum()
-    return Negatives(torch.from_numpy(found), n + round(float(again)))
+    earliest = np.sort(np.argpartition(time, n - 1)[:n])
+    repeats = (p[earliest] * (time[earliest].max() - time[earliest])).sum()
+    return Negatives(torch.from_numpy(earliest), n + round(float(repeats)))
 
 
 def _uniform(key: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float64]:
@@ -223,7 +223,7 @@ def _pieces(count: int, size: int) -> list[slice]:
 
 
 def _positions(columns: int) -> int:
-    """How many positions to take at a time against so many columns."""
+    """How many positions to compute at a time, with this many columns."""
     return max(LEAST, PIECE // max(1, columns))
 
 
@@ -272,8 +272,8 @@ class _SampledLoss(_LossWithGradients):
             total = logits.sum(1) + share
             loss += ((top + total.log() - true) * weight).sum(dtype=torch.float64)
 
-            # From here on `logits` holds exp(logit − top). Its factor weight/total is applied to
-            # the narrow matrices around it, which spares one pass over the wide one.
+            # From here on `logits` is exp(logit − top). Its factor weight/total is applied to the
+            # narrow matrices around it, which saves one pass over the wide one.
             factor = (weight / total).unsqueeze(1)
             d_score = ((share - total) * (weight / total)).unsqueeze(1)  # weight × (P(target) − 1)
             torch.mm(logits, w_neg, out=d_hidden[piece])

@@ -5,10 +5,10 @@ round trip keeps every bit and two writes of one model are the same file. Everyt
 before anything is used: a dataset that is missing, unexpected, of the wrong shape or not finite is
 named, with both shapes.
 
-Two numberings of characters exist (see `chars.py`). `options.json` says 261 in a training run and
-262 in a published model while the file holds 261 rows either way; both are read alike, and 262 is
-written, which is what readers of published models expect. A file that does hold 262 rows (the mask
-row put in front by a loader and saved back) is read too, if that row is zero.
+Two numberings of characters exist (see `chars.py`). `options.json` has 261 in a training run and
+262 in a published model, while the file has 261 rows in both. Both are read, and 262 is written,
+which readers of published models expect. A file with 262 rows (a loader put the mask row in front
+and saved it) is also read, if that row is zero.
 
 The softmax is not part of this format.
 """
@@ -34,20 +34,20 @@ from elmwright.pipeline.storage.untrusted import AGAIN, read_object
 Array = npt.NDArray[np.float32]
 
 PACKED = 64
-"""How much larger weights may be than the file that holds them compressed. Weights hardly compress;
-zeros do a thousand times."""
+"""How much larger weights may be than their compressed file. Weights hardly compress, zeros do so a
+thousand times."""
 DEPTH = 8
-"""Groups inside groups that are followed; those of a biLM are five deep."""
+"""Depth up to which groups inside groups are read. Those of a biLM are five deep."""
 
 Place = tuple[str, int | None]
-"""A tensor of the state dict, and which direction of it (None: all of it)."""
+"""A tensor of the state dict, and which direction of it (None for the whole tensor)."""
 
 
 def read_options(path: Path) -> ModelConfig:
     """The shape of the model that an `options.json` describes.
 
     As in bilm-tf, a missing `n_highway` means none and a missing `use_skip_connections` means no.
-    Settings of the training run that may stand beside are left alone.
+    Other settings, of the training run, are ignored.
     """
     options = read_object(path)
     if not options.get("bidirectional", True):
@@ -100,7 +100,7 @@ def read_options(path: Path) -> ModelConfig:
 
 
 def options(config: ModelConfig) -> dict[str, Any]:
-    """What `read_options` reads, under the names of bilm-tf."""
+    """The content of `options.json`, under the names of bilm-tf."""
     return {
         "bidirectional": True,
         "char_cnn": {
@@ -128,12 +128,12 @@ def write_options(path: Path, config: ModelConfig, extra: Mapping[str, Any] | No
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def tensor_shapes(config: ModelConfig, there: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of a `BiLM(config)`, where a file holds `there` tensors.
+def tensor_shapes(config: ModelConfig, count: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of a `BiLM(config)`, for a file of `count` tensors.
 
-    One that asks for more layers or filters than that is cut: whoever compares misses some anyway.
+    If the config has more layers than the file can have, the list ends after one too many.
     """
-    config = _cut(config, there)
+    config = _cut(config, count)
     for name, (shape, (tensor_name, direction)) in datasets(config).items():
         if direction is None:
             yield tensor_name, shape[1:] if name.startswith("CNN/W_cnn") else shape
@@ -141,17 +141,17 @@ def tensor_shapes(config: ModelConfig, there: int) -> Iterator[tuple[str, tuple[
             yield tensor_name, (2, *shape)
 
 
-def _cut(config: ModelConfig, there: int) -> ModelConfig:
-    """The same model, with one more layer of each kind than a file of so many tensors can hold."""
+def _cut(config: ModelConfig, count: int) -> ModelConfig:
+    """The same model, with at most one layer of each kind more than `count` tensors allow."""
     return replace(
         config,
-        n_layers=min(config.n_layers, there + 1),
-        n_highway=min(config.n_highway, there + 1),
+        n_layers=min(config.n_layers, count + 1),
+        n_highway=min(config.n_highway, count + 1),
     )
 
 
 def datasets(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], Place]]:
-    """Every dataset of `weights.hdf5`: its shape, and where it lives in the state dict."""
+    """Every dataset of `weights.hdf5`: its shape, and its place in the state dict."""
     n, p, d = config.n_filters, config.projection_dim, config.dim
     found: dict[str, tuple[tuple[int, ...], Place]] = {
         "char_embed": ((N_CHARS - 1, config.char_dim), ("encoder.char_embed", None))
@@ -193,14 +193,14 @@ def read_weights(path: Path, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def check_members(path: Path, config: ModelConfig) -> None:
-    """Does a `weights.hdf5` hold the datasets of `config` and nothing else? Reads no values."""
+    """Refuse a `weights.hdf5` whose datasets are not exactly those of `config`; reads no values."""
     with _opened(path) as file:
         _check_names(path, _members(path, file), config)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """An HDF5 file; whatever h5py raises about a damaged one is one sentence."""
+    """Open an HDF5 file; any error of h5py about a damaged one becomes a UserError."""
     try:
         with h5py.File(path, "r") as file:
             yield file
@@ -230,7 +230,7 @@ def _checked(path: Path, file: Any, config: ModelConfig) -> dict[str, Array]:
     if declared > PACKED * size:  # never written, or packed as no weights can be
         raise UserError(
             "model-invalid",
-            f"{path} declares {declared:,} bytes of weights and holds {size:,}; {AGAIN}",
+            f"{path} declares {declared:,} bytes of weights and has {size:,}; {AGAIN}",
         )
     arrays = {name: _finite(path, name, file[name]) for name in datasets(config)}
     if len(arrays["char_embed"]) == N_CHARS:
@@ -248,38 +248,39 @@ def _members(
 ) -> dict[str, Any]:
     """Every dataset below a group with its shape.
 
-    A file of weights holds its own numbers: links and storage elsewhere could make a reader open
-    any file of the machine. Each group is in one place: one that is inside itself would never end,
-    and some dozens, each twice inside the one before, would take years.
+    Links and external storage are refused, because they could make a reader open any file of the
+    machine. So are groups in two places: one that is inside itself would never end, and some
+    dozens, each twice inside the one before, would take years.
     """
     shapes: dict[str, Any] = {}
     seen = set() if seen is None else seen
-    here = h5py.h5o.get_info(group.id).addr
-    if here in seen:
+    address = h5py.h5o.get_info(group.id).addr
+    if address in seen:
         raise UserError(
             "model-invalid", f"{path}: the group {inside} is in two places, or inside itself"
         )
-    seen.add(here)
+    seen.add(address)
     if inside.count("/") > DEPTH:
-        raise UserError("model-invalid", f"{path}: {inside} lies deeper than any weights do")
+        raise UserError("model-invalid", f"{path}: {inside} is nested deeper than any weights")
     for key in group:
         name = f"{inside}{key}"
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
             raise UserError(
                 "model-invalid",
-                f"{path}: {name} is a link to something else, which weights never are",
+                f"{path}: {name} is a link, which weights never are",
             )
         item = group[key]
         if isinstance(item, h5py.Group):
             shapes |= _members(path, item, f"{name}/", seen) or {name: "of a group"}
         elif not isinstance(item, h5py.Dataset) or item.external or item.is_virtual:
             raise UserError(
-                "model-invalid", f"{path}: {name} does not hold its own numbers, as weights do"
+                "model-invalid",
+                f"{path}: {name} is stored outside the file, which weights never are",
             )
         elif item.dtype.kind != "f":
             raise UserError(
                 "model-invalid",
-                f"{path}: dataset {name} holds {item.dtype}, not floating point numbers",
+                f"{path}: dataset {name} has type {item.dtype}, not floating point",
             )
         else:
             shapes[name] = item.shape
@@ -293,7 +294,7 @@ def _check_names(path: Path, shapes: dict[str, Any], config: ModelConfig) -> Non
         some = ", ".join(f"{name} {shape}" for name, shape in list(shapes.items())[:3]) or "nothing"
         raise UserError(
             "model-invalid",
-            f"{path} is HDF5 of another layout: it holds {some}, and none of the datasets of a "
+            f"{path} is HDF5 of another layout: it has {some}, and none of the datasets of a "
             f"biLM (such as char_embed {expected['char_embed']})",
         )
     for name, shape in expected.items():
@@ -305,7 +306,7 @@ def _check_names(path: Path, shapes: dict[str, Any], config: ModelConfig) -> Non
         if shapes[name] != shape and not with_mask:
             raise UserError(
                 "model-invalid",
-                f"{path}: dataset {name} has shape {shapes[name]}, but the options ask for {shape}",
+                f"{path}: dataset {name} has shape {shapes[name]}, but the options require {shape}",
             )
     for name, shape in shapes.items():
         if name not in expected:
@@ -317,8 +318,7 @@ def _check_names(path: Path, shapes: dict[str, Any], config: ModelConfig) -> Non
 
 def _finite(path: Path, name: str, dataset: Any) -> Array:
     array: Array = np.asarray(dataset[()], dtype=np.float32)
-    bad = int(array.size - np.isfinite(array).sum())
-    if bad:
+    if bad := int(array.size - np.isfinite(array).sum()):
         raise UserError(
             "file-damaged",
             f"{path}: dataset {name} with shape {array.shape} has {bad} values that are NaN or "

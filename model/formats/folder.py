@@ -3,9 +3,9 @@
     bundle, checkpoint   config.json + model.safetensors [+ softmax.safetensors, vocab.txt]
     bilm                 options.json + exactly one *.hdf5 [+ vocab.txt]
 
-`load_folder` gives the same thing for all of them. Tensors are compared with the config by name and
-shape, and must be finite; nothing is ever unpickled. Digests are verified by `jobs/`, which wrote
-them; a registry URI is resolved to a folder there, too.
+`load_folder` returns the same for all of them. Tensors are compared with the config by name and
+shape, and must be finite. Nothing is ever unpickled. Digests are verified by `jobs/`, which wrote
+them, and which also resolves a registry URI to a folder.
 """
 
 import json
@@ -32,7 +32,7 @@ FORMAT = 1
 CONFIG, MODEL, SOFTMAX = "config.json", "model.safetensors", "softmax.safetensors"
 VOCAB, OPTIONS = "vocab.txt", "options.json"
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-"""What weights may be stored as."""
+"""Types in which weights may be stored."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LoadedModel:
     vocab: tuple[str, ...] | None
     """The words of the softmax in order of their ids, where the folder has them."""
     softmax: Softmax | None
-    """The softmax, where it was asked for and the folder has one."""
+    """The softmax, if it was requested and the folder has one."""
     folder: Path
     """Where it was read from."""
     kind: Literal["bundle", "checkpoint", "bilm"]
@@ -56,7 +56,7 @@ class LoadedModel:
 def load_folder(
     path: Path | str, device: torch.device | str = "cpu", with_softmax: bool = False
 ) -> LoadedModel:
-    """Read the model in a folder onto `device`; `UserError` if there is none or it does not fit."""
+    """The model in a folder, on `device`; `UserError` if there is none or it does not fit."""
     folder = Path(path)
     kind = _kind(folder)
     if kind == "bilm":
@@ -78,7 +78,7 @@ def load_folder(
 
 @contextmanager
 def _enough_memory(path: Path) -> Iterator[None]:
-    """Say in a sentence that the memory is not enough; torch raises RuntimeError then."""
+    """Turn a lack of memory, for which torch raises RuntimeError, into a UserError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -117,14 +117,14 @@ def _kind(folder: Path) -> Literal["bundle", "checkpoint", "bilm"]:
 
 
 def _only_hdf5(folder: Path) -> Path:
-    found = sorted(folder.glob("*.hdf5"))
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found)
+    paths = sorted(folder.glob("*.hdf5"))
+    if len(paths) != 1:
+        names = ", ".join(path.name for path in paths)
         raise UserError(
             "model-missing",
-            f"{folder} has {len(found)} .hdf5 files ({names}); leave only the weights",
+            f"{folder} has {len(paths)} .hdf5 files ({names}); leave only the weights",
         )
-    return found[0]
+    return paths[0]
 
 
 def write_config(path: Path, config: ModelConfig, extra: Mapping[str, Any] | None = None) -> None:
@@ -164,18 +164,18 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def read_vocab(path: Path) -> tuple[str, ...]:
-    """One word a line. Only the newline ends a line: words may hold other separators."""
+    """The words of a vocabulary file, one per line. Only the newline ends a line."""
     return tuple(read_words(path))
 
 
 def model_tensors(bilm: BiLM) -> dict[str, Tensor]:
-    """What model.safetensors holds: the parameters by name, detached, the live ones."""
+    """The content of model.safetensors: the parameters by name, detached, not copied."""
     return {name: parameter.detach() for name, parameter in bilm.named_parameters()}
 
 
 @torch.no_grad()
 def load_tensors(bilm: BiLM, tensors: Mapping[str, Tensor], source: str = "the model file") -> None:
-    """Copy tensors into a biLM, if they are exactly its parameters and finite."""
+    """Copy tensors into a biLM; `UserError` if they are not its parameters, or not finite."""
     own = model_tensors(bilm)
     shapes = ((name, tuple(tensor.shape)) for name, tensor in own.items())
     check_shapes(shapes, tensors, source)
@@ -188,10 +188,9 @@ def load_tensors(bilm: BiLM, tensors: Mapping[str, Tensor], source: str = "the m
 def check_shapes(
     shapes: Iterable[tuple[str, tuple[int, ...]]], tensors: Mapping[str, Tensor], source: str
 ) -> None:
-    """Are these the names and shapes that a config asks for?
+    """Refuse tensors whose names and shapes are not those that a config requires.
 
-    Ends at the first that is missing, so a config that asks for more than there is costs neither
-    time nor memory.
+    Ends at the first that is missing, so a config of a larger model costs neither time nor memory.
     """
     expected = set()
     for name, shape in shapes:
@@ -203,7 +202,7 @@ def check_shapes(
             raise UserError(
                 "model-invalid",
                 f"{source}: tensor {name} has shape {tuple(tensors[name].shape)}, but the config "
-                f"asks for {shape}",
+                f"requires {shape}",
             )
         expected.add(name)
     for name in tensors.keys() - expected:
@@ -213,7 +212,7 @@ def check_shapes(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, which holds every byte that its header claims."""
+    """The tensors of a safetensors file."""
     try:
         with _enough_memory(path):
             return load_file(path)
@@ -230,7 +229,7 @@ def _read_softmax(
     tensors = read_tensors(path)
     if tensors.keys() != {"weight", "bias"}:
         raise UserError(
-            "model-invalid", f"{path} holds {sorted(tensors)!r:.200} instead of a weight and a bias"
+            "model-invalid", f"{path} has {sorted(tensors)!r:.200} instead of a weight and a bias"
         )
     weight, bias = tensors["weight"], tensors["bias"]
     size = len(vocab) if vocab is not None else bias.numel()
@@ -249,7 +248,7 @@ def _check_finite(tensor: Tensor, name: str, source: str) -> None:
     if tensor.dtype not in FLOATS:
         raise UserError(
             "model-invalid",
-            f"{source}: tensor {name} holds {tensor.dtype}, not floating point numbers",
+            f"{source}: tensor {name} has type {tensor.dtype}, not floating point",
         )
     if not bool(torch.isfinite(tensor).all()):
         raise UserError(

@@ -1,4 +1,4 @@
-"""The ELMo layer: what a task model, or anyone who wants vectors, uses.
+"""The ELMo layer, for task models and for computing vectors.
 
     elmo = Elmo.from_pretrained("runs/demo/bundle")
     vectors = elmo.embed([["Hello", "world"], ["Bye"]])      # (layers + 1, words, 2·projection_dim)
@@ -10,12 +10,12 @@ Each sentence is read as `<S> w1 … wn </S>`, backwards in reverse, and the fra
 Layer 0 is the encoder's output twice, [x; x]; layer j is [forward; backward] of LSTM layer j.
 
 **States are reset for every call**, so a sentence has one representation whatever came before. With
-`carry_state=True` row i of a call goes on where row i of the call before ended, as the reference
-implementations always do.
+`carry_state=True` row i of a call starts with the state in which row i of the call before ended, as
+the reference implementations always do.
 
-Costs: a word type is encoded once (in `embed`, once for all batches, as long as the weights stay),
-and time is cut into windows that hand on their states, so a sentence of any length needs the memory
-of its output and one window.
+A word type is encoded once (in `embed`, once for all batches, until the weights change). Time is
+cut into windows that pass on their states, so a sentence of any length needs the memory of its
+output and one window.
 """
 
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ Sentence = Sequence[str]
 WINDOW = 128
 """Steps of the biLM that are in memory at a time."""
 TYPES_AT_ONCE = 1024
-"""Word types encoded in one go."""
+"""Word types that are encoded together."""
 CACHE_BYTES = 1 << 28
-"""Encoded types kept between batches; when they need more, the cache starts afresh."""
+"""Size of the cache of encoded types. When it would need more, it starts afresh."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class ElmoOutput:
     """One call of the ELMo layer."""
 
     mixes: list[Tensor]
-    """Each mix's representation of every word, [sentences, words, 2·projection_dim]; zero where
+    """Each mix's representation of every word, [sentences, words, 2·projection_dim]. Zero where
     a sentence has no word."""
     mask: Tensor
     """True where a sentence has a word, [sentences, words]."""
 
 
 class ScalarMix(nn.Module):
-    """γ · Σ s_j h_j with s = softmax(w): a task's own view of the layers."""
+    """γ · Σ s_j h_j with s = softmax(w): a weighted sum of the layers, learned by a task."""
 
     def __init__(self, n_layers: int, layer_norm: bool = False) -> None:
         super().__init__()
@@ -75,10 +75,10 @@ class ScalarMix(nn.Module):
 
 def _normalised(layer: Tensor, mask: Tensor) -> Tensor:
     """Zero mean and unit variance over all words of the batch, as in bilm-tf."""
-    there = mask.unsqueeze(-1).to(layer.dtype)
-    count = (there.sum() * layer.size(-1)).clamp_min(1)
-    centred = layer - (layer * there).sum() / count
-    variance = (centred * there).square().sum() / count
+    weights = mask.unsqueeze(-1).to(layer.dtype)
+    count = (weights.sum() * layer.size(-1)).clamp_min(1)
+    centred = layer - (layer * weights).sum() / count
+    variance = (centred * weights).square().sum() / count
     return centred / (variance + 1e-12).sqrt()
 
 
@@ -95,8 +95,8 @@ class Elmo(nn.Module):
         trainable_bilm: bool = False,
         carry_state: bool = False,
     ) -> None:
-        """`dropout` is applied to the mixes in training mode; `trainable_bilm` fine-tunes the biLM,
-        otherwise it is frozen and run without a graph."""
+        """`dropout` is applied to the mixes in training mode. `trainable_bilm` fine-tunes the biLM,
+        which is otherwise frozen and run without a graph."""
         super().__init__()
         self.bilm = bilm.requires_grad_(trainable_bilm)
         self.mixes = nn.ModuleList(
@@ -112,7 +112,7 @@ class Elmo(nn.Module):
     def from_pretrained(
         cls, folder: Path | str, *, device: torch.device | str = "cpu", **options: Any
     ) -> "Elmo":
-        """From any kind of model folder; `options` are those of `Elmo`."""
+        """The model in any kind of model folder; `options` are those of `Elmo`."""
         if str(folder).startswith("models:/"):
             raise UserError(
                 "input",
@@ -128,7 +128,7 @@ class Elmo(nn.Module):
 
     def forward(self, sentences: Sequence[Sentence] | Tensor) -> ElmoOutput:
         """Mix the layers for a batch: lists of words, or character ids [N, T, max_chars] in the
-        stored numbering with all-zero rows as padding (what AllenNLP's `batch_to_ids` gives)."""
+        stored numbering with all-zero rows as padding, as from AllenNLP's `batch_to_ids`."""
         with torch.set_grad_enabled(self.trainable_bilm and torch.is_grad_enabled()):
             if isinstance(sentences, Tensor):
                 chars, rows = _types_of_ids(sentences, self.bilm.config.max_chars)
@@ -141,17 +141,19 @@ class Elmo(nn.Module):
         return ElmoOutput([self.dropout(mix(layers, mask)) for mix in self.mixes], mask)
 
     def regularization(self, strength: float) -> Tensor:
-        """λ‖w‖² over all mixes: added to a task's loss, it pulls them towards the plain average."""
+        """λ‖w‖² over all mixes. Added to a task's loss, it pulls them towards the plain average."""
         weights = torch.cat([w for name, w in self.mixes.named_parameters() if name.endswith(".w")])
         return strength * weights.square().sum()
 
     def reset_states(self) -> None:
-        """Forget what was carried over (only of interest with `carry_state`)."""
+        """Forget the states that `carry_state` has kept."""
         self._states = None
 
     def fill_cache(self, words: Sequence[str], vectors: Tensor) -> None:
-        """Take over encoded word types (`<S>` and `</S>` first), so that `embed` need not encode
-        them. They must be of this encoder; as always, they go when its weights change."""
+        """Let `embed` use these encoded word types until the weights change.
+
+        They must come from this encoder, `<S>` and `</S>` first.
+        """
         self._cache.fill(self.bilm, words, vectors.to(self._device))
 
     @torch.no_grad()
@@ -165,8 +167,8 @@ class Elmo(nn.Module):
         """All layers of each sentence, (layers + 1, words, 2·projection_dim), in the given order.
 
         Sentences of similar length are run together, at most `max_tokens` positions (or
-        `batch_size` sentences) at a time. With `carry_state` they are taken as they come, in
-        batches of `batch_size` (1 unless given): sentence n belongs to row n mod batch_size.
+        `batch_size` sentences) at a time. With `carry_state` their order is kept, in batches of
+        `batch_size` (1 by default): sentence n belongs to row n mod batch_size.
         """
         vectors: list[Vectors | None] = [None] * len(sentences)
         for batch in self._batches(sentences, max_tokens, batch_size):
@@ -174,8 +176,8 @@ class Elmo(nn.Module):
             types, places = self._cache.encode(self.bilm, words, self._device)
             layers = self._layers(types, [places[row] for row in rows])
             stacked = torch.stack(layers, dim=1).float().cpu().numpy()
-            for at, i in enumerate(batch):
-                vectors[i] = stacked[at, :, : len(sentences[i])].copy()
+            for row, i in enumerate(batch):
+                vectors[i] = stacked[row, :, : len(sentences[i])].copy()
         return [v for v in vectors if v is not None]
 
     def _batches(
@@ -188,8 +190,8 @@ class Elmo(nn.Module):
         batches: list[list[int]] = []
         for i in sorted(numbers, key=lambda i: len(sentences[i])):
             steps = len(sentences[i]) + 2  # the longest so far
-            full = not batches or (len(batches[-1]) + 1) * steps > max_tokens
-            if full or len(batches[-1]) == batch_size:
+            is_full = not batches or (len(batches[-1]) + 1) * steps > max_tokens
+            if is_full or len(batches[-1]) == batch_size:
                 batches.append([])
             batches[-1].append(i)
         return batches
@@ -213,7 +215,7 @@ class Elmo(nn.Module):
         if self.carry_state:
             self._keep(states.detach())
 
-        # Word t stands at step t + 1 of the forward model and at step count − t of the backward.
+        # Word t is step t + 1 of the forward model and step count − t of the backward one.
         word = torch.arange(longest, device=self._device)
         step = ((lengths - 2).unsqueeze(1) - word).clamp_min(0).unsqueeze(-1)
         layers = []
@@ -228,25 +230,25 @@ class Elmo(nn.Module):
         parts: list[tuple[Tensor, ...]] = []
         for start in range(0, read.size(2), WINDOW):
             window = read[:, :, start : start + WINDOW]
-            left = (lengths - start).clamp(0, window.size(2))
+            rest = (lengths - start).clamp(0, window.size(2))
             output = self.bilm.run(
-                types, window[0], window[1], states, lengths=left, all_layers=True
+                types, window[0], window[1], states, lengths=rest, all_layers=True
             )
             states = output.states
             parts.append(output.layers)
         return [torch.cat(layer, dim=2) for layer in zip(*parts, strict=True)], states
 
     def _initial(self, rows: int) -> States:
-        """Zeros, or for each row that has one the state it was left in."""
+        """The states that earlier calls have kept, and zeros for the other rows."""
         states = States.zeros(self.bilm.config, rows, self._device)
         if self.carry_state and self._states is not None:
-            kept = min(rows, self._states.c.size(2))
-            states.c[:, :, :kept] = self._states.c[:, :, :kept]
-            states.m[:, :, :kept] = self._states.m[:, :, :kept]
+            known = min(rows, self._states.c.size(2))
+            states.c[:, :, :known] = self._states.c[:, :, :known]
+            states.m[:, :, :known] = self._states.m[:, :, :known]
         return states
 
     def _keep(self, states: States) -> None:
-        """Remember the states; rows that this call did not have stay as they were."""
+        """Keep the states for the next call; further rows of earlier calls stay as they were."""
         if self._states is not None and self._states.c.size(2) > states.c.size(2):
             rest = self._states.rows(slice(states.c.size(2), None))
             states = States(torch.cat([states.c, rest.c], 2), torch.cat([states.m, rest.m], 2))
@@ -270,7 +272,7 @@ def _types_of_words(
 
 
 def _types_of_ids(ids: Tensor, max_chars: int) -> tuple[Tensor, list[npt.NDArray[np.int64]]]:
-    """The same for words given as character ids."""
+    """The distinct words as character ids, `<S>` and `</S>` first, and each sentence as indices."""
     if ids.dim() != 3 or ids.size(2) != max_chars:
         raise UserError(
             "input",
@@ -280,14 +282,14 @@ def _types_of_ids(ids: Tensor, max_chars: int) -> tuple[Tensor, list[npt.NDArray
     ids = ids.cpu()
     marks = torch.from_numpy(char_ids([BEGIN_SENTENCE, END_SENTENCE], max_chars)).to(ids.dtype)
     distinct, place = torch.unique(ids.flatten(0, 1), dim=0, return_inverse=True)
-    there = (ids != 0).any(dim=2)
-    place = place.view(there.shape) + 2
-    rows = [place[n][there[n]].numpy() for n in range(len(ids))]
+    is_word = (ids != 0).any(dim=2)
+    place = place.view(is_word.shape) + 2
+    rows = [place[n][is_word[n]].numpy() for n in range(len(ids))]
     return torch.cat([marks, distinct]), rows
 
 
 class TypeCache:
-    """Encoded word types, kept from batch to batch for as long as the encoder is the same."""
+    """Encoded word types, kept from batch to batch until the encoder changes."""
 
     def __init__(self) -> None:
         self.place: dict[str, int] = {}
@@ -295,7 +297,7 @@ class TypeCache:
         self.encoder: object = None
 
     def fill(self, bilm: BiLM, words: Sequence[str], vectors: Tensor) -> None:
-        """Begin with types that are encoded already."""
+        """Replace the content by types that are encoded already."""
         if tuple(words[:2]) != (BEGIN_SENTENCE, END_SENTENCE) or len(set(words)) != len(words):
             raise ValueError("the first two words must be <S> and </S>, and none may be repeated")
         if vectors.shape != (len(words), bilm.config.projection_dim):
@@ -306,12 +308,12 @@ class TypeCache:
     def encode(
         self, bilm: BiLM, words: list[str], device: torch.device
     ) -> tuple[Tensor, npt.NDArray[np.int64]]:
-        """A table of encoded types and the place of each word in it; `<S>` and `</S>` are 0, 1."""
+        """A table of encoded types and the row of each word in it; `<S>` and `</S>` are 0 and 1."""
         width = bilm.config.projection_dim
         encoder = _identity(bilm)
         new = [word for word in words if word not in self.place]
-        full = 4 * width * (len(self.place) + len(new)) > CACHE_BYTES
-        if encoder != self.encoder or full:
+        is_full = 4 * width * (len(self.place) + len(new)) > CACHE_BYTES
+        if encoder != self.encoder or is_full:
             self.place, self.vectors, new = {}, None, words
             self.encoder = encoder
         encoded = [] if self.vectors is None else [self.vectors]
@@ -325,19 +327,16 @@ class TypeCache:
 
 
 def _identity(bilm: BiLM) -> list[tuple[int, int, int]]:
-    """Changes with the encoder: in-place updates (an optimiser, load_state_dict) raise a
-    parameter's version."""
+    """A value that changes with the encoder: in-place updates (by an optimiser, load_state_dict)
+    raise a parameter's version."""
     return [(id(p), p.data_ptr(), p._version) for p in bilm.encoder.parameters()]
 
 
 def batch_to_ids(sentences: Sequence[Sentence], max_chars: int = 50) -> Tensor:
-    """Character ids [sentences, words, max_chars] with all-zero padding, as AllenNLP's function of
-    this name gives them."""
+    """Character ids [sentences, words, max_chars] with all-zero padding, as from AllenNLP's
+    function of this name."""
     longest = max((len(sentence) for sentence in sentences), default=0)
     ids = torch.zeros(len(sentences), longest, max_chars, dtype=torch.int64)
     for n, sentence in enumerate(sentences):
         ids[n, : len(sentence)] = torch.from_numpy(char_ids(sentence, max_chars).astype(np.int64))
     return ids
-
-
-__all__ = ["Elmo", "ElmoOutput", "ScalarMix", "TypeCache", "batch_to_ids"]

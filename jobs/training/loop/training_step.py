@@ -151,6 +151,10 @@ def make_step(process: Process, batches: Sequence[Batch], wants_stop: bool) -> S
         log.warning("step %d skipped: loss %s, gradient norm %s", step, sums[0], norm)
     trainer.progress = replace(trainer.progress, step=step + 1)
     clock.lap("compute")
+    flops = sum(
+        step_flops(config.model, batch.weights.numel(), len(negatives.ids), batch.chars)
+        for batch in batches
+    )
     many = ranks.world > 1
     return StepResult(
         loss=sums[0] / max(sums[1], 1.0),
@@ -161,11 +165,7 @@ def make_step(process: Process, batches: Sequence[Batch], wants_stop: bool) -> S
         stop=sums[2] > 0,
         table_bytes=table_grad.numel() * table_grad.element_size() if many else 0,
         dense_bytes=sum(p.numel() for p in trainer.bilm.parameters()) * 4 if many else 0,
-        flops=ranks.world
-        * sum(
-            step_flops(config.model, batch.weights.numel(), len(negatives.ids), batch.chars)
-            for batch in batches
-        ),
+        flops=ranks.world * flops,
     )
 
 
