@@ -46,7 +46,7 @@ class Watched(Prefetch):
     depth: list[int]
 
     def next(self) -> Batch:
-        Watched.depth.append(self.ready)
+        Watched.depth.append(self._queue.qsize())
         Watched.asked.append(time.perf_counter())
         batch = super().next()
         Watched.came.append(time.perf_counter())

@@ -1,9 +1,9 @@
-"""CPUs or GPUs: on which of them a run trains. Decided once per run, and recorded.
+"""Whether a run trains on CPUs or GPUs: decided once per run, and recorded.
 
-`train.device = "cpu"` and `"cuda"` say it. With `"auto"` the first training of a run decides:
+`train.device` is `"cpu"`, `"cuda"` or `"auto"`. With `"auto"` the first training of a run decides:
 GPUs if there is one for each process, else CPUs. The decision is kept in `train/device.json`, so
-that a GPU which is away for a moment never moves the rest of a run to CPUs. A run that was sent to
-a target with GPUs (Slurm, Kubernetes) is promised them: its `"auto"` means `"cuda"`.
+that a GPU which is temporarily missing never moves the rest of a run to CPUs. For a run that was
+sent to a target with GPUs (Slurm, Kubernetes), `"auto"` means `"cuda"`.
 
 A run that is bound to GPUs waits `cluster.wait_minutes` for them and then ends with exit code 75.
 """
@@ -33,7 +33,7 @@ Device = Literal["cpu", "cuda"]
 
 
 def with_promised_gpus(config: RunConfig, target: Target) -> RunConfig:
-    """The config of a run that is sent to a target: GPUs that the target asks for are used."""
+    """The config of a run that is sent to a target: it uses the GPUs that the target requests."""
     if target.gpus and config.train.device == "auto":
         return with_device(config, "cuda")
     return config
@@ -44,12 +44,12 @@ def with_device(config: RunConfig, device: Device) -> RunConfig:
 
 
 def bound_device(config: RunConfig, folder: RunFolder) -> Device | None:
-    """What the config, the run's record or its newest checkpoint says; None if nothing does."""
+    """The device in the config, the run's record or its newest checkpoint; None if in none."""
     return config.train.device if config.train.device != "auto" else past_device(folder)
 
 
 def past_device(folder: RunFolder) -> Device | None:
-    """What the run has trained on so far; None before its first training."""
+    """The device that the run has trained on so far; None before its first training."""
     if recorded := _device((at(_record(folder)).read_json() or {}).get("device")):
         return recorded
     # A run of an earlier version, which kept no record.
@@ -64,10 +64,10 @@ def settle_device(
     say: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> RunConfig:
-    """The config with the device that this training uses, which is recorded from now on.
+    """The config with the device that this training uses, which is recorded.
 
-    Called when the machines are there. CPUs are never chosen without a word on a cluster, or where
-    there are GPUs.
+    Called when the machines are available. If CPUs are chosen on a cluster, or although there are
+    GPUs, a message says so.
     """
     train, bound = config.train, bound_device(config, folder)
     nodes = machines()
@@ -105,9 +105,9 @@ def settle_device(
 
 
 def _check_gpus(config: RunConfig, folder: RunFolder, have: Sequence[Mapping[str, float]]) -> None:
-    """Before a run is bound to GPUs, they must be there.
+    """Refuse to bind a run to GPUs that are not available.
 
-    GPUs that it has had before are late, not a mistake: then it ends as resumable.
+    If the run has trained on GPUs before, that is no mistake, and it ends as resumable.
     """
     advice = "lower train.processes, or "
     advice += (
@@ -126,8 +126,8 @@ def _check_gpus(config: RunConfig, folder: RunFolder, have: Sequence[Mapping[str
 
 
 def _check_cuda(nodes: list[Machine]) -> None:
-    """Refuse machines with GPUs on which torch cannot use any: NCCL would only say that it is
-    missing, after every restart."""
+    """Refuse machines with GPUs whose torch cannot use them: the only other error would be that
+    NCCL is missing, after every restart."""
     answers = [answer for _, answer in ask_machines(nodes, torch_here)]
     without = sorted({f"{host} (torch {version})" for host, version, cuda in answers if not cuda})
     if without:
@@ -149,8 +149,8 @@ def _record(folder: RunFolder) -> str:
     return join(folder.train, "device.json")
 
 
-def _device(found: object) -> Device | None:
-    """A device, if it is one: the file may be damaged."""
-    if found == "cpu":
+def _device(value: object) -> Device | None:
+    """The value, which may come from a damaged file, if it is a device."""
+    if value == "cpu":
         return "cpu"
-    return "cuda" if found == "cuda" else None
+    return "cuda" if value == "cuda" else None

@@ -1,8 +1,8 @@
-"""What a person sees of training: two lines, moved by what the journal says.
+"""The display of training: two lines, updated from the journal.
 
-The first has the bar and the time left, the second the numbers that matter, most important first,
-so that a narrow terminal loses only the least of them. Times come from the journal's own records,
-not from when they were read: a store may hand them over late and many at once.
+The first has the bar and the time left, the second the numbers, most important first, so that a
+narrow terminal loses only the least important. Times come from the journal's records, not from when
+they were read: those of a store may arrive late and many at once.
 """
 
 import threading
@@ -32,7 +32,7 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import plural
 
 LATE_SECONDS = 2.0
-"""Seconds after which a record that should be there is late: an evaluation is running."""
+"""Seconds after which an expected record is late, and an evaluation must be running."""
 
 
 class Watcher:
@@ -47,11 +47,11 @@ class Watcher:
         clock: Callable[[], float] = time.monotonic,
         begun: threading.Event | None = None,
     ) -> None:
-        """What an earlier command has said is known and not said again.
+        """Records of earlier commands are not shown again.
 
         `begun` is set while the processes of an attempt are training.
         """
-        self._told_begun = begun or threading.Event()
+        self._begun_event = begun or threading.Event()
         self._config, self._journal = config, folder.journal
         self._console, self._bar, self._clock = console, bar, clock
         manifest = Manifest.load(folder.corpus)
@@ -71,30 +71,30 @@ class Watcher:
             console.say(f"  training         {self._starting()}")
 
     def begin_attempt(self) -> None:
-        """Processes are being started: until they have begun there is nothing to measure."""
+        """Processes are being started. Until they have begun there is nothing to measure."""
         self._begun = False
-        self._told_begun.clear()
+        self._begun_event.clear()
 
     def stopping(self) -> None:
-        """The user wants to stop."""
+        """Show that the user wants to stop."""
         self._stopping = True
         self._show()
 
     def look(self) -> None:
-        """Show what is new."""
+        """Show new records of the journal."""
         for record, position in read_journal(self._journal, self._position):
             self._position = position
             self._take(record)
             if isinstance(record, WarningGiven):
                 self._console.warn(record.text)
         if self._begun:
-            self._told_begun.set()
+            self._begun_event.set()
         self._show()
 
     def _take(self, record: Record) -> None:
         step, seconds = record.step, record.time / 1000
         if isinstance(record, Begin):
-            # Behind what is known if the attempt before was killed after its last checkpoint.
+            # Less than `_known` if the attempt before was killed after its last checkpoint.
             self._step, self._begun, self._evaluated = step, True, False
             self._scoring = ""
             self._repeats = self._known
@@ -160,7 +160,7 @@ class Watcher:
         return f"{text}, resuming at step {self._step:,}" if self._step else text
 
     def _evaluating(self) -> bool:
-        """An evaluation falls before the next record, and that record is late."""
+        """Whether an evaluation comes before the next record, and that record is late."""
         pace, every = self._pace.step_seconds, self._config.tracking.every_steps
         following = min(self._config.train.max_steps, (self._step // every + 1) * every)
         due = self._config.eval.every_steps or self._config.train.max_steps
@@ -172,7 +172,7 @@ class Watcher:
 
 
 def _scoring(record: Scoring) -> str:
-    """How far the last evaluation is."""
+    """The progress of the final evaluation."""
     if not record.done:
         return f"scoring {counted(record.tokens, 'tokens')} of held-out text"
     return f"scoring held-out text: {100 * record.done // record.tokens} %"

@@ -1,8 +1,8 @@
-"""An object store as Ray Train wants it for its own few files.
+"""An object store for Ray Train's own few files.
 
-Ray Train makes a folder before it writes. In a store that means an empty object named `folder/`,
-which stores that keep folders on a disk refuse where the folder exists already. Nothing needs these
-objects: here folders simply are.
+Ray Train creates a folder before it writes. In a store that means an empty object named `folder/`,
+which stores that keep folders on a disk refuse if the folder exists already. Nothing needs these
+objects, so creating a folder does nothing here.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from pyarrow import fs
 
 
 class WithoutFolders(fs.FileSystemHandler):  # type: ignore[misc]
-    """Passes everything on but the making of folders."""
+    """Passes on every operation except the creation of folders."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -25,7 +25,7 @@ class WithoutFolders(fs.FileSystemHandler):  # type: ignore[misc]
     __hash__ = None  # type: ignore[assignment]
 
     def create_dir(self, path: str, recursive: bool) -> None:
-        """Nothing: it is there as soon as something lies in it."""
+        """Do nothing: a folder exists as soon as it has a file."""
 
     def get_type_name(self) -> str:
         return f"{self._store.type_name} without folders"

@@ -1,14 +1,13 @@
-"""Blocks of a corpus in an object store, kept on the local disk: bounded, shared, never trusted.
+"""Blocks of a corpus in an object store, kept on the local disk up to a limit.
 
-A file is named by the sha256 of its content and checked whenever it is read, so a damaged or cut
-one is dropped and fetched again, and nothing here ever has to be right for training to be. All
-processes of a machine share the folder. Its size is kept in the lock file, where each writer adds
-what it is about to write before it does: the bound holds with any number of processes, and one that
-is killed can only make the number too large, until the files are counted again. The files that were
-used longest ago go first, by their time of change, which a use renews.
+A file is named by the sha256 of its content and checked whenever it is read. A damaged one is
+dropped and fetched again, so training does not depend on the cache being right. All processes of a
+machine share the folder. Its size is in the lock file, to which each writer adds the size of a file
+before it writes it. So the limit is kept by any number of processes, and one that is killed can
+only make the number too large, until the files are counted again. The least recently used files are
+removed first, by their modification time, which is updated on use.
 
-A disk that is full or cannot be written costs the cache, not the training: one warning, and blocks
-come from the store.
+If the disk is full or cannot be written, there is one warning, and blocks come from the store.
 """
 
 import logging
@@ -28,7 +27,7 @@ from elmwright.pipeline.storage.untrusted import is_digest
 log = logging.getLogger("elmwright")
 
 ROOM = 0.1
-"""Share of the limit that is freed at a time: counting the files is worth some blocks."""
+"""Share of the limit that is freed at a time, because counting the files takes time."""
 LEFT_OVER = 600.0
 """Seconds after which a file that is still being written belongs to a killed process."""
 _LOCK = "size"
@@ -36,7 +35,7 @@ _OURS = re.compile(rf"[0-9a-f]{{64}}|{re.escape(TEMPORARY)}[0-9a-f]{{64}}\.\d+")
 
 
 def block_cache(corpus: str, folder: Path, megabytes: int) -> "BlockCache | None":
-    """A cache for this corpus, if it lies in a store and anything may be kept of it."""
+    """A cache for this corpus, if it is in a store and the limit is not 0."""
     return BlockCache(folder, megabytes * 1_000_000) if at(corpus).is_url and megabytes else None
 
 
@@ -55,8 +54,8 @@ class BlockCache:
             self._warn(error)
 
     def through(self, digest: str, read: Callable[[], bytes]) -> bytes:
-        """The bytes of that sha256: from here, or from `read` (which checks them), then kept."""
-        if not is_digest(digest):  # it becomes a file's name
+        """The bytes of that sha256, from the cache or from `read`, which checks them."""
+        if not is_digest(digest):  # it would become the name of a file
             return read()
         data = self._get(digest)
         if data is None:
@@ -98,7 +97,7 @@ class BlockCache:
                 self._writing.add(digest)
                 stack.callback(self._writing.discard, digest)
                 file = stack.enter_context(at(path).writing())
-                # Whoever counts the files meanwhile must find this one as large as it will be,
+                # A process that counts the files meanwhile must see this one at its final size,
                 file.truncate(len(data))
             file.write(data)
             file.flush()
@@ -107,8 +106,8 @@ class BlockCache:
                 stack.close()  # and under one of its names.
 
     def _shrink(self, limit: int) -> int:
-        """Count the files and remove the oldest until they fit; their size."""
-        found, total = [], 0
+        """Remove the oldest files until the rest fits into `limit`; returns its size."""
+        files, total = [], 0
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 if not _OURS.fullmatch(entry.name):
@@ -116,13 +115,13 @@ class BlockCache:
                 try:
                     about = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
-                    continue  # another process took it for damaged, or could not write it
+                    continue  # another process has removed it
                 total += about.st_size
                 if not entry.name.startswith(TEMPORARY):
-                    found.append((about.st_mtime_ns, entry.path, about.st_size))
+                    files.append((about.st_mtime_ns, entry.path, about.st_size))
                 elif about.st_mtime < time.time() - LEFT_OVER:
-                    found.append((0, entry.path, about.st_size))
-        for used, path, size in sorted(found):
+                    files.append((0, entry.path, about.st_size))
+        for used, path, size in sorted(files):
             if total <= limit and used:
                 break
             Path(path).unlink(missing_ok=True)
@@ -131,7 +130,7 @@ class BlockCache:
 
     @contextmanager
     def _locked(self) -> "Iterator[_Size]":
-        """Hold the folder against other threads and processes; its size is in the lock file."""
+        """Lock the folder against other threads and processes; yields its size in the lock file."""
         with waiting_lock(self.folder / _LOCK) as descriptor:
             yield _Size(descriptor)
 

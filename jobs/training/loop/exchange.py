@@ -1,12 +1,12 @@
-"""What processes tell each other during a step, besides what torch DDP does by itself.
+"""The exchange between processes during a step, besides that of torch DDP.
 
 The softmax has most of the parameters but a step touches few of its rows. All processes draw the
 same negatives, gather each other's targets (a fixed number, so no sizes have to be agreed on), and
-sum one buffer [touched rows, width + 1]. The buffer of statistics that goes round each step also
-carries the wish to stop, so every process leaves the loop at the same step.
+sum one buffer [touched rows, width + 1]. The statistics that are summed in each step include the
+wish to stop, so every process leaves the loop at the same step.
 
-Every process also notes how far it has come in the group's key-value store. When an exchange fails
-or takes longer than `train.timeout_s`, the others can so say which of them is missing.
+Every process also writes its position to the group's key-value store. When an exchange fails or
+takes longer than `train.timeout_s`, the others can tell which process is missing.
 """
 
 import re
@@ -42,7 +42,7 @@ class Ranks:
         return tensor
 
     def gather(self, tensor: Tensor, dim: int) -> Tensor:
-        """Everybody's tensors of the same shape, joined along `dim` in rank order."""
+        """The tensors of all processes, of the same shape, joined along `dim` in rank order."""
         if self.world == 1:
             return tensor
         tensor = tensor.contiguous()
@@ -61,8 +61,8 @@ class Ranks:
 
 def touched_rows(ranks: Ranks, targets: Tensor, negatives: Tensor) -> Tensor:
     """Sorted ids of the softmax rows that any process touches in this step."""
-    everybody = ranks.gather(targets.reshape(-1), dim=0)
-    rows: Tensor = torch.unique(torch.cat([everybody, negatives]), sorted=True)
+    all_targets = ranks.gather(targets.reshape(-1), dim=0)
+    rows: Tensor = torch.unique(torch.cat([all_targets, negatives]), sorted=True)
     return rows
 
 
@@ -80,28 +80,28 @@ class Phase(IntEnum):
 
 
 class Beats:
-    """How far each process has come."""
+    """The position of each process: its step and phase."""
 
     ANSWER = timedelta(seconds=10)
-    """How long the store may take to answer when something is wrong already."""
+    """How long the store may take to answer after a failure."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._step = ranks, 0
         self._store: Any = None
         if ranks.world > 1:
-            # Not public; without it, blame() cannot say which process is missing.
+            # Not public. Without it, blame() cannot tell which process is missing.
             find_store = getattr(dist.distributed_c10d, "_get_default_store", None)
             self._store = find_store() if find_store else None
 
     def at(self, step: int, phase: Phase) -> None:
-        """This process has come so far."""
+        """Publish the position of this process."""
         self._step = step
         if self._store is not None:
             place = step * len(Phase) + phase
             self._store.set(f"elmwright/place/{self._ranks.rank}", str(place))
 
     def blame(self, error: RuntimeError) -> PeerLost | None:
-        """If an exchange failed: an error that names the process to blame, if it is known."""
+        """If an exchange failed, an error that names the missing process, if it is known."""
         if self._ranks.world == 1 or not _EXCHANGE.search(str(error)):
             return None
         if self._store is None:
@@ -134,4 +134,4 @@ class Beats:
 _EXCHANGE = re.compile(
     r"Timed out|[Tt]imeout|Connection (closed|reset|refused)|gloo|NCCL|Broken pipe|Socket", re.I
 )
-"""How torch tells that an exchange failed."""
+"""Parts of torch's messages about a failed exchange."""

@@ -1,7 +1,7 @@
-"""What the machine has and how busy it is, logged beside the curves.
+"""Memory and load of the machine, and its peak speed, for the metrics.
 
-Everything comes from the kernel's own files and from torch; the peak is the speed of a large matrix
-product measured for a moment when training starts, on this process's device and threads.
+Everything comes from the kernel's own files and from torch. The peak is the speed of a large matrix
+product, measured when training starts, on this process's device and threads.
 """
 
 import os
@@ -14,9 +14,9 @@ from elmwright.jobs.rundir import metrics
 from elmwright.jobs.training.loop.exchange import Ranks
 
 SAMPLE_SECONDS = 5.0
-"""The kernel is asked at most so often: steps may be short, and the loop waits for the answer."""
+"""Seconds between samples: steps may be short, and a sample takes time."""
 SIZE = 1024
-"""Rows and columns of the measured product: 2.1 GFLOP, some 30 ms a core."""
+"""Rows and columns of the measured product: 2.1 GFLOP, some 30 ms per core."""
 
 
 class Machine:
@@ -30,7 +30,7 @@ class Machine:
         self._next = self._wall
 
     def metrics(self) -> dict[str, float]:
-        """Since the last sample; nothing if that was a moment ago."""
+        """The metrics since the last sample; empty if that was less than SAMPLE_SECONDS ago."""
         wall = time.perf_counter()
         if wall < self._next:
             return {}

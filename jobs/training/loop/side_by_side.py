@@ -1,10 +1,10 @@
-"""Evaluation on all cores of one process: each thread takes lanes of its own.
+"""Evaluation on all cores of one process: each thread has its own lanes.
 
-torch would share every small product out over the cores, and its threads meet at a barrier after
-each. Here a thread computes with one core, for its own lanes, and the threads meet only where the
-processes of a training run would, so that a core that somebody else holds costs its own time and
-not everybody's. `tests/bench/bench_busy.py` measures that. Like the number of processes, the number
-of threads does not change a result beyond its last digits.
+torch would divide every small product among the cores, and its threads wait for each other after
+each. Here a thread computes with one core, for its own lanes, and the threads wait only where the
+processes of a training run would, so that a core that is busy with something else delays only its
+own thread. `tests/bench/bench_busy.py` measures that. Like the number of processes, the number of
+threads does not change a result beyond its last digits.
 """
 
 import threading
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class _Group:
-    """What the threads share."""
+    """The state that the threads share."""
 
     def __init__(self, world: int) -> None:
         self.barrier = threading.Barrier(world)
@@ -45,16 +45,16 @@ class ThreadRanks(Ranks):
         self.group.barrier.wait()
         total = torch.zeros_like(tensor)
         for part in self.group.parts:
-            assert part is not None  # noqa: S101 - everybody has passed the barrier
+            assert part is not None  # noqa: S101 - every thread has passed the barrier
             total += part
         self.group.barrier.wait()
         return tensor.copy_(total)
 
 
 def side_by_side(lanes: int, work: Callable[[Ranks, Advance], T], advance: Advance) -> T:
-    """The result of `work`, done by as many threads as there are cores and the lanes allow.
+    """The result of `work`, in as many threads as there are cores and the lanes allow.
 
-    The calling thread is one of them, so that Ctrl-C arrives.
+    The calling thread is one of them, so that Ctrl-C reaches it.
     """
     world = max(n for n in range(1, cores() + 1) if lanes % n == 0)
     if world == 1:
@@ -71,7 +71,7 @@ def side_by_side(lanes: int, work: Callable[[Ranks, Advance], T], advance: Advan
         try:
             work(ThreadRanks(rank, world, group=group), count)
         except threading.BrokenBarrierError:
-            return  # another thread says why
+            return  # another thread has the reason
         except BaseException as error:
             group.error = error
             group.barrier.abort()

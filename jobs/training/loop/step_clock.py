@@ -14,14 +14,14 @@ class Clock:
         self._step: int | None = None
 
     def lap(self, name: str) -> None:
-        """The time since the last call went into this."""
+        """Attribute the time since the last call to `name`."""
         now = time.perf_counter()
         self._spent[name] = self._spent.get(name, 0.0) + now - self._last
         self._last = now
 
     def metrics(self, step: int, tokens: int, flops: float, peak: float) -> dict[str, float]:
-        """Since the last call: shares of the time, tokens per second, and how much of the machine's
-        peak the useful arithmetic (`flops` per step) makes use of."""
+        """Since the last call: shares of the time, tokens per second, and the useful arithmetic
+        (`flops` per step) as a share of the machine's peak."""
         total = max(time.perf_counter() - self._since, 1e-9)
         values = {metrics.time_share(name): spent / total for name, spent in self._spent.items()}
         if self._step is not None:

@@ -1,15 +1,14 @@
 """From blocks on disk or in an object store to batches for the model.
 
-The position in the data is a pure function of (seed, step): see `format/lanes.py`. This file only
-fetches. Each lane reads its own block; a batch gathers the same window of every lane, finds the
-distinct words among all of them (by a 64-bit key of the surface form, computed once a block) and
-carries those words' characters, the positions that refer to them, and the targets of both
-directions. A background thread stays a few batches ahead.
+The position in the data is a pure function of (seed, step): see `format/lanes.py`. Each lane reads
+its own block. A batch has the same window of every lane: the characters of its distinct words
+(found by a 64-bit key of the spelling, computed once per block), the positions that refer to them,
+and the targets of both directions. A background thread stays a few batches ahead.
 
-All lanes enter their next blocks at the same step. So these are fetched by several threads, spread
-over the steps before it: no step waits for a store, or for the preparation of many blocks at once.
-Every block is checked against the manifest when it is read (`format/shards.py`), and what a store
-gives is kept on the local disk, up to a limit (`block_cache.py`).
+All lanes enter their next blocks at the same step. Several threads fetch these, spread over the
+steps before, so that no step waits for a store, or for the preparation of many blocks at once.
+Every block is checked against the manifest when it is read (`format/shards.py`), and blocks of a
+store are kept on the local disk, up to a limit (`block_cache.py`).
 """
 
 import queue
@@ -41,9 +40,9 @@ Array = NDArray[Any]
 AHEAD = 4
 """Batches prepared ahead of the model."""
 FETCHES = 8
-"""Blocks that are fetched at a time."""
+"""Blocks that are fetched at the same time."""
 ATTEMPTS = 8
-"""How often a block is asked for when the store drops the connection: over two minutes in all."""
+"""Attempts to read a block when the store drops the connection: over two minutes in all."""
 OPEN_INDEXES = 1024
 """Shards whose indexes a process keeps in memory."""
 
@@ -70,7 +69,7 @@ class Batch:
         return Batch(*(getattr(self, field.name).pin_memory() for field in fields(self)))
 
     def to_device(self, device: torch.device) -> "Batch":
-        """The batch where the model is; does not wait for the copy if it comes from `pinned`."""
+        """The batch on a device; does not wait for the copy of a `pinned` one."""
         return Batch(
             *(getattr(self, field.name).to(device, non_blocking=True) for field in fields(self))
         )
@@ -90,11 +89,11 @@ class Row:
     ends: Array
     """[sentences] Steps up to the end of each sentence."""
     characters: int
-    """Of all its words, and one for what follows each."""
+    """Of all its words, and one more for each word."""
 
 
 class Blocks:
-    """Random access to the blocks of one split, with the rows in use kept ready."""
+    """Random access to the blocks of one split; the rows in use are kept in memory."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class Blocks:
         cache: BlockCache | None = None,
         widest: int | None = None,
     ) -> None:
-        """`widest`: the width of the model's widest filter; then character ids are no longer than
+        """With `widest`, the width of the model's widest filter, character ids are no longer than
         the words of a block need (`char_ids`)."""
         self._widest = widest
         self._shards = manifest.splits[split].shards
@@ -125,13 +124,13 @@ class Blocks:
         return int(self._starts[-1])
 
     def fetch(self, numbers: Iterable[int]) -> None:
-        """Begin to get these blocks ready; `row` will ask for them soon."""
+        """Start loading these blocks, which `row` will return soon."""
         for number in numbers:
             if number not in self._rows and number not in self._coming:
                 self._coming[number] = self._pool.submit(self._load, number)
 
     def row(self, number: int) -> Row:
-        """A block, ready; waits for it if it is on its way."""
+        """A block; waits if it is still being loaded."""
         row = self._rows.pop(number, None)
         if row is None:
             coming = self._coming.pop(number, None)
@@ -142,7 +141,7 @@ class Blocks:
         return row
 
     def forget(self) -> None:
-        """Fetch nothing of what was announced and not asked for."""
+        """Cancel the loading of blocks that were not read."""
         while self._coming:
             self._coming.popitem()[1].cancel()
 
@@ -153,15 +152,15 @@ class Blocks:
         return self._prepare(block if self._word_ids is None else remap(block, self._word_ids))
 
     def _reader(self, shard: int) -> ShardReader:
-        """An open shard; a corpus has more shards than a process may have open files."""
+        """An open shard. A corpus may have more shards than a process may have open files."""
         with self._readers_lock:
-            found = self._readers.pop(shard, None)
-            reader = found or Future()
+            known = self._readers.pop(shard, None)
+            reader = known or Future()
             self._readers[shard] = reader
             while len(self._readers) > OPEN_INDEXES:
-                # Not closed here: another thread may be reading. The last one to drop it does.
+                # Not closed here, because another thread may be reading: the last one closes it.
                 self._readers.popitem(last=False)
-        if found is None:
+        if known is None:
             self._open(shard, reader)
         return reader.result()
 
@@ -190,7 +189,7 @@ class Blocks:
 
 
 def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
-    """Put one window of each lane together; a lane without data is padding of weight 0."""
+    """One window of each lane as a batch; a lane without data is padding of weight 0."""
     present = [item for item in rows if item is not None]
     n, first = len(rows), present[0][0]
     keys = np.full((n, 2, window), first.keys[0], dtype=np.uint64)
@@ -207,7 +206,7 @@ def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
         targets[lane] = row.targets[:, part]
         weights[lane] = row.weights[part]
     _, where, inverse = np.unique(keys.reshape(-1), return_index=True, return_inverse=True)
-    # Only now the characters: a row for every distinct word, from the lane where it is seen first.
+    # Characters only for distinct words, each from the lane where it occurs first.
     types = np.full((len(where), max(row.chars.shape[1] for row, _ in present)), PAD, np.int64)
     source, position = np.divmod(where, 2 * window)
     for lane, item in enumerate(rows):
@@ -233,7 +232,7 @@ def training_batch(
     numbers = [number(lane, step) for lane in lanes]
     part = step % per_block
     blocks.fetch(numbers)
-    # Of the blocks that follow, this step's share: evenly, in the order in which they are needed.
+    # This step's share of the following blocks, in the order in which they are needed.
     share = range(part * len(lanes) // per_block, (part + 1) * len(lanes) // per_block)
     blocks.fetch(number(lanes[place], step + per_block) for place in share)
     return make_batch([(blocks.row(number), part * window) for number in numbers], window)
@@ -242,8 +241,8 @@ def training_batch(
 def evaluation_rounds(
     blocks: Blocks, count: int, lanes: range, total_lanes: int
 ) -> Iterator[list[Row | None]]:
-    """The first `count` blocks, each exactly once, a block of every lane at a time: lane i reads
-    blocks i, i+N, i+2N, … A lane that has none left gets None.
+    """The first `count` blocks, each exactly once, in rounds of one block per lane: lane i reads
+    blocks i, i+N, i+2N, … It has None in a round without a block for it.
 
     Every process yields the same number of rounds, whichever lanes it has.
     """
@@ -254,7 +253,7 @@ def evaluation_rounds(
 
 
 def round_batches(blocks: Blocks, rows: Sequence[Row | None], window: int) -> Iterator[Batch]:
-    """The windows of a round; where no lane has a block, as many of weight 0."""
+    """The windows of a round; if no lane has a block, they all have weight 0."""
     for start in range(0, blocks.steps, window):
         if any(row is not None for row in rows):
             yield make_batch([None if row is None else (row, start) for row in rows], window)
@@ -301,11 +300,6 @@ class Prefetch:
             except queue.Full:
                 continue
             return
-
-    @property
-    def ready(self) -> int:
-        """Batches that wait for the model, at most `AHEAD`."""
-        return self._queue.qsize()
 
     def next(self) -> Batch:
         """The batch of the next step."""
