@@ -6,7 +6,6 @@ offered here must be known within a fraction of a second: names from folders, no
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 Complete = Callable[..., list[str]]
@@ -42,16 +41,9 @@ def runs(prefix: str, **_parsed: Any) -> list[str]:
 
 def files(prefix: str) -> list[str]:
     """Files and folders that begin with `prefix`; a folder ends in a slash."""
-    folder, _, start = prefix.rpartition("/")
-    home = Path(folder or ("/" if prefix.startswith("/") else "."))
-    if not home.is_dir():
-        return []
-    lead = prefix.removesuffix(start)
-    return sorted(
-        f"{lead}{path.name}{'/' if path.is_dir() else ''}"
-        for path in home.iterdir()
-        if path.name.startswith(start) and (start or not path.name.startswith("."))
-    )
+    from argcomplete.completers import FilesCompleter
+
+    return sorted(FilesCompleter()(prefix))
 
 
 def _starting(prefix: str, names: list[str]) -> list[str]:

@@ -66,11 +66,9 @@ def _check_registered(model: str) -> None:
         check_database(uri)
         names = models_in(uri)
         if names is not None and match[1] not in names:
+            advice = f"it has: {', '.join(sorted(names))}" if names else "publish one first"
             raise UserError(
-                "version-missing",
-                f"{uri} has no version of a model {match[1]!r}; it has: {', '.join(sorted(names))}"
-                if names
-                else f"{uri} has no version of a model {match[1]!r}; publish one first",
+                "version-missing", f"{uri} has no version of a model {match[1]!r}; {advice}"
             )
 
 

@@ -185,33 +185,26 @@ def rollback(options: Namespace) -> None:
 
 
 def versions(options: Namespace) -> None:
-    found = get_versions(_open(options), options.name)
+    listed = get_versions(_open(options), options.name)
     if options.json:
-        print_json(
-            [
-                {
-                    "version": v.version,
-                    "created": v.created,
-                    "aliases": v.aliases,
-                    **to_data(v.about),
-                }
-                for v in found
-            ]
-        )
+        rows = [
+            {"version": v.version, "created": v.created, "aliases": v.aliases, **to_data(v.about)}
+            for v in listed
+        ]
+        print_json(rows)
         return
-    rows = []
-    for version in found:
-        about = version.about
-        notes = [f"@{alias}" for alias in version.aliases] + ["signed"] * about.signed
-        rows.append(
-            (
-                str(version.version),
-                version.created,
-                f"{about.step:,}",
-                about.digest[:12],
-                scores_text(about.perplexity),
-                " ".join(notes),
-            )
+    cells = [
+        (
+            str(version.version),
+            version.created,
+            f"{version.about.step:,}",
+            version.about.digest[:12],
+            scores_text(version.about.perplexity),
+            " ".join(
+                [f"@{alias}" for alias in version.aliases] + ["signed"] * version.about.signed
+            ),
         )
+        for version in listed
+    ]
     header = ("version", "published (UTC)", "step", "digest", "perplexity", "")
-    print_table(header, rows, text=(3, 4, 5))
+    print_table(header, cells, text=(3, 4, 5))

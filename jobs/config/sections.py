@@ -178,21 +178,9 @@ class RunConfig:
 
 
 RESUMABLE = frozenset(
-    {
-        "train.processes",
-        "train.threads",
-        "train.device",
-        "train.max_steps",
-        "train.max_restarts",
-        "train.max_bad_steps",
-        "train.timeout_s",
-        "train.cache_mb",
-        "eval.every_steps",
-        "eval.max_tokens",
-        "eval.final_tokens",
-        "eval.lanes",
-        "eval.patience",
-    }
+    "train.processes train.threads train.device train.max_steps train.max_restarts "
+    "train.max_bad_steps train.timeout_s train.cache_mb eval.every_steps eval.max_tokens "
+    "eval.final_tokens eval.lanes eval.patience".split()
 )
 """Settings of `TRAINING_SECTIONS` that may change when a run is resumed. Sections that are not
 listed there (checkpoint, tracking, cluster, export) may always change."""

@@ -9,7 +9,6 @@ import re
 import select
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -19,7 +18,6 @@ from elmwright.jobs.terminal.signals import RESUMABLE
 from elmwright.jobs.terminal.unexpected import quiet_threads, report_unexpected
 from elmwright.jobs.terminal.wording import tell
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
-from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.disk import explain
 
 DONE = 0
@@ -48,15 +46,16 @@ def exit_code(work: Callable[[], int | None], *, as_json: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except (KeyboardInterrupt, Exception) as error:
-        ending = _ending(error)
+        number, code, message = _ending(error)
         if as_json:
-            print(json.dumps({"error": to_data(ending)}), file=sys.stderr)
-            return ending.exit
-        if ending.exit == RESUMABLE and sys.stderr.isatty():
+            ending = {"exit": number, "code": code, "message": message}
+            print(json.dumps({"error": ending}), file=sys.stderr)
+            return number
+        if number == RESUMABLE and sys.stderr.isatty():
             sys.stderr.write("\r")  # over the ^C of the terminal
         words = {FAILED: "failed", MISTAKE: "error", RESUMABLE: "stopped"}
-        tell(f"{words[ending.exit]}: {ending.message}", sys.stderr)
-        return ending.exit
+        tell(f"{words[number]}: {message}", sys.stderr)
+        return number
 
 
 def _has_no_reader(stream: TextIO) -> bool:
@@ -69,19 +68,8 @@ def _has_no_reader(stream: TextIO) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a command ended early."""
-
-    exit: int
-    """Its exit code."""
-    code: str
-    """A code for programs."""
-    message: str
-    """A sentence for the user, without secrets."""
-
-
-def _ending(error: BaseException) -> Ending:
+def _ending(error: BaseException) -> tuple[int, str, str]:
+    """The exit code, a code for programs, and a sentence for the user without secrets."""
     if isinstance(error, OSError):
         error = explain(error, Path(error.filename or "here")) or error
     number, code, message = FAILED, "failed", str(error)
@@ -99,4 +87,4 @@ def _ending(error: BaseException) -> Ending:
         )
     elif not isinstance(error, Failed):
         code, message = "unexpected", report_unexpected(error)
-    return Ending(number, code, for_others(message))
+    return number, code, for_others(message)
