@@ -45,6 +45,9 @@ RECIPE = 3
 WORK_FORMAT = 1
 """Incremented whenever the format of a file in the work folder changes, so that no task reads an
 older one. The finished corpus is the same."""
+_MARK = ".done.json"
+_OURS = re.compile(r"([a-z]+/[0-9a-f]{20})")
+"""The beginning of the name of an output."""
 PATIENCE = 10.0
 """Seconds that running tasks get to finish when the build stops."""
 
@@ -66,6 +69,11 @@ class Task(Generic[R]):
     def out(self) -> str:
         """The beginning of the names of its output files, relative to the work folder."""
         return f"{self.stage}/{self.digest}"
+
+    @property
+    def mark(self) -> str:
+        """The name of its completion mark, relative to the work folder."""
+        return f"{self.out}{_MARK}"
 
 
 @dataclass(frozen=True)
@@ -184,9 +192,8 @@ class Runner:
                         raise Interrupted("while building the corpus; the same command resumes it")
                     while queue and len(running) < limit:
                         number = queue.pop()
-                        one = tasks[number]
-                        call = (one.call, self.work, one.out, one.args, one.named)
-                        running[_remote().remote(self._mark(one), self.recall, *call)] = number
+                        reference = _remote().remote(self.work, self.recall, tasks[number])
+                        running[reference] = number
                     ready, _ = ray.wait(list(running), timeout=0.5)
                     for reference in ready:
                         number = running.pop(reference)
@@ -204,10 +211,10 @@ class Runner:
 
     def _done(self, one: Task[R], sizes: Mapping[str, int]) -> Done[R] | None:
         """The mark of a finished task, or None if the mark or an output is missing or damaged."""
-        if f"{one.out}{_MARK}" not in sizes:
+        if one.mark not in sizes:
             return None
         try:
-            mark = read_mark(at(self._mark(one)).read_bytes(), one.call)
+            mark = read_mark(at(join(self.work, one.mark)).read_bytes(), one.call)
         except (ValueError, RecursionError):
             return None
         is_whole = all(sizes.get(name) == size for name, size in mark.outputs.items())
@@ -215,10 +222,7 @@ class Runner:
 
     def forget(self, one: Task[R]) -> None:
         """Remove the mark of a task whose output has changed, so that the task is run again."""
-        at(self._mark(one)).remove()
-
-    def _mark(self, one: Task[R]) -> str:
-        return join(self.work, f"{one.out}{_MARK}")
+        at(join(self.work, one.mark)).remove()
 
     def _recall(self, running: Collection[Any], *, wait: bool = True) -> None:
         """Make queued tasks end before they begin, and give running tasks a moment to finish.
@@ -247,10 +251,6 @@ class Runner:
                 at(file.path).remove()
 
 
-_MARK = ".done.json"
-_OURS = re.compile(r"([a-z]+/[0-9a-f]{20})")
-
-
 def read_mark(data: bytes, call: Callable[..., R]) -> Done[R]:
     """The completion mark of a task that called `call`; ValueError if it is damaged."""
     kind: type[R] = get_type_hints(call)["return"]
@@ -268,23 +268,15 @@ def _remote() -> Any:
     return ray.remote(max_retries=5)(run_once)
 
 
-def run_once(
-    mark: str,
-    recall: str,
-    call: Callable[..., R],
-    work: str,
-    out: str,
-    args: tuple[object, ...],
-    named: Mapping[str, object],
-) -> Done[R] | None:
+def run_once(work: str, recall: str, one: Task[R]) -> Done[R] | None:
     """Call a stage, then write its mark, which makes its output valid; None if it was recalled."""
     if at(recall).exists():
         return None
     before = time.process_time()
-    report = with_patience(lambda: call(work, out, *args, **named))
+    report = with_patience(lambda: one.call(work, one.out, *one.args, **one.named))
     cpu_seconds = round(time.process_time() - before, 3)
-    done = Done(report, _outputs(work, out), cpu_seconds, peak_mb())
-    at(mark).write_bytes(json.dumps(to_data(done)).encode())
+    done = Done(report, _outputs(work, one.out), cpu_seconds, peak_mb())
+    at(join(work, one.mark)).write_bytes(json.dumps(to_data(done)).encode())
     return done
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmwright.pipeline.build.stages.clean import write_documents
-from elmwright.pipeline.build.stages.hashes import SHUFFLE, mix
-from elmwright.pipeline.build.stages.hashes import WEIGHT as WEIGHT_HASH
+from elmwright.pipeline.build.stages.hashes import Purpose, mix
 from elmwright.pipeline.build.stages.select import (
     Part,
     Sides,
@@ -237,7 +236,7 @@ def _save_shuffled(
 ) -> None:
     rows = index[chosen.rows]
     keys = dedup.keys_of(chosen.texts) if rekey else doc_keys(rows)
-    order = mix(keys, seed, SHUFFLE)
+    order = mix(keys, seed, Purpose.SHUFFLE)
     columns: tables.Columns = {
         "hi": keys[:, 0],
         "lo": keys[:, 1],
@@ -254,7 +253,7 @@ def _save_shuffled(
     copy = (np.arange(len(text_of)) - (np.cumsum(times) - times)[text_of]).astype(np.uint64)
     columns["copy"] = copy.astype(np.uint32)
     again = copy > 0
-    columns["order"][again] = hash64(columns["order"][again] ^ copy[again], seed, WEIGHT_HASH)
+    columns["order"][again] = hash64(columns["order"][again] ^ copy[again], seed, Purpose.WEIGHT)
     sorting = sort_order(columns)
     columns = {name: column[sorting] for name, column in columns.items()}
     tables.save_texts(path, columns, chosen.texts, text_of[sorting], "order")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmwright.pipeline.build.stages.clean import read_batches
-from elmwright.pipeline.build.stages.hashes import HELDOUT, SAMPLE, mix
+from elmwright.pipeline.build.stages.hashes import Purpose, mix
 from elmwright.pipeline.cleaning import words
 from elmwright.pipeline.cleaning.cleaner import Cleaner
 from elmwright.pipeline.config import CorpusConfig
@@ -81,12 +81,12 @@ def sample_chunk(
         if not kept:
             continue
         keys = keys_of(cleaned.words[n] for n in kept)
-        is_train = mix(keys, seed, HELDOUT) >= np.uint64(limit)
+        is_train = mix(keys, seed, Purpose.HELDOUT) >= np.uint64(limit)
         for number, in_train in zip(kept, is_train.tolist(), strict=True):
             sentences = cleaned.texts[number].split("\n") if in_train else []
             fitting = [s for s in sentences if len(s.encode()) <= SAMPLE_BYTES]
             if fitting:
-                hashes = mix(keys_of(fitting), seed, SAMPLE)
+                hashes = mix(keys_of(fitting), seed, Purpose.SAMPLE)
                 smallest.update(zip(hashes.tolist(), fitting, strict=True))
         if len(smallest) > 2 * most:
             smallest = shrink()

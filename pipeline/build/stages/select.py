@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from elmwright.pipeline.build.stages.hashes import HELDOUT, WEIGHT, mix
+from elmwright.pipeline.build.stages.hashes import Purpose, mix
 from elmwright.pipeline.dedup import keys as dedup
 from elmwright.pipeline.dedup import ngrams, tables
 from elmwright.pipeline.dedup.clusters import Clusters, Links, band_rows, link_range, resolve
@@ -54,7 +54,7 @@ class Sides:
 
     def of(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """For each key, 0 for train, else one more than the place of its set in `names`."""
-        hashes = mix(keys, self.seed, HELDOUT)
+        hashes = mix(keys, self.seed, Purpose.HELDOUT)
         place = np.searchsorted(np.array(self.limits, np.uint64), hashes, side="right") + 1
         place[place > len(self.names)] = 0
         return place
@@ -96,7 +96,7 @@ def smallest_hashes(work: str, _out: str, names: Sequence[str], seed: int) -> Sm
     smallest = np.zeros(0, np.uint64)
     for name in names:
         index = tables.load_index(join(work, f"{name}.npy"))
-        hashes = mix(doc_keys(index), seed, HELDOUT)
+        hashes = mix(doc_keys(index), seed, Purpose.HELDOUT)
         smallest = np.sort(np.concatenate([smallest, hashes]))[:SMALLEST]
     return SmallestHashes(tuple(smallest.tolist()))
 
@@ -126,7 +126,7 @@ def times_taken(part: Part, index: NDArray[np.void], seed: int) -> NDArray[np.in
     """How often each document is taken: `weight` times on the average, by its hash."""
     whole = int(part.weight)
     limit = np.uint64(min(int((part.weight - whole) * (1 << 64)), (1 << 64) - 1))
-    more = mix(doc_keys(index), seed, WEIGHT) < limit
+    more = mix(doc_keys(index), seed, Purpose.WEIGHT) < limit
     times: NDArray[np.int64] = whole + more.astype(np.int64)
     return times
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import ray
 
-from elmwright.pipeline.build.ray_tasks import run_once
+from elmwright.pipeline.build.ray_tasks import run_once, task
 from elmwright.pipeline.config import CorpusConfig, Source
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
@@ -118,10 +118,10 @@ def test_a_task_is_tried_again_when_the_store_drops_the_connection(tmp_path, mon
             raise OSError("When reading: AWS Error NETWORK_CONNECTION during GetObject")
         return {"answer": 1}
 
-    mark, recall = str(tmp_path / "x.done.json"), str(tmp_path / "recall")
-    assert run_once(mark, recall, shaky, str(tmp_path), "x", (), {}).report == {"answer": 1}
+    one = task("x", shaky)
+    assert run_once(str(tmp_path), str(tmp_path / "recall"), one).report == {"answer": 1}
     assert len(tries) == 3
-    assert os.path.exists(mark)
+    assert (tmp_path / one.mark).exists()
 
 
 def test_a_store_that_never_answers_is_told_in_one_sentence(tmp_path, monkeypatch):
@@ -130,11 +130,11 @@ def test_a_store_that_never_answers_is_told_in_one_sentence(tmp_path, monkeypatc
     def dead(_work, _out):
         raise OSError("AWS Error NETWORK_CONNECTION\nduring GetObject")
 
-    mark, recall = str(tmp_path / "x.done.json"), str(tmp_path / "recall")
+    one = task("x", dead)
     with pytest.raises(UserError, match=r"failed 4 times .* nothing is lost") as error:
-        run_once(mark, recall, dead, str(tmp_path), "x", (), {})
+        run_once(str(tmp_path), str(tmp_path / "recall"), one)
     assert "\n" not in str(error.value)
-    assert not os.path.exists(mark)
+    assert not (tmp_path / one.mark).exists()
 
 
 class Dropping:
@@ -189,8 +189,7 @@ def test_connections_that_drop_in_the_middle_lose_nothing(s3, monkeypatch):
             return {}
 
         monkeypatch.setattr(object_store, "PAUSE", 0.01)
-        mark, recall = "s3://bucket/drop/x.done.json", "s3://bucket/drop/recall"
-        run_once(mark, recall, read_all, "s3://bucket/drop", "x", (), {})
+        run_once("s3://bucket/drop", "s3://bucket/drop/recall", task("x", read_all))
         assert proxy.dropped == 2
     finally:
         proxy.server.close()
