@@ -1,21 +1,20 @@
 """From a checkpoint to a bundle that has been read back and compared.
 
-The weights are the checkpoint's own bytes. Before the bundle gets its name, two things are done
-with it: an independent reader (`model.reference`: numpy, no torch, its own parsing of
-weights.hdf5) computes representations of real held-out sentences, which must equal the trained
-model's; and the bundle's files score the probe (evaluate.py), the first 2,000 sentences of each
-held-out set, which must give what the trainer got. The perplexity on the card is the trainer's own.
-For a checkpoint that the trainer did not measure so (one in passing, or of an older version) the
-held-out sets themselves are scored here, up to `eval.final_tokens`. The same checkpoint gives the
-same bytes: the time is in provenance.json and nowhere else.
+The weights are the checkpoint's own bytes. Before the bundle gets its name it is compared with the
+trained model in two ways. An independent reader (`model.reference`: numpy, no torch, its own
+parsing of weights.hdf5) must compute the same representations of real held-out sentences. And the
+bundle's files must give the trainer's score of the probe (evaluate.py), the first 2,000 sentences
+of each held-out set. The perplexity on the card is the trainer's. Where the trainer did not measure
+the checkpoint in this way, the held-out sets themselves are scored here, up to `eval.final_tokens`.
+The same checkpoint gives the same bytes: only provenance.json has the time.
 
-Killed at any moment, an export leaves nothing in the way of the next.
+An export that is killed at any moment does not hinder the next one.
 """
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from elmwright.jobs.bundles.bundle import (
     verify_bundle,
     write_sums,
 )
+from elmwright.jobs.bundles.bundle_json import BundleConfig, Vocabulary
 from elmwright.jobs.bundles.model_folder import local_folder
 from elmwright.jobs.bundles.signing import check_signing_key, sign
 from elmwright.jobs.checkpoints.checkpoint import (
@@ -53,7 +53,7 @@ from elmwright.jobs.training.loop.evaluate import final_limit
 from elmwright.model.formats.bilm_format import write_options, write_weights
 from elmwright.model.formats.folder import load_folder, model_tensors, write_config
 from elmwright.model.inference.elmo import Elmo
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.format.manifest import Manifest, canonical
 from elmwright.pipeline.progress import Progress, counting_bytes, silent
 from elmwright.pipeline.records import to_data
@@ -65,7 +65,7 @@ PIECES = "sentencepiece.model"
 
 
 def export(config: RunConfig, folder: RunFolder, progress: Progress = silent) -> str:
-    """Write `bundle/` from what training ended with; a sentence about what was checked."""
+    """Write `bundle/` from the result of training; a sentence about what was checked."""
     result = read_result(folder.result)
     if result is None:
         raise UserError("file-damaged", f"{folder.result} is missing or damaged; train first")
@@ -91,16 +91,16 @@ def export_run(
     infos = list_scored(folder)
     info = choose(infos, step, folder, _limit(config, folder) if infos else None, progress)
     verify_checkpoint(info.path)
-    newest = step in ("result", "latest")
-    target = (
-        folder.bundle if newest else folder.bundle.with_name(f"bundle-{folder_name(info.step)}")
-    )
-    target = Path(output) if output else target
-    if target.exists() and not force:
-        raise UserError(
-            "output", f"{target} exists already; choose another with -o, or add --force"
-        )
+    target = folder.bundle
+    if output:
+        target = Path(output)
+    elif step not in ("result", "latest"):
+        target = folder.bundle.with_name(f"bundle-{folder_name(info.step)}")
     if target.exists():
+        if not force:
+            raise UserError(
+                "output", f"{target} exists already; choose another with -o, or add --force"
+            )
         _check_replaceable(target)
     if key:
         check_signing_key(Path(key))  # now, not after an hour of checks
@@ -116,7 +116,7 @@ def _limit(config: RunConfig, folder: RunFolder) -> int | None:
 
 
 def _check_replaceable(target: Path) -> None:
-    """Only a bundle is replaced: its list is one, and nothing lies beside what belongs to one."""
+    """Refuse to replace a folder that is not a bundle, or has other files in it."""
     try:
         read_sums(target)
     except UserError as error:
@@ -127,8 +127,7 @@ def _check_replaceable(target: Path) -> None:
 
 
 def _check_nothing_else(target: Path) -> None:
-    """A folder that is about to be replaced may hold files of a bundle, whole or not, and no
-    others: nobody could get those back."""
+    """Refuse to replace a folder with files that do not belong to a bundle: they would be lost."""
     for path in sorted(target.iterdir()):
         if path.name not in (*FILES, *OPTIONAL, SUMS) or path.is_dir():
             raise UserError(
@@ -138,7 +137,7 @@ def _check_nothing_else(target: Path) -> None:
 
 
 def _run_config(run: str, overrides: list[str]) -> RunConfig:
-    """The config of a run, given by its folder or its config file; run.dir is where it lies."""
+    """The config of a run, given by its folder or its config file; run.dir is that folder."""
     saved = join(run, "config.json")
     if not at(saved).exists():
         if Path(run).is_dir():
@@ -173,7 +172,7 @@ def export_checkpoint(
     new, old = work / "new", work / "old"
     with alone_in(work, target):
         try:
-            _put_back(old, target)  # killed just between the two renames
+            _put_back(old, target)  # an export was killed between the two renames
             for leftover in (new, old):
                 shutil.rmtree(leftover, ignore_errors=True)
             new.mkdir()
@@ -224,13 +223,23 @@ def _write(
     lanes = config.eval.lanes
     if trainers:
         lanes = next(iter(trainers.evaluation.values())).lanes
-    about = _about(config, manifest, info.step, lanes)
-    write_config(target / "config.json", config.model, about)
-    elsewhere = config.train.bf16 or state.device != "cpu"
-    allowed = NEAR if elsewhere else SAME
+    about = BundleConfig(
+        step=info.step,
+        vocab=Vocabulary(manifest.vocab.size, manifest.vocab.sha256),
+        heldout_sha256={},
+        eval_lanes=lanes,
+        tokenizer=config.corpus.tokenizer,
+        sentences=config.corpus.sentences,
+        language=config.corpus.language,
+    )
+    # Without scores first: the bundle's own files are loaded to measure them.
+    write_config(target / "config.json", config.model, to_data(about))
+    is_exact = state.device == "cpu" and not config.train.bf16
+    allowed = SAME if is_exact else NEAR
     evaluation, measured = measure(target, folder, manifest, trainers, allowed, limit, progress)
-    about |= {"heldout_sha256": _heldout(manifest, evaluation)}
-    write_config(target / "config.json", config.model, {"evaluation": to_data(evaluation), **about})
+    scored = _scored_digests(manifest, evaluation)
+    about = replace(about, evaluation=evaluation, heldout_sha256=scored)
+    write_config(target / "config.json", config.model, to_data(about))
     if without_softmax:
         (target / "softmax.safetensors").unlink()
     _describe(target, config, folder, info, manifest, evaluation, state)
@@ -250,6 +259,8 @@ def _write(
     with progress("checking bundle", total, "bytes") as advance, counting_bytes(advance):
         write_sums(target)
         verify_bundle(target)
+    if read_sums(target)["model.safetensors"] != info.sha256:
+        raise Failed(f"the weights of {info.path} were not copied exactly; export again")
     return compare_vectors(target, Elmo(loaded.bilm), folder.corpus, manifest) + measured
 
 
@@ -261,7 +272,7 @@ def _write_weights(
     tensors: dict[str, Tensor],
     progress: Progress,
 ) -> None:
-    """The checkpoint's own files, and the biLM once more in bilm format."""
+    """Copy the checkpoint's files, and write the biLM again in bilm format."""
     names = ("model.safetensors", "softmax.safetensors", "vocab.txt")
     sizes = {name: (checkpoint / name).stat().st_size for name in names}
     again = sizes["model.safetensors"]
@@ -278,7 +289,7 @@ def _write_weights(
 def _as_trained(config: RunConfig, checkpoint: Path) -> tuple[RunConfig, CheckpointState]:
     """The config with the settings that the checkpoint was trained with, and its state.
 
-    Some may change between attempts, and the run's config has those of its newest command.
+    Some settings may change between attempts, and the run's config has the newest ones.
     """
     where = checkpoint / "config.json"
     saved = (at(where).read_json() or {})["run_config"]
@@ -289,31 +300,18 @@ def _as_trained(config: RunConfig, checkpoint: Path) -> tuple[RunConfig, Checkpo
     return trained, read_state(checkpoint)
 
 
-def _about(config: RunConfig, manifest: Manifest, step: int, lanes: int) -> dict[str, Any]:
-    """What config.json says beside the model's shape: all that comparing and tokenising need."""
-    return {
-        "step": step,
-        "vocab": {"size": manifest.vocab.size, "sha256": manifest.vocab.sha256},
-        "heldout_sha256": {},
-        "eval_lanes": lanes,
-        "tokenizer": config.corpus.tokenizer,
-        "sentences": config.corpus.sentences,
-        "language": config.corpus.language,
-    }
-
-
-def _heldout(manifest: Manifest, evaluation: Scores) -> dict[str, str]:
-    """A digest of each held-out set, as far as it was scored: what is equal can be compared."""
-    found = {}
+def _scored_digests(manifest: Manifest, evaluation: Scores) -> dict[str, str]:
+    """Held-out set → digest of the part that was scored. Scores of equal parts can be compared."""
+    digests = {}
     for name, split in manifest.splits.items():
         if name == "train":
             continue
-        content: list[Any] = [shard.sha256 for shard in split.shards]
+        content: list[str | int] = [shard.sha256 for shard in split.shards]
         tokens = evaluation[name].tokens if name in evaluation else split.steps
         if tokens != split.steps:
             content.append(tokens)
-        found[name] = sha256_bytes(canonical(content))
-    return found
+        digests[name] = sha256_bytes(canonical(content))
+    return digests
 
 
 def _describe(

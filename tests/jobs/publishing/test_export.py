@@ -36,10 +36,11 @@ from elmwright.jobs.using.pretrained import Elmo
 from elmwright.model.formats.bilm_format import write_weights
 from elmwright.pipeline.cleaning.words import train_sentencepiece
 from elmwright.pipeline.config import Pieces
-from elmwright.pipeline.errors import Failed, UserError
+from elmwright.pipeline.errors import Failed
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import at
 from tests.support.bundles import contents, copy
+from tests.support.mistakes import mistake
 from tests.support.places import ROOT
 
 pytestmark = pytest.mark.slow(3)
@@ -73,7 +74,7 @@ def test_the_checkpoint_is_chosen_by_number_by_age_or_by_perplexity(
     # 12 was measured on 200 tokens and 20 on all: they are compared on all.
     target, _ = export_run(str(run), "best", "", overrides=[])
     assert target == run / "bundle-step-00000020"
-    with pytest.raises(UserError, match="no checkpoint '7'; there are best, latest and: 12, 18"):
+    with mistake("checkpoint-missing", "7", "12, 18"):
         export_run(str(run), "7", "", overrides=[])
     target, _ = export_run(str(run), "latest", "", overrides=[])
     assert target == run / "bundle"
@@ -205,7 +206,7 @@ def test_lanes_that_changed_since_do_not_change_the_perplexity(
     assert json.loads((target / "config.json").read_text())["eval_lanes"] == 4
     saved["model"]["dim"] = 32
     (run / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(UserError, match=r"is not what .*step-00000018 was trained"):
+    with mistake("model-invalid", "step-00000018"):
         export_run(str(run), "18", "", overrides=[])
 
 
@@ -293,5 +294,5 @@ def test_a_sentencepiece_run_publishes_its_pieces(trained: Path, tmp_path: Path)
 
 def test_a_name_that_no_registry_takes_is_said_before_training() -> None:
     for setting in ("export.name=a/b", "export.alias=v3", "export.alias=3"):
-        with pytest.raises(UserError, match=setting.partition("=")[0]):
+        with mistake("setting", setting.partition("=")[0]):
             load_config("demo", [setting])

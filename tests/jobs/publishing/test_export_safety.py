@@ -20,7 +20,7 @@ from elmwright.jobs.publishing.export import export_run
 from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.training_facts import TrainingFacts
 from elmwright.jobs.rundir.work_folder import alone_in
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Code, UserError
 from tests.support import saved
 from tests.support.mistakes import mistake
 from tests.support.tiny import manifest
@@ -106,7 +106,7 @@ def test_what_a_killed_export_left_is_cleared_and_what_it_had_moved_is_put_back(
 
     with monkeypatch.context() as now:
         now.setattr(export, "measure", fail)
-        with pytest.raises(UserError, match="no more"):
+        with mistake("output"):
             export_run(str(trained), "12", str(target), overrides=[])
     verify_bundle(target)
     assert digest(target) == digest(bundle)
@@ -198,8 +198,9 @@ def unevaluated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_key_that_cannot_sign_is_told_before_the_work(
     trained: Path, tmp_path: Path, keys: tuple[Path, Path], unevaluated: None
 ) -> None:
-    for key, why in ((tmp_path / "absent", "there is no key"), (keys[1], "cannot be used to sign")):
-        with pytest.raises(UserError, match=why):
+    codes: dict[Path, Code] = {tmp_path / "absent": "file-missing", keys[1]: "signature"}
+    for key, code in codes.items():
+        with mistake(code, str(key)):
             export_run(str(trained), "12", str(tmp_path / "x"), overrides=[], key=str(key))
     assert not list(tmp_path.glob("*x*"))
 

@@ -24,7 +24,7 @@ from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.registry.open_registry import open_registry
 from elmwright.jobs.registry.plain_folder import FolderRegistry
 from elmwright.jobs.using.pretrained import Elmo
-from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 from tests.support.places import DOCS
 from tests.support.servers import (
     BUCKET,
@@ -158,7 +158,7 @@ def test_a_server_that_dies_in_the_middle_costs_a_sentence_and_a_retry(
             return model
 
         monkeypatch.setattr(LoggedModels, "upload", upload_and_die)
-        with pytest.raises(UserError, match=r"did not let us publish; .* is safe"):
+        with mistake("tracking-server"):
             publish_bundle(MlflowRegistry(uri), bundle, "tiny", "candidate")
         monkeypatch.setattr(LoggedModels, "upload", real)
     with mlflow_server(tmp_path) as uri:  # the same files, another port
@@ -188,7 +188,7 @@ def test_a_shelf_in_an_object_store(
     changed = store / BUCKET / "models" / "tiny" / folder / "vocab.txt"
     changed.write_bytes(changed.read_bytes()[:-1] + b"x")
     shutil.rmtree(os.environ["ELMWRIGHT_CACHE"])
-    with pytest.raises(UserError, match=r"vocab\.txt does not match its digest"):
+    with mistake("file-damaged", "vocab.txt"):
         Elmo.from_pretrained(f"{uri}/tiny/2")
 
 

@@ -21,8 +21,8 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.tracking import tracker as tracking
 from elmwright.jobs.tracking.check_server import check_server
 from elmwright.jobs.tracking.tracker import Tracker
-from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
+from tests.support.mistakes import mistake
 from tests.support.servers import free_port, mlflow_server
 from tests.support.tiny_runs.training import prepare, process
 
@@ -171,8 +171,8 @@ def test_a_server_that_refuses_us_is_told_before_training(code: int) -> None:
     def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.send_error(code)
 
-    wanted = "no MLflow server" if code == 404 else "MLFLOW_TRACKING_USERNAME"
-    with serving(answer) as uri, pytest.raises(UserError, match=wanted):
+    advice = "tracking.uri" if code == 404 else "MLFLOW_TRACKING_USERNAME"
+    with serving(answer) as uri, mistake("tracking-server", advice):
         check_server(uri)
 
 
