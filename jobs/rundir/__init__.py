@@ -1,5 +1,5 @@
-"""What a run leaves on disk or in a store: where its files are, its lock, its journal.
+"""The files of a run on disk or in a store: their paths, its lock, its journal.
 
-`layout.py: RunFolder` hands on every path, so that no other room spells one. `journal.py` is the
-record that the display and MLflow are fed from. May import config and what is below it.
+`layout.py: RunFolder` has every path. `journal.py` writes the record that the display and MLflow
+read. May import config and the rooms below it.
 """

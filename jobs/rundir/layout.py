@@ -49,6 +49,12 @@ class RunFolder:
         self.bundle = local / "bundle"
         self.mlflow = local / "mlflow"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunFolder) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(self.root)
+
     @classmethod
     def of(cls, config: RunConfig) -> "RunFolder":
         return cls(
@@ -91,12 +97,7 @@ def open_run_folder(config: RunConfig) -> RunFolder:
     """Create the run's folder; UserError if it cannot be written."""
     folder = RunFolder.of(config)
     if folder.remote:
-        if not config.tracking.uri:
-            raise UserError(
-                "tracking-server",
-                f"run.dir {folder.root} is in an object store, where MLflow cannot keep a database;"
-                " set tracking.uri to an MLflow server",
-            )
+        check_has_server(config, folder)
         at(join(folder.root, ".writable")).write_bytes(b"")  # raises if the store refuses
     for local in {folder.log.parent} if folder.remote else {folder.log.parent, Path(folder.train)}:
         try:
@@ -112,3 +113,13 @@ def open_run_folder(config: RunConfig) -> RunFolder:
                 f"make it writable or choose another {name}",
             ) from error
     return folder
+
+
+def check_has_server(config: RunConfig, folder: RunFolder) -> None:
+    """Refuse a run in a store without an MLflow server."""
+    if folder.remote and not config.tracking.uri:
+        raise UserError(
+            "tracking-server",
+            f"run.dir {folder.root} is in an object store, where MLflow cannot keep a database; "
+            "set tracking.uri to an MLflow server",
+        )

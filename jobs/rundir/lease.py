@@ -1,14 +1,14 @@
-"""A lock for a run in an object store, which has no locks; and who holds a lock.
+"""A lock for a run in an object store, which has no locks, and the holder of a lock.
 
 The holder writes an object with its name and a counter, and increases the counter every few
-seconds. A command that finds such an object watches it: if the counter moves, the run is in use. If
-it stands still for `EXPIRES` seconds, its holder is gone and the lease is taken over. The clocks of
-two machines are never compared. Two commands that take over at the same moment both write and then
-read again: the one whose name stayed has it.
+seconds. Another command watches the counter: if it changes, the run is in use. If it does not
+change for `EXPIRES` seconds, the holder is gone and the lease is taken over. The clocks of two
+machines are never compared. If two commands take over at the same moment, both write and then read
+again, and the one whose name remained has the lease.
 
-A lease can be lost (a machine that slept, a network that was away): the holder then finds another
-name in it and stops renewing. That does no harm, because the newer command has taken a higher
-attempt number and an older attempt never writes a checkpoint (checkpoint.py).
+A lease can be lost (the machine slept, the network failed). The holder then finds another name in
+it and stops renewing. That does no harm, because the newer command has a higher attempt number and
+an older attempt never writes a checkpoint (checkpoint.py).
 """
 
 import logging
@@ -38,12 +38,12 @@ RENEW = 5.0
 EXPIRES = 20.0
 """Seconds without a renewal after which a lease is free."""
 SETTLE = 1.0
-"""Seconds after which two commands that took a lease at once read who has it."""
+"""Seconds after which a command that took a lease checks that it still has it."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A command that holds a lock, or held it last; empty where a lock file names none."""
+    """The command that holds a lock, or held it last; empty if unknown."""
 
     pid: int = 0
     """Its process."""
@@ -61,7 +61,7 @@ class Holder:
 
 
 def this_process() -> Holder:
-    """This process, as other commands shall see it while it uses a run."""
+    """This process as a holder."""
     return Holder(
         pid=os.getpid(),
         host=socket.gethostname(),
@@ -71,13 +71,13 @@ def this_process() -> Holder:
 
 
 def read_holder(path: str | Path) -> Holder:
-    """The holder that a lock file names; an empty one where it is missing or damaged."""
+    """The holder in a lock file; an empty one if the file is missing or damaged."""
     return _part(Holder, at(path).read_json())
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """The owner of a lease and the number of its renewals; without an owner it is free."""
+    """The owner of a lease and its number of renewals; a lease without an owner is free."""
 
     owner: str = ""
     count: int = 0
@@ -101,7 +101,7 @@ def _write(path: str, turn: _Turn, holder: Holder) -> None:
 
 @contextmanager
 def leased(path: str, holder: Holder) -> Iterator[None]:
-    """Hold the lease at `path` for as long as the block lasts."""
+    """Hold the lease at `path` during the block."""
     owner = uuid.uuid4().hex
     _take(path, owner, holder)
     done = threading.Event()
@@ -146,10 +146,10 @@ def _take(path: str, owner: str, holder: Holder) -> None:
 
 
 def is_held(path: str) -> bool:
-    """Whether somebody holds the lease, without taking it.
+    """Whether the lease is held, without taking it.
 
-    One that was renewed lately is held. One that seems old, by a clock that need not agree with the
-    store's, is watched for as long as a renewal takes.
+    A lease that was renewed lately is held. One that seems old, by a clock that may differ from the
+    store's, is watched for the time of a renewal.
     """
     before, holder = _read(path)
     if not before.owner or _is_dead(holder):
@@ -167,7 +167,7 @@ def is_held(path: str) -> bool:
 
 
 def _is_dead(holder: Holder) -> bool:
-    """Whether the holder is a process of this machine that has ended: no need to wait then."""
+    """Whether the holder is a process of this machine that has ended."""
     if not holder.pid or holder.host != socket.gethostname():
         return False
     try:

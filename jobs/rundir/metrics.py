@@ -8,7 +8,7 @@ the journal's format and never change. A score of a held-out set has the set's n
 from dataclasses import dataclass
 
 FINAL = "final/"
-"""How the keys of the last evaluation begin."""
+"""Prefix of the keys of the last evaluation."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Metric:
     key: str
     """Its name in the journal."""
     unit: str
-    """What it counts; empty for a number without a unit."""
+    """Empty for a number without a unit."""
     title: str
     """Its name for people."""
 
@@ -58,7 +58,7 @@ def time_share(activity: str) -> str:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """The held-out set and the score that a key of an evaluation names, without `FINAL`."""
+    """The held-out set and the score in a key of an evaluation, without `FINAL`."""
     split, _, score = key.rpartition("/")
     return split, score
 

@@ -1,8 +1,7 @@
 """One command at a time in a run: its lock, on a disk or in a store.
 
-The lock on a disk is `flock` on `run.lock` (file_lock.py): the kernel drops it when its holder
-dies, however it dies, so a killed run never has to be unlocked by hand. The file's text only says
-who holds it. In a store, which has no locks, it is a lease (lease.py).
+On a disk the lock is the file `run.lock` (file_lock.py), which the kernel unlocks when its holder
+dies. Its text names the holder. In a store, which has no locks, it is a lease (lease.py).
 """
 
 from collections.abc import Iterator
@@ -18,9 +17,9 @@ from elmwright.pipeline.storage.files import at, join
 
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
-    """Hold the run for this process, and its corpus if that is elsewhere on a disk.
+    """Lock the run, and its corpus if that is elsewhere on a disk; UserError names another holder.
 
-    A second command is told who has it. A run that was moved is first put right (moved_run.py).
+    A run that was moved is corrected first (moved_run.py).
     """
     lock = join(folder.root, "run.lock")
     with leased(lock, this_process()) if folder.remote else refusing_lock(Path(lock)):

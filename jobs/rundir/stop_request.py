@@ -1,7 +1,7 @@
-"""The note that asks training to stop, left by the driver and found by rank 0.
+"""The file by which the driver asks rank 0 to stop training.
 
-On a disk it is looked for at every step. In a store that would cost a request a step, so a thread
-looks every few seconds.
+On a disk rank 0 looks for it at every step. In a store that would cost a request per step, so a
+thread looks every few seconds.
 """
 
 import logging
@@ -24,7 +24,7 @@ def take_back(path: str) -> None:
 
 
 class StopNote:
-    """The reading end."""
+    """Looks for the file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -43,7 +43,7 @@ class StopNote:
         while not self._closed.is_set():
             try:
                 note = at(self._path).stat()
-                if note and note.bytes:  # one that was taken back is empty
+                if note and note.bytes:  # a request that was taken back is empty
                     self._found.set()
                     return
             except (OSError, UserError) as error:

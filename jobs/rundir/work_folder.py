@@ -18,7 +18,7 @@ LOCK = "lock"
 
 @contextmanager
 def alone_in(work: Path, output: Path) -> Iterator[None]:
-    """Hold `work` (made if need be) for making `output`; refuse while another command does."""
+    """Create and lock the folder `work` for making `output`; refuse if another command has it."""
     with ExitStack() as locks:
         is_ours = False
         while not is_ours:

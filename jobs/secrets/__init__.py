@@ -1,5 +1,4 @@
-"""What counts as a secret in a text, and the text without it.
+"""Removes secrets from texts for logs, files and MLflow, and refuses configs with a secret.
 
-Hands on texts that are safe for logs, files and MLflow, and refuses configs that hold a secret. The
-lowest room of jobs/: it may import only `pipeline`.
+The lowest room of jobs/: it may import only `pipeline`.
 """

@@ -20,7 +20,7 @@ from elmwright.pipeline.storage.files import join
 
 
 def current_corpus(run: Run) -> Manifest | None:
-    """The corpus of a run, if it is complete and made from the sources and settings of today."""
+    """The corpus of a run, if it is complete and made from the current sources and settings."""
     config, folder = run.config, run.folder
     key = corpus_key(config.corpus, config.vocab, config.shards, config.run.seed)
     return is_current(folder.corpus, key, config.corpus, config.vocab.file)
@@ -33,7 +33,7 @@ class Corpus:
     uses_ray = True
 
     def __init__(self, find: Callable[[Run], Manifest | None] = current_corpus) -> None:
-        """`find` returns the corpus that is there, if it is the one that is wanted."""
+        """`find` returns the corpus of a run, if it is up to date."""
         self._find = find
 
     def is_done(self, run: Run) -> bool:
@@ -66,13 +66,13 @@ class Corpus:
 
 
 def _report(manifest: Manifest, run: Run, console: Console) -> None:
-    """Say what came out, and what may not be as intended."""
+    """Print the statistics, and warn of empty held-out sets and unreadable records."""
     config, folder = run.config, run.folder
     console.say("\n" + "\n".join(corpus_lines(manifest, console.width)) + "\n")
     for name in config.corpus.heldout.keys() - manifest.splits.keys():
         console.warn(
-            f"the held-out set {name!r} came out empty: there are too few documents that are "
-            "not copies of others; ask for a larger share in corpus.heldout"
+            f"the held-out set {name!r} is empty: there are too few documents that are not "
+            "copies of others; set a larger share in corpus.heldout"
         )
     broken = {step.rule: step.documents for step in manifest.funnel}.get("broken", 0)
     if broken:
@@ -84,9 +84,9 @@ def _report(manifest: Manifest, run: Run, console: Console) -> None:
 
 
 def check_not_trained_on(folder: RunFolder) -> None:
-    """A corpus that has been trained on is never replaced by another.
+    """Refuse to replace a corpus that was trained on.
 
-    One that is gone or damaged is built again; that it is the same is checked before training.
+    One that is missing or damaged is built again, and compared before training continues.
     """
     infos = list_checkpoints(folder.checkpoints)
     if infos and finished_corpus(folder.corpus) is not None:

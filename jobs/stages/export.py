@@ -59,12 +59,12 @@ class Export:
 
 
 def _card_settings(settings: Mapping[str, Any]) -> list[Any]:
-    """What a bundle's card takes from [export]; what it takes from elsewhere cannot change."""
+    """The settings of [export] on a bundle's card. Its other facts cannot change."""
     return [settings["export"].get(key) for key in ("name", "licence")]
 
 
 def _is_shared(folder: RunFolder) -> bool:
-    """Whether a run in a store has its bundle there, too."""
+    """Whether the store of a run has the same bundle; true for a run on a disk."""
     if not folder.remote:
         return True
     there = join(folder.root, "bundle", SUMS)
@@ -72,14 +72,14 @@ def _is_shared(folder: RunFolder) -> bool:
 
 
 def _share_bundle(folder: RunFolder) -> None:
-    """Copy the bundle to a run that is stored in an object store, its list of digests last."""
+    """Copy the bundle to the store of its run, the list of digests last."""
     there = join(folder.root, "bundle")
     for path in sorted(folder.bundle.iterdir(), key=lambda path: (path.name == SUMS, path.name)):
         at(join(there, path.name)).copy_from(at(path))
 
 
 def _bundle_problem(bundle: Path) -> str:
-    """A bundle is replaced as a whole, so export refuses if anything else is beside its files."""
+    """A problem if the folder has other files, because export replaces it as a whole."""
     for path in sorted(bundle.iterdir()):
         if path.name not in (*FILES, *OPTIONAL, SUMS) or path.is_dir():
             return f"{path} does not belong to a bundle, so {bundle} is not replaced; move it away"

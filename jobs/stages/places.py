@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.layout import RunFolder, check_has_server
 from elmwright.jobs.stages.problems import Problems
 from elmwright.jobs.tracking.check_server import check_server
 from elmwright.jobs.tracking.store import sqlite_file
@@ -14,24 +14,20 @@ from elmwright.pipeline.storage.files import at, join
 
 
 def check_places(problems: Problems, config: RunConfig, folder: RunFolder) -> None:
-    """Folders that cannot be made or written."""
+    """Note folders that cannot be created or written."""
+    problems.of(check_has_server, config, folder)
     places = {"run.scratch": str(folder.scratch)}
     if not folder.remote:
         places["run.dir"] = folder.root
-    elif not config.tracking.uri:
-        problems.note(
-            f"run.dir {folder.root} is in an object store, where MLflow cannot keep a database; "
-            "set tracking.uri to an MLflow server"
-        )
-    else:
+    elif config.tracking.uri:
         problems.of(at(join(folder.root, ".writable")).exists)
     if folder.corpus_dir and not at(folder.corpus_dir).is_url:
         places["corpus.dir"] = folder.corpus_dir
-    said = set()
+    reported = set()
     for name, place in sorted(places.items()):
         reason, where = _unwritable(Path(place))
-        if reason and where not in said:
-            said.add(where)
+        if reason and where not in reported:
+            reported.add(where)
             problems.note(
                 f"{name} {place} cannot be written ({where} {reason}); make it writable or choose "
                 f"another {name}"
@@ -39,7 +35,7 @@ def check_places(problems: Problems, config: RunConfig, folder: RunFolder) -> No
 
 
 def _unwritable(place: Path) -> tuple[str, Path]:
-    """Why a folder could not be made or written, and which one above it is the reason."""
+    """Why a folder cannot be created or written, and the existing folder that prevents it."""
     here = place
     while not here.exists() and here != here.parent:
         here = here.parent
@@ -49,7 +45,7 @@ def _unwritable(place: Path) -> tuple[str, Path]:
 
 
 def check_tracking(config: RunConfig, folder: RunFolder) -> None:
-    """MLflow can be spoken to, or is only silent for the moment."""
+    """Refuse an MLflow address that cannot work; one that does not answer now is accepted."""
     uri = tracking_uri(config, folder)
     check_server(uri)
     database = sqlite_file(uri)

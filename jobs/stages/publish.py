@@ -31,7 +31,7 @@ class Publish:
         return ""
 
     def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
-        if self.name in pending and "train" not in pending:  # which has asked already
+        if self.name in pending and "train" not in pending:  # which checks it, too
             problems.of(check_tracking, run.config, run.folder)
 
     def run(self, run: Run, console: Console, _stop: Stop) -> None:
@@ -44,7 +44,7 @@ class Publish:
 
 
 def _catch_up(run: Run) -> None:
-    """Send MLflow what it missed: its server was down, or the driver was killed at the very end."""
+    """Send the rest of the journal to MLflow, whose server may have been down."""
     config, folder = run.config, run.folder
     if is_caught_up(config, folder):
         return

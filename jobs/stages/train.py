@@ -30,7 +30,7 @@ from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
 
 CLOSING = 5.0
-"""Seconds in which MLflow may hear of it when training is interrupted."""
+"""Seconds for the last messages to MLflow when training is interrupted."""
 
 Launch = Callable[[RunConfig, RunFolder, Console, Callable[[], bool], threading.Event], None]
 Say = Callable[[str], None]
@@ -44,7 +44,7 @@ class Train:
     uses_ray = True
 
     def __init__(self, launch: Launch = launch, settle: Settle = settle_device) -> None:
-        """`launch` trains to the end; `settle` decides between CPUs and GPUs."""
+        """`launch` runs the training processes; `settle` chooses CPUs or GPUs."""
         self._launch = launch
         self._settle = settle
 
@@ -56,11 +56,11 @@ class Train:
         return result.step >= run.config.train.max_steps or is_early
 
     def damage(self, _run: Run) -> str:
-        return ""  # a damaged corpus is not recognised as current
+        return ""  # a damaged corpus does not count as current
 
     def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
         if "corpus" not in pending:
-            # Also of a finished run: it is not "up to date" with settings it was not trained with.
+            # Also for a finished run, whose settings may have changed.
             problems.of(check_corpus, run)
         if self.name in pending:
             problems.note(_resume_problem(run))
@@ -94,7 +94,7 @@ class Train:
             finally:
                 if stop.is_set() and status != "FINISHED":
                     status = "KILLED"
-                # Pressed twice, nobody may be kept waiting: the next command sends the rest.
+                # After a second Ctrl-C the user must not wait; the next command sends the rest.
                 if not stop.raised:
                     problem = tracker.finish(status, CLOSING if stop.is_set() else 60.0)
                     if problem and status != "KILLED":
@@ -102,25 +102,25 @@ class Train:
 
 
 def stopping_sentence(begun: threading.Event) -> str:
-    """What is said when training is asked to stop: before it has begun nothing is saved."""
+    """The answer to Ctrl-C; before training has begun there is nothing to save."""
     return f"stopping: saving a checkpoint first {AGAIN}" if begun.is_set() else f"stopping {AGAIN}"
 
 
 def final_checkpoint(folder: RunFolder, result: TrainingResult) -> CheckpointInfo | None:
-    """The checkpoint that training ended with, if it is there."""
+    """The checkpoint that training ended with, if it still exists."""
     infos = list_checkpoints(folder.checkpoints)
     return next((info for info in infos if info.sha256 == result.checkpoint_sha256), None)
 
 
 def check_corpus(run: Run) -> None:
-    """Refuse a corpus that the run's checkpoints do not know, or that is too small."""
+    """Refuse a corpus that is too small, or that the run's checkpoints were not trained on."""
     manifest = Manifest.load(run.folder.corpus)
     check_resumable(run.config, run.folder, manifest)
     check_size(run.config, manifest)
 
 
 def _resume_problem(run: Run) -> str:
-    """What differs from the training that checkpoints were written by."""
+    """A sentence about settings that differ from those of the newest checkpoint."""
     for info in reversed(list_checkpoints(run.folder.checkpoints)):
         if saved := read_checked(info.path, "config.json"):
             return changed_settings(saved["run_config"], to_dict(run.config))
@@ -128,13 +128,14 @@ def _resume_problem(run: Run) -> str:
 
 
 def _check_machine(problems: Problems, config: RunConfig) -> None:
-    """Cores and GPUs of this machine, where it is the one that trains."""
+    """Note missing cores or GPUs, if this machine does the training."""
     if is_remote(config):
         return
-    wanted, there = config.train.processes * config.train.threads, local_cpus(config)
-    if wanted > there:
+    needed = config.train.processes * config.train.threads
+    available = local_cpus(config)
+    if needed > available:
         problems.note(
-            f"train.processes × train.threads needs {wanted} CPUs, but there are {there} here; "
+            f"train.processes × train.threads needs {needed} CPUs, but there are {available} here; "
             "lower one of them, or raise cluster.cpus to run several on a core"
         )
     if config.train.device == "cuda" and not has_gpu():
@@ -145,20 +146,20 @@ def _check_machine(problems: Problems, config: RunConfig) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether the kernel knows an NVIDIA GPU: its own, or that of the Windows it runs in."""
+    """Whether there is an NVIDIA GPU, also that of a Windows host (WSL)."""
     devices = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()]
     return bool(devices) or Path("/dev/dxg").exists()
 
 
 def find_init_from(config: RunConfig, folder: RunFolder) -> Path | None:
-    """The model to start from: there, whole, and of this config's shape; None if none is needed."""
+    """The verified folder of the model to start from; None if none is needed."""
     if not config.train.init_from or list_checkpoints(folder.checkpoints):
         return None  # a checkpoint of this run comes first
     try:
         path = resolve(config.train.init_from)
     except UserError as error:
         if is_remote(config):
-            return None  # the machines that train may see what this one does not
+            return None  # the machines that train may have it
         raise error.saying(f"train.init_from: {error}") from error
     from elmwright.model.formats.folder import read_shape
 

@@ -365,14 +365,14 @@ def test_a_job_names_the_secrets_it_misses(tmp_path: Path, monkeypatch: pytest.M
     sent = submission(tmp_path, target)
     config = load_config(str(tmp_path / "tiny.toml"))
     monkeypatch.setenv("LAB_TOKEN", PLANTED)
-    with mistake("environment", "LAB_PASSWORD") as e:
+    with mistake("secret", "LAB_PASSWORD") as e:
         job.check_names(sent, config)
     assert PLANTED not in str(e.value)
     monkeypatch.setenv("LAB_PASSWORD", PLANTED)
     job.check_names(sent, config)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD", raising=False)
-    with mistake("environment", "MLFLOW_TRACKING_PASSWORD"):
+    with mistake("secret", "MLFLOW_TRACKING_PASSWORD"):
         job.check_names(sent, config)
 
 
@@ -384,7 +384,7 @@ def test_a_job_with_an_object_store_wants_its_credentials(
     for name in (*job.S3_OTHER_WAYS, "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
-    with mistake("environment", "AWS_SECRET_ACCESS_KEY"):
+    with mistake("secret", "AWS_SECRET_ACCESS_KEY"):
         job.check_names(sent, config)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
     job.check_names(sent, config)
