@@ -80,7 +80,7 @@ def test_every_folder_with_modules_is_a_listed_package() -> None:
     assert {f"{folder}/__init__.py" for folder in folders} <= modules
 
 
-def test_the_wheel_holds_exactly_the_tree(built: Path) -> None:
+def test_wheel_contains_exactly_the_tree(built: Path) -> None:
     """A file of another kind must be listed under package-data, or live elsewhere."""
     assert set(contents(built)[0]) == tree()
 
@@ -135,7 +135,7 @@ def test_new_packages_and_data_files_are_sent_as_they_are_built(tmp_path: Path) 
     }
 
 
-def test_the_sdist_holds_the_tree_and_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
+def test_sdist_contains_the_tree_and_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as tar:
         tar.extractall(tmp_path, filter="data")
@@ -243,7 +243,7 @@ def test_every_pin_is_exact_and_covers_every_dependency() -> None:
         assert name in pins, f"{name} is not pinned"
 
 
-def test_the_version_is_said_once(built: Path) -> None:
+def test_version_is_defined_once(built: Path) -> None:
     """In jobs/api/__init__.py; the build reads it there, and no code or test says it again. What
     infra/ says is compared in tests/infra/test_agreement.py."""
     (wheel,) = built.glob("*.whl")

@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,9 @@ from elmwright.jobs.checkpoints.contents import (
     contents_data,
 )
 from elmwright.jobs.checkpoints.retention import Keep
+from elmwright.jobs.rundir.journal import Journal
 from elmwright.jobs.rundir.journal_records import CheckpointPruned, CheckpointSaved, WarningGiven
+from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.pipeline.errors import Code, UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.records import to_data
@@ -47,10 +49,6 @@ from elmwright.pipeline.storage.object_store import with_patience
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from elmwright.jobs.config.sections import RunConfig
-    from elmwright.jobs.rundir.journal import Journal
-    from elmwright.jobs.rundir.layout import RunFolder
 
 log = logging.getLogger("elmwright")
 
@@ -70,44 +68,28 @@ class Snapshot:
     """Held-out tokens behind that perplexity."""
 
 
-@dataclass(frozen=True)
-class Listener:
-    """Functions that the thread of the writer calls."""
-
-    before: Callable[[], None]
-    """Before a checkpoint is committed: flushes the journal."""
-    written: Callable[[CheckpointInfo], None]
-    """After a checkpoint was written and verified."""
-    failed: Callable[[int, str], None]
-    """After a failure, with the step and a sentence."""
-    pruned: Callable[[int], None]
-    """Before the checkpoint of this step is removed."""
-
-
 class CheckpointWriter:
-    """Writes snapshots one after the other (rank 0 only)."""
+    """Writes snapshots one after the other, and records them in the journal (rank 0 only)."""
 
-    def __init__(
-        self,
-        folder: str,
-        vocab: str,
-        attempt_file: str,
-        attempt: int,
-        keep: Keep,
-        scratch: Path,
-        listener: Listener,
-    ) -> None:
-        self._folder, self._vocab = folder, vocab
-        self._attempt_file, self._attempt = attempt_file, attempt
-        self._keep, self._listener = keep, listener
+    def __init__(self, run: RunFolder, attempt: int, keep: Keep, journal: Journal) -> None:
+        self._folder = run.checkpoints
+        self._vocab = join(run.corpus, "vocab.txt")
+        self._root = run.root
+        self._attempt_file = run.attempt
+        self._attempt = attempt
+        self._keep = keep
+        self._journal = journal
         # On a disk, beside its place, to be renamed; for a store, on this machine, to be uploaded.
-        self._is_url = at(folder).is_url
-        self._desk = at(folder).local(scratch / "checkpoints")
+        self._is_url = at(self._folder).is_url
+        self._desk = at(self._folder).local(run.scratch / "checkpoints")
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._desk.mkdir(parents=True, exist_ok=True)
         for leftover in self._desk.glob(".writing-*"):
             shutil.rmtree(leftover)
+        # An earlier attempt may have been killed before it recorded a checkpoint.
+        for info in list_checkpoints(self._folder):
+            self._record(info)
 
     def save(self, snapshot: Snapshot) -> None:
         """Start writing, after waiting for the previous snapshot."""
@@ -137,7 +119,7 @@ class CheckpointWriter:
         try:
             info = self._write(snapshot)
             verify_checkpoint(info.path)
-            self._listener.written(info)
+            self._record(info)
             self._prune()
         except StaleAttempt as error:
             self._error = error
@@ -156,11 +138,21 @@ class CheckpointWriter:
             self._error = UserError(code, f"{sentence}: free space and run the same command again")
             self._error.__cause__ = error
             try:
-                self._listener.failed(snapshot.step, sentence)
+                self._journal.write(WarningGiven(step=snapshot.step, text=sentence))
             except StaleAttempt as stale:
                 self._error = stale
         except BaseException as error:
             self._error = error
+
+    def _record(self, info: CheckpointInfo) -> None:
+        self._journal.write(
+            CheckpointSaved(
+                step=info.step,
+                path=info.path.removeprefix(f"{self._root}/"),
+                sha256=info.sha256,
+                perplexity=info.perplexity,
+            )
+        )
 
     def _write(self, snapshot: Snapshot) -> CheckpointInfo:
         name = folder_name(snapshot.step)
@@ -183,7 +175,7 @@ class CheckpointWriter:
             manifest = to_data(record)
             manifest["sha256"] = sha256_bytes(canonical(manifest))
             (beside / MANIFEST).write_text(json.dumps(manifest, indent=1))
-            self._listener.before()
+            self._journal.flush()  # a checkpoint must not be ahead of the journal
             if self._is_url:
                 self._upload(beside, join(self._folder, name))
             else:
@@ -220,7 +212,9 @@ class CheckpointWriter:
         """Remove old checkpoints; a failure is only logged, because the newest one is safe."""
         try:
             for info in self._keep.doomed(list_checkpoints(self._folder)):
-                self._listener.pruned(info.step)  # first: repeating it does no harm
+                self._journal.write(
+                    CheckpointPruned(step=info.step)
+                )  # first: repeating it does no harm
                 if self._is_url:
                     # First the manifest: without it the rest is no checkpoint.
                     at(join(info.path, MANIFEST)).remove()
@@ -232,38 +226,3 @@ class CheckpointWriter:
                     shutil.rmtree(doomed)
         except (OSError, UserError) as error:
             log.warning("an old checkpoint could not be removed: %s", error)
-
-
-def journalled_writer(
-    config: "RunConfig", folder: "RunFolder", attempt: int, journal: "Journal"
-) -> CheckpointWriter:
-    """A checkpoint writer that records each checkpoint in the journal."""
-
-    def written(info: CheckpointInfo) -> None:
-        journal.write(
-            CheckpointSaved(
-                step=info.step,
-                path=info.path.removeprefix(f"{folder.root}/"),
-                sha256=info.sha256,
-                perplexity=info.perplexity,
-            )
-        )
-
-    # An earlier attempt may have been killed before it recorded a checkpoint.
-    for info in list_checkpoints(folder.checkpoints):
-        written(info)
-    section = config.checkpoint
-    return CheckpointWriter(
-        folder.checkpoints,
-        join(folder.corpus, "vocab.txt"),
-        folder.attempt,
-        attempt,
-        Keep(section.keep_last, section.keep_every_steps),
-        folder.scratch,
-        Listener(
-            before=journal.flush,
-            written=written,
-            failed=lambda step, text: journal.write(WarningGiven(step=step, text=text)),
-            pruned=lambda step: journal.write(CheckpointPruned(step=step)),
-        ),
-    )

@@ -22,12 +22,12 @@ from statistics import median
 from corpus import wikitext_corpus
 from workload import SHARED, skip
 
-from elmwright.jobs.checkpoints import writer
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
 from elmwright.jobs.checkpoints.writer import CheckpointWriter, Snapshot
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.training.loop import recorder
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
 
@@ -89,7 +89,7 @@ def main() -> int:
     run(folder, "trial", 10, 1000, threads)
     steps = max(4, round(PERIOD / ((time.monotonic() - start) / 10)))
     extras, shares, own = [], [], []
-    writer.CheckpointWriter = Timed  # type: ignore[misc]
+    recorder.CheckpointWriter = Timed  # type: ignore[misc]
     for pair in range(pairs):
         found = {}
         for every in [steps // 2, 10**6] if pair % 2 else [10**6, steps // 2]:

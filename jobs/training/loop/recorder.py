@@ -5,7 +5,8 @@ All processes run the same loop, and only rank 0 writes.
 
 from elmwright.jobs.checkpoints.checkpoint import check_attempt, folder_name, read_info
 from elmwright.jobs.checkpoints.contents import TrainingResult, contents_data
-from elmwright.jobs.checkpoints.writer import Snapshot, journalled_writer
+from elmwright.jobs.checkpoints.retention import Keep
+from elmwright.jobs.checkpoints.writer import CheckpointWriter, Snapshot
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.journal import Journal
 from elmwright.jobs.rundir.journal_records import Begin, Metrics, Record, StepDone
@@ -61,7 +62,8 @@ class RunRecorder(Recorder):
         self._config, self._folder = config, folder
         self._attempt, self._first_step = attempt, step
         self._journal = Journal(folder.journal, lambda: check_attempt(folder.attempt, attempt))
-        self._writer = journalled_writer(config, folder, attempt, self._journal)
+        keep = Keep(config.checkpoint.keep_last, config.checkpoint.keep_every_steps)
+        self._writer = CheckpointWriter(folder, attempt, keep, self._journal)
         self._journal.write(Begin(step=step, attempt=attempt))
         self._machine = Machine(ranks)
 

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from elmwright.jobs.checkpoints.checkpoint import (
     FORMAT,
-    CheckpointInfo,
     StaleAttempt,
     begin_attempt,
     check_attempt,
@@ -19,7 +18,11 @@ from elmwright.jobs.checkpoints.checkpoint import (
     verify_checkpoint,
 )
 from elmwright.jobs.checkpoints.retention import Keep
-from elmwright.jobs.checkpoints.writer import CheckpointWriter, Listener, Snapshot
+from elmwright.jobs.checkpoints.writer import CheckpointWriter, Snapshot
+from elmwright.jobs.rundir.journal import Journal
+from elmwright.jobs.rundir.journal_lines import read_journal
+from elmwright.jobs.rundir.journal_records import CheckpointPruned, CheckpointSaved, Record
+from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.storage.disk import sha256_bytes
 from tests.support import saved
@@ -28,29 +31,23 @@ from tests.support.tiny import damage
 
 
 class Written:
-    """A checkpoint folder with its writer, and what the writer reported."""
+    """A run with a checkpoint writer and a journal."""
 
-    def __init__(self, root: Path, keep_last: int = 2, keep_every: int = 0) -> None:
-        self.folder = root / "checkpoints"
-        self.attempt_file = root / "attempt.json"
-        (root / "vocab.txt").write_text("<S>\n</S>\n<UNK>\n")
-        self.infos: list[CheckpointInfo] = []
-        self.pruned: list[int] = []
-        self.warnings: list[tuple[int, str]] = []
-        self.writer = CheckpointWriter(
-            str(self.folder),
-            str(root / "vocab.txt"),
-            str(self.attempt_file),
-            begin_attempt(self.attempt_file),
-            Keep(keep_last, keep_every),
-            root,
-            Listener(
-                before=lambda: None,
-                written=self.infos.append,
-                failed=lambda step, text: self.warnings.append((step, text)),
-                pruned=self.pruned.append,
-            ),
-        )
+    def __init__(self, root: Path, keep_last: int = 2) -> None:
+        run = RunFolder(str(root), root / "scratch")
+        self.folder = Path(run.checkpoints)
+        self.attempt_file = run.attempt
+        self._journal = Journal(run.journal)
+        (root / "corpus").mkdir()
+        (root / "corpus" / "vocab.txt").write_text("<S>\n</S>\n<UNK>\n")
+        attempt = begin_attempt(run.attempt)
+        keep = Keep(keep_last)
+        self.writer = CheckpointWriter(run, attempt, keep, self._journal)
+        self._records = run.journal
+
+    def records(self) -> list[Record]:
+        self._journal.flush()
+        return [record for record, _ in read_journal(self._records, 0)]
 
     def save(self, step: int, perplexity: float | None = None, tokens: int = 100) -> None:
         tensors = {"weight": torch.full((4, 3), float(step))}
@@ -71,13 +68,15 @@ class Written:
         return [info.step for info in list_checkpoints(self.folder)]
 
 
-def test_a_checkpoint_is_written_verified_and_reported(tmp_path: Path) -> None:
+def test_checkpoint_is_written_verified_and_recorded(tmp_path: Path) -> None:
     written = Written(tmp_path)
     written.save(3)
-    (info,) = written.infos
-    verify_checkpoint(info.path)
-    assert (info.step, Path(info.path).name, info.perplexity) == (3, "step-00000003", {})
-    assert {p.name for p in Path(info.path).iterdir()} == {
+    (record,) = written.records()
+    assert isinstance(record, CheckpointSaved)
+    path = tmp_path / record.path
+    verify_checkpoint(path)
+    assert (record.step, path.name, record.perplexity) == (3, "step-00000003", {})
+    assert {file.name for file in path.iterdir()} == {
         "model.safetensors",
         "softmax.safetensors",
         "optimizer.safetensors",
@@ -89,12 +88,13 @@ def test_a_checkpoint_is_written_verified_and_reported(tmp_path: Path) -> None:
     }
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_newest_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
     written = Written(tmp_path, keep_last=2)
     for step, perplexity in ((1, 9.0), (2, 5.0), (3, 7.0), (4, None), (5, 8.0)):
         written.save(step, perplexity)
     assert written.steps() == [2, 4, 5]
-    assert sorted(written.pruned) == [1, 3]
+    pruned = [r.step for r in written.records() if isinstance(r, CheckpointPruned)]
+    assert sorted(pruned) == [1, 3]
 
 
 def test_scores_on_different_numbers_of_tokens_are_not_compared(tmp_path: Path) -> None:
@@ -118,9 +118,7 @@ def test_scores_on_different_numbers_of_tokens_are_not_compared(tmp_path: Path) 
         "MANIFEST.json",
     ],
 )
-def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_names_the_file(
-    tmp_path: Path, name: str, how: str
-) -> None:
+def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, name: str, how: str) -> None:
     written = Written(tmp_path)
     written.save(1)
     written.save(2)
@@ -134,7 +132,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_names_the_file(
     assert name in warnings[0]
 
 
-def test_a_checkpoint_of_a_later_version_is_named_and_not_skipped(tmp_path: Path) -> None:
+def test_checkpoint_of_a_later_version_is_refused(tmp_path: Path) -> None:
     """Skipped, it would make training repeat the steps since the one before, and lose it."""
     written = Written(tmp_path)
     written.save(1)
@@ -151,7 +149,7 @@ def test_a_checkpoint_of_a_later_version_is_named_and_not_skipped(tmp_path: Path
             use()
 
 
-def test_a_writer_of_an_older_attempt_writes_nothing(tmp_path: Path) -> None:
+def test_writer_of_an_older_attempt_writes_nothing(tmp_path: Path) -> None:
     written = Written(tmp_path)
     written.save(1)
     begin_attempt(written.attempt_file)
@@ -161,7 +159,7 @@ def test_a_writer_of_an_older_attempt_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
-    leftover = tmp_path / "checkpoints" / ".writing-step-00000009-1"
+    leftover = tmp_path / "train" / "checkpoints" / ".writing-step-00000009-1"
     leftover.mkdir(parents=True)
     (leftover / "model.safetensors").write_bytes(b"half")
     written = Written(tmp_path)
@@ -169,7 +167,7 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     assert written.steps() == []
 
 
-def test_saving_returns_before_the_files_are_written(
+def test_save_returns_before_the_files_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     returned = threading.Event()
@@ -190,7 +188,7 @@ def test_saving_returns_before_the_files_are_written(
     assert written.steps() == [1]
 
 
-def test_a_full_disk_is_the_users_to_fix_and_leaves_earlier_ones_intact(
+def test_full_disk_leaves_earlier_checkpoints_intact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = Written(tmp_path)
@@ -203,12 +201,13 @@ def test_a_full_disk_is_the_users_to_fix_and_leaves_earlier_ones_intact(
     with mistake("disk-full", "No space left on device"):
         written.save(2)
     monkeypatch.undo()
+    assert [record.kind for record in written.records()] == ["checkpoint", "warning"]
     assert written.steps() == [1]
     verify_checkpoint(written.folder / "step-00000001")
     assert not list(written.folder.glob(".writing-*"))
 
 
-def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
+def test_manifest_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
     written = Written(tmp_path)
     written.save(1)
     path = written.folder / "step-00000001"
@@ -221,18 +220,18 @@ def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
         verify_checkpoint(path)
 
 
-def test_an_attempt_number_that_is_not_there_for_a_moment_stops_nobody(tmp_path: Path) -> None:
+def test_attempt_number_may_be_missing_for_a_moment(tmp_path: Path) -> None:
     path = tmp_path / "attempt.json"
-    mine = begin_attempt(path)
-    path.unlink()  # as a store does it that is replacing the object
+    attempt = begin_attempt(path)
+    path.unlink()  # as in a store while an object is replaced
     threading.Timer(0.3, lambda: begin_attempt(path)).start()
-    check_attempt(path, mine)
+    check_attempt(path, attempt)
     begin_attempt(path)
     with pytest.raises(StaleAttempt, match="attempt 2"):
-        check_attempt(path, mine)
+        check_attempt(path, attempt)
 
 
-def test_an_attempt_whose_number_is_gone_for_good_stops(
+def test_attempt_stops_if_its_number_stays_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elmwright.jobs.checkpoints.checkpoint.LOOK_AGAIN", (0.01,))

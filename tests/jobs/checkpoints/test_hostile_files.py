@@ -102,9 +102,7 @@ def test_no_field_of_a_checkpoints_manifest_can_hang_a_reader(checkpoint: Path) 
 
 
 @pytest.mark.parametrize("name", ["state.json", "config.json"])
-def test_no_field_of_a_checkpoint_can_hang_those_who_resume_from_it(
-    checkpoint: Path, name: str
-) -> None:
+def test_no_field_of_a_checkpoint_can_hang_a_resume(checkpoint: Path, name: str) -> None:
     run = RunFolder.at(str(checkpoint.parent.parent.parent))
     config = config_from(at(run.config).read_json() or {}, run.config)
     manifest = Manifest.load(run.corpus)
@@ -138,7 +136,7 @@ def test_no_field_of_a_checkpoint_can_hang_those_who_resume_from_it(
     assert refused > len(cases) / 4
 
 
-def test_a_state_of_gigabytes_is_not_read(checkpoint: Path) -> None:
+def test_huge_state_is_not_read(checkpoint: Path) -> None:
     with (checkpoint / "state.json").open("r+b") as file:
         file.truncate(20 << 30)  # takes no room on the disk
     with bounded():
@@ -146,7 +144,7 @@ def test_a_state_of_gigabytes_is_not_read(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model", "softmax", "optimizer", "lanes"])
-def test_tensors_that_do_not_fit_are_named_by_those_who_resume(checkpoint: Path, name: str) -> None:
+def test_resume_names_tensors_of_the_wrong_shape(checkpoint: Path, name: str) -> None:
     run = RunFolder.at(str(checkpoint.parent.parent.parent))
     config = config_from(at(run.config).read_json() or {}, run.config)
     manifest = Manifest.load(run.corpus)
@@ -182,7 +180,7 @@ def test_tensors_that_do_not_fit_are_named_by_those_who_resume(checkpoint: Path,
     assert refused >= len(cases) - 1
 
 
-def test_no_field_of_a_bundle_can_hang_those_who_use_it(bundle: Path, tmp_path: Path) -> None:
+def test_no_field_of_a_bundle_can_hang_its_users(bundle: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     shutil.copytree(bundle, folder)
     for name in ("config.json", "provenance.json"):
@@ -208,9 +206,7 @@ def test_no_field_of_a_bundle_can_hang_those_who_use_it(bundle: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("name", [SUMS, "config.json", "options.json", "provenance.json"])
-def test_a_small_file_of_a_bundle_that_is_huge_is_not_read(
-    name: str, bundle: Path, tmp_path: Path
-) -> None:
+def test_huge_json_file_of_a_bundle_is_not_read(name: str, bundle: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     shutil.copytree(bundle, folder)
     with (folder / name).open("r+b") as file:
@@ -227,7 +223,7 @@ def test_no_attempt_number_can_stop_a_run(tmp_path: Path) -> None:
     assert begin_attempt(path, above=7) == 8
 
 
-def test_a_block_cache_uses_no_name_but_a_digest(tmp_path: Path) -> None:
+def test_block_cache_names_files_by_digest_only(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     cache = BlockCache(tmp_path / "cache", 1000)
@@ -235,9 +231,7 @@ def test_a_block_cache_uses_no_name_but_a_digest(tmp_path: Path) -> None:
     assert precious.read_text() == "mine"
 
 
-def test_a_table_of_vectors_that_does_not_hold_them_is_refused(
-    bundle: Path, tmp_path: Path
-) -> None:
+def test_invalid_table_of_vectors_is_refused(bundle: Path, tmp_path: Path) -> None:
     path = tmp_path / "table"
     write_table(str(bundle), path)
     good = path.read_bytes()
@@ -267,16 +261,14 @@ def test_a_table_of_vectors_that_does_not_hold_them_is_refused(
     ],
     ids=lambda text: text[:15],
 )
-def test_a_config_file_that_is_nested_or_has_endless_numbers_is_refused(
-    text: str, tmp_path: Path
-) -> None:
+def test_deeply_nested_config_file_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)
     with bounded(), pytest.raises(UserError, match=r"run\.toml"):
         load_config(str(path))
 
 
-def test_many_dots_that_are_in_no_key_are_no_reason_to_refuse_a_config(tmp_path: Path) -> None:
+def test_many_dots_outside_of_keys_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     sources = [f"data/part-{n:03d}.txt" for n in range(120)]
     path.write_text(
@@ -288,7 +280,7 @@ def test_many_dots_that_are_in_no_key_are_no_reason_to_refuse_a_config(tmp_path:
     assert [source.path for source in found] == sources
 
 
-def test_no_setting_of_a_run_can_hang_those_who_read_it(checkpoint: Path) -> None:
+def test_no_setting_of_a_run_can_hang_a_reader(checkpoint: Path) -> None:
     run = checkpoint.parent.parent.parent
     path = run / "config.json"
     content = json.loads(path.read_text())

@@ -37,7 +37,7 @@ def moved_store(tmp_path: Path, empty_database: Path) -> tuple[RunConfig, Path]:
     return config, tmp_path / "new"
 
 
-def test_a_store_is_put_right_under_the_runs_lock_and_only_once(
+def test_moved_database_is_corrected_once_under_the_lock(
     tmp_path: Path, empty_database: Path
 ) -> None:
     _, place = moved_store(tmp_path, empty_database)
@@ -53,9 +53,7 @@ def test_a_store_is_put_right_under_the_runs_lock_and_only_once(
         assert database.read_bytes() == after
 
 
-def test_a_store_that_is_copied_while_its_original_trains_never_writes_there(
-    tmp_path: Path, empty_database: Path
-) -> None:
+def test_copied_run_never_writes_to_its_original(tmp_path: Path, empty_database: Path) -> None:
     config, place = moved_store(tmp_path, empty_database)
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", place, copy], check=True)
@@ -75,7 +73,7 @@ def test_a_store_that_is_copied_while_its_original_trains_never_writes_there(
     assert list((copy / "mlflow" / "artifacts" / "models").glob("*"))
 
 
-def test_a_state_that_names_a_database_without_this_run_begins_a_new_one(
+def test_tracking_state_of_another_database_begins_a_new_mlflow_run(
     tmp_path: Path, empty_database: Path
 ) -> None:
     config, place = moved_store(tmp_path, empty_database)
@@ -90,7 +88,7 @@ def test_a_state_that_names_a_database_without_this_run_begins_a_new_one(
     assert tracker.run_id not in ("", state["run_id"])
 
 
-def test_looking_for_a_move_is_quick(tmp_path: Path, empty_database: Path) -> None:
+def test_check_for_a_move_is_quick(tmp_path: Path, empty_database: Path) -> None:
     _, place = moved_store(tmp_path, empty_database)
     database = place / "mlflow" / "mlflow.db"
     at_home(database)
@@ -100,7 +98,7 @@ def test_looking_for_a_move_is_quick(tmp_path: Path, empty_database: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["move", "copy"])
-def test_where_runs_share_an_mlflow_a_moved_run_keeps_its_curve_and_a_copy_gets_its_own(
+def test_moved_run_keeps_its_curve_and_copy_gets_its_own(
     tmp_path: Path, empty_database: Path, how: str
 ) -> None:
     (tmp_path / "lab").mkdir()
@@ -133,7 +131,7 @@ def test_where_runs_share_an_mlflow_a_moved_run_keeps_its_curve_and_a_copy_gets_
 
 
 @pytest.mark.parametrize("how", ["publish", "train"])
-def test_a_database_that_the_user_has_named_is_put_right_only_if_its_old_place_is_gone(
+def test_named_database_is_corrected_only_if_its_old_place_is_gone(
     tmp_path: Path, empty_database: Path, how: str
 ) -> None:
     there, here = tmp_path / "there", tmp_path / "here"

@@ -153,7 +153,7 @@ def halfway(kept: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", ["move", "copy"])
-def test_a_run_that_was_stopped_resumes_elsewhere_with_the_same_bytes(
+def test_stopped_run_resumes_elsewhere_with_the_same_bytes(
     straight: RunFolder,
     halfway: Path,
     how: str,
@@ -192,7 +192,7 @@ def test_a_run_that_was_stopped_resumes_elsewhere_with_the_same_bytes(
     assert "up to date" in capfd.readouterr().out
 
 
-def test_a_finished_project_is_up_to_date_and_serves_its_versions_wherever_it_is(
+def test_moved_project_is_up_to_date_and_serves_its_versions(
     straight: RunFolder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -270,7 +270,7 @@ def publish_as_before(uri: str, bundle: Path, name: str) -> None:
     client.set_registered_model_alias(name, "candidate", version.version)
 
 
-def test_versions_of_the_version_before_are_found_compared_and_rolled_back_after_a_move(
+def test_registry_of_an_earlier_version_works_after_a_move(
     tmp_path: Path,
     empty_database: Path,
     bundle: Path,
@@ -304,7 +304,7 @@ def test_versions_of_the_version_before_are_found_compared_and_rolled_back_after
     assert "elmwright.about" not in version.tags
 
 
-def test_a_folder_tells_its_scratch_and_corpus_wherever_it_is_asked_from(
+def test_run_folder_finds_scratch_and_corpus_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "project" / "runs" / "tiny"

@@ -77,7 +77,7 @@ def test_a_megabyte_is_searched_in_seconds(text: str) -> None:
         (f"mssql:///?odbc_connect=A%3DB%3BPWD%3D{PLANTED}&a=b", "mssql:///?odbc_connect=***&a=b"),
     ],
 )
-def test_what_is_shown_holds_no_password(text: str, shown: str) -> None:
+def test_shown_texts_have_no_password(text: str, shown: str) -> None:
     assert hide(text) == shown
     assert hide(shown) == shown
     assert secret_in(shown) == ""
@@ -94,7 +94,7 @@ def test_what_is_shown_holds_no_password(text: str, shown: str) -> None:
         ("postgresql://me:research@db/x", True),
     ],
 )
-def test_an_ordinary_word_as_password_leaves_other_sentences_alone(
+def test_short_or_common_passwords_do_not_change_other_texts(
     uri: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)

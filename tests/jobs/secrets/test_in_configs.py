@@ -43,7 +43,7 @@ def submission(folder: Path, target: Target | None = None, **changes: Any) -> Su
     return prepare(config, target or Target("local"), "corpus")
 
 
-def test_settings_travel_and_secrets_never(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_sent_but_never_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store:9000")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
     monkeypatch.setenv("MY_FLAG", "on")
@@ -112,7 +112,7 @@ AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         ("tracking.misspelled", f"http://me:{PLANTED}@mlflow:5000", MLFLOW),
     ],
 )
-def test_a_secret_in_a_config_is_refused_with_the_variable_that_may_hold_it(
+def test_secret_in_a_config_is_refused_with_the_variable_to_use(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, url: Any, variables: Any
 ) -> None:
     config = write_config(tmp_path, tmp_path / "text.txt", **{key.replace(".", "_", 1): url})
@@ -146,7 +146,7 @@ def test_a_secret_in_a_config_is_refused_with_the_variable_that_may_hold_it(
         "postgresql://host:5432?user=joe@server",
     ],
 )
-def test_an_address_without_a_secret_is_let_through(tmp_path: Path, uri: str) -> None:
+def test_address_without_a_secret_is_accepted(tmp_path: Path, uri: str) -> None:
     assert secret_in(uri) == ""
     assert without_secret(uri) == uri
     assert submission(tmp_path, tracking_uri=uri).config["tracking"]["uri"] == uri
@@ -155,7 +155,7 @@ def test_an_address_without_a_secret_is_let_through(tmp_path: Path, uri: str) ->
 @pytest.mark.parametrize(
     "path", ["data/a;auth=2.txt", "data/[a]?key=1.txt", "/data/#token=1&sig=2/*.txt"]
 )
-def test_signs_of_a_query_in_the_name_of_a_local_file_are_let_through(path: str) -> None:
+def test_query_characters_in_a_file_name_are_accepted(path: str) -> None:
     data = {"corpus": {"sources": [path]}, "run": {"dir": "runs/x"}}
     assert config_from(data, "my.toml").corpus.sources[0].path == path
     assert store_all(data) == data
@@ -172,7 +172,7 @@ def test_signs_of_a_query_in_the_name_of_a_local_file_are_let_through(path: str)
         "http://u:first {} last@h/d",
     ],
 )
-def test_a_password_with_spaces_is_not_in_the_message_that_refuses_it(
+def test_password_with_spaces_is_not_in_the_message(
     word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     word = word.format(PLANTED)
@@ -207,7 +207,7 @@ URLS = st.sampled_from(
 
 
 @given(URLS, NAMES, NAMES, LETTERS | QUOTED | PASTED)
-def test_no_secret_gets_through(url: str, user: str, host: str, secret: str) -> None:
+def test_every_form_of_secret_is_found(url: str, user: str, host: str, secret: str) -> None:
     secret = f"Zq7{secret}7qZ"  # which is no part of anything else here
     if ":{secret}@" not in url:
         secret = quote(unquote(secret), safe="")
@@ -244,7 +244,7 @@ def _raised(message: str) -> ValueError:
         return error
 
 
-def test_neither_the_lock_nor_an_error_file_tells_a_password(
+def test_lock_and_error_file_have_no_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for word in (f"tracking.uri=http://me:{PLANTED}@host", f"http://me:a 'b'{PLANTED}@host"):
@@ -306,7 +306,7 @@ ENVIRONMENT = {
 
 
 @pytest.mark.parametrize("name", ENVIRONMENT)
-def test_what_libraries_repeat_of_the_environment_is_not_shown(
+def test_secrets_of_the_environment_are_removed_from_library_messages(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     secret = "p%40ss wörd/42" if name == "AWS_SECRET_ACCESS_KEY" else "p%40ss-w0rd%2F42"
@@ -349,7 +349,7 @@ def test_lines_of_a_target_hold_no_secret(tmp_path: Path, line: str) -> None:
     assert PLANTED not in str(caught.value)
 
 
-def test_lines_of_a_target_may_say_where_a_secret_is(tmp_path: Path) -> None:
+def test_lines_of_a_target_may_name_the_file_of_a_secret(tmp_path: Path) -> None:
     lines = (
         "module load python",
         "export HF_TOKEN=$(cat ~/token)",
@@ -360,7 +360,7 @@ def test_lines_of_a_target_may_say_where_a_secret_is(tmp_path: Path) -> None:
     assert submission(tmp_path, Target("local", lines=lines)).target.lines == lines
 
 
-def test_a_job_names_the_secrets_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_names_missing_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target("local", secrets=("LAB_PASSWORD", "LAB_TOKEN"))
     sent = submission(tmp_path, target)
     config = load_config(str(tmp_path / "tiny.toml"))
@@ -376,7 +376,7 @@ def test_a_job_names_the_secrets_it_misses(tmp_path: Path, monkeypatch: pytest.M
         job.check_names(sent, config)
 
 
-def test_a_job_with_an_object_store_wants_its_credentials(
+def test_job_with_an_object_store_needs_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = submission(tmp_path, corpus_dir="s3://bucket/corpus")

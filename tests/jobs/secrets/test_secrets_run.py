@@ -138,7 +138,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("in_config", [True, False])
-def test_the_password_of_mlflow_is_used_from_the_environment_and_left_nowhere(
+def test_mlflow_password_is_used_from_the_environment_and_stored_nowhere(
     planted: Path,
     server: str,
     bundle: Path,
@@ -193,7 +193,7 @@ def test_which_mlflow_a_run_reports_to(
     assert tracking_uri(config, folder) == (own if used == "own" else used)
 
 
-def test_the_same_mlflow_is_known_whatever_login_a_file_has() -> None:
+def test_mlflow_server_is_recognised_with_any_login() -> None:
     assert same_store("http://me@h:5000", "http://me:pw@h:5000/")  # as written up to 0.3
     assert same_store("http://h:5000", "http://h:5000")
     assert same_store("HTTP://MLflow.Lab:80/a", "http://mlflow.lab/a")
@@ -219,7 +219,7 @@ def old_run(home: Path) -> RunFolder:
     return folder
 
 
-def test_a_run_that_holds_a_password_is_still_read_with_a_word_of_advice(
+def test_saved_config_with_a_password_is_read_with_a_warning(
     planted: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = old_run(planted)
@@ -238,7 +238,7 @@ def test_a_run_that_holds_a_password_is_still_read_with_a_word_of_advice(
     assert Path(folder.config).read_bytes() == before  # only a run that holds the lock may write
 
 
-def test_the_files_of_an_old_run_are_written_again_without_the_password(planted: Path) -> None:
+def test_password_is_removed_from_files_of_an_old_run(planted: Path) -> None:
     folder = old_run(planted)
     files = [folder.config, folder.tracking, folder.published]
     before = {file: at(file).read_json() for file in files}
@@ -299,7 +299,7 @@ def short() -> Iterator[Path]:
 
 
 @pytest.mark.heavy
-def test_a_whole_run_leaves_no_secret_in_files_output_or_command_lines(
+def test_whole_run_has_no_secret_in_files_output_or_command_lines(
     planted: Path, short: Path, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (planted / "home").mkdir()

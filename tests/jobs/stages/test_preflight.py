@@ -34,12 +34,12 @@ def found(config: RunConfig) -> list[str]:
     return preflight(Run(config, RunFolder.of(config)), ALL_STAGES, STAGES)
 
 
-def test_nothing_is_wrong_with_a_sound_config_and_nothing_is_written(tmp_path: Path) -> None:
+def test_sound_config_has_no_problems_and_nothing_is_written(tmp_path: Path) -> None:
     assert problems_of(tmp_path) == []
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "tiny.toml"}
 
 
-def test_a_run_says_all_that_is_wrong_before_anything_is_started(tmp_path: Path) -> None:
+def test_run_reports_all_problems_before_it_starts(tmp_path: Path) -> None:
     config = write_config(
         tmp_path,
         tmp_path / "nothere-*.txt",
@@ -80,20 +80,20 @@ def test_a_run_says_all_that_is_wrong_before_anything_is_started(tmp_path: Path)
         ("eng", '"en"'),
     ],
 )
-def test_a_language_that_is_no_code_is_refused_with_the_code(code: str, meant: str) -> None:
+def test_language_name_is_refused_with_its_code(code: str, meant: str) -> None:
     assert meant in code_problem(code)
 
 
-def test_codes_are_codes() -> None:
+def test_language_codes_are_accepted() -> None:
     assert [code_problem(code) for code in ("en", "de", "ko", "zh", "no", "zh-Hant")] == [""] * 6
 
 
-def test_both_language_settings_are_looked_at(tmp_path: Path) -> None:
+def test_both_language_settings_are_checked(tmp_path: Path) -> None:
     problems = problems_of(tmp_path, corpus_language="english", corpus_languages=["en", "germn"])
     assert [p.partition(":")[0] for p in problems] == ["corpus.language", "corpus.languages"]
 
 
-def test_the_text_is_in_another_field(tmp_path: Path) -> None:
+def test_missing_text_field_is_reported(tmp_path: Path) -> None:
     source = tmp_path / "text.jsonl"
     source.write_text('{"id": 1, "body": "Some text."}\n' * 200)
     [problem] = problems_of(tmp_path, source)
@@ -103,7 +103,7 @@ def test_the_text_is_in_another_field(tmp_path: Path) -> None:
     assert problems_of(tmp_path, source) == [], "one record without text is no reason to refuse"
 
 
-def test_a_parquet_file_without_the_column(tmp_path: Path) -> None:
+def test_parquet_file_without_the_text_column_is_reported(tmp_path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -114,7 +114,7 @@ def test_a_parquet_file_without_the_column(tmp_path: Path) -> None:
     assert 'b.parquet has no column "text"; set corpus.text_field to one of body' in problem
 
 
-def test_sources_that_are_empty_or_too_small(tmp_path: Path) -> None:
+def test_empty_or_small_sources_are_reported(tmp_path: Path) -> None:
     source = tmp_path / "text.txt"
     source.write_text("")
     assert "hold no text" in problems_of(tmp_path, source)[0]
@@ -122,7 +122,7 @@ def test_sources_that_are_empty_or_too_small(tmp_path: Path) -> None:
     assert "less than one batch" in problems_of(tmp_path, source)[0]
 
 
-def test_a_heldout_set_that_is_missing_empty_or_broken(tmp_path: Path) -> None:
+def test_missing_empty_or_broken_heldout_set_is_reported(tmp_path: Path) -> None:
     write_text(tmp_path / "text.txt", 30)
     (tmp_path / "empty.txt").write_text("\n\n")
     (tmp_path / "broken.jsonl").write_text("{\n")
@@ -135,7 +135,7 @@ def test_a_heldout_set_that_is_missing_empty_or_broken(tmp_path: Path) -> None:
     assert any("broken.jsonl of corpus.heldout.broken: broken JSON" in p for p in problems)
 
 
-def test_an_empty_file_among_others_of_a_heldout_set_is_no_problem(tmp_path: Path) -> None:
+def test_one_empty_file_of_a_heldout_set_is_accepted(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt", 30)
     write_text(tmp_path / "more.txt", 30)
     for name in ("empty.txt", "blank.txt"):
@@ -147,13 +147,13 @@ def test_an_empty_file_among_others_of_a_heldout_set_is_no_problem(tmp_path: Pat
     ]
 
 
-def test_a_vocabulary_that_is_none(tmp_path: Path) -> None:
+def test_invalid_vocabulary_is_reported(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("a\nb\n")
     [problem] = problems_of(tmp_path, vocab_file=str(tmp_path / "vocab.txt"))
     assert "must begin with the lines" in problem
 
 
-def test_folders_that_cannot_be_made(tmp_path: Path) -> None:
+def test_unwritable_folders_are_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     [problem] = problems_of(tmp_path, run_dir=str(tmp_path / "file" / "run"))
     assert problem.startswith(f"run.dir {tmp_path}/file/run cannot be written ({tmp_path}/file is")
@@ -164,20 +164,20 @@ def test_folders_that_cannot_be_made(tmp_path: Path) -> None:
     assert "is not empty and no corpus of elmwright" in problem
 
 
-def test_files_of_others_in_the_bundle_folder(tmp_path: Path) -> None:
+def test_foreign_files_in_the_bundle_folder_are_reported(tmp_path: Path) -> None:
     (tmp_path / "run" / "bundle").mkdir(parents=True)
     (tmp_path / "run" / "bundle" / "notes.txt").write_text("")
     [problem] = problems_of(tmp_path)
     assert "notes.txt does not belong to a bundle" in problem
 
 
-def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DiskLocation, "free_bytes", lambda _self: 100)
     [problem] = problems_of(tmp_path)
     assert "MB of disk" in problem
 
 
-def test_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "has_gpu", lambda: False)
     [problem] = problems_of(tmp_path, train_device="cuda")
     assert "no NVIDIA GPU" in problem
@@ -188,7 +188,7 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert problems_of(tmp_path, train_device="cuda", **remote) == []
 
 
-def test_mlflow_that_cannot_be_spoken_to(tmp_path: Path) -> None:
+def test_wrong_mlflow_address_is_reported(tmp_path: Path) -> None:
     [problem] = problems_of(tmp_path, tracking_uri="mysql+nosuchdriver://host/db")
     assert "no database that MLflow knows" in problem
     (tmp_path / "file").write_text("")
@@ -198,7 +198,7 @@ def test_mlflow_that_cannot_be_spoken_to(tmp_path: Path) -> None:
     assert silent == [], "a server that does not answer gets everything later"
 
 
-def test_pieces_that_cannot_hold_the_bytes(tmp_path: Path) -> None:
+def test_sentencepiece_size_too_small_for_bytes_is_reported(tmp_path: Path) -> None:
     pieces = {"size": 200, "byte_fallback": True}
     settings = {"corpus_tokenizer": "sentencepiece"}
     config = load_config(
@@ -209,7 +209,7 @@ def test_pieces_that_cannot_hold_the_bytes(tmp_path: Path) -> None:
     assert "corpus.sentencepiece.size = 200" in problem
 
 
-def test_every_changed_setting_is_named_at_once() -> None:
+def test_all_changed_settings_are_reported_at_once() -> None:
     saved, now = (
         to_dict(load_config("demo", overrides))
         for overrides in ([], ["run.seed=2", "optim.lr=0.1", "train.max_steps=5", "model.dim=8"])
@@ -222,7 +222,7 @@ def test_every_changed_setting_is_named_at_once() -> None:
     assert changed_settings(saved, saved) == ""
 
 
-def test_every_difference_from_the_model_to_start_from_is_named_at_once() -> None:
+def test_all_differences_from_init_from_are_reported_at_once() -> None:
     theirs = ModelConfig(dim=8, filters=((1, 4), (2, 4)), n_highway=1)
     problem = shape_problem(ModelConfig(), theirs)
     for words in ("model.dim is 4096", "has [[1, 4], [2, 4]]", "model.n_highway is 2"):
@@ -248,9 +248,7 @@ def write_model(folder: Path, config: RunConfig) -> Path:
     return folder
 
 
-def test_a_model_to_start_from_is_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_init_from_model_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = write_text(tmp_path / "text.txt", 30)
     config = load_config(str(write_config(tmp_path, text)))
     write_model(tmp_path / "base", config)
@@ -264,7 +262,7 @@ def test_a_model_to_start_from_is_looked_at(
 
 
 @pytest.mark.heavy
-def test_a_relative_model_means_the_folder_the_command_was_typed_in_in_workers_too(
+def test_relative_init_from_is_resolved_before_workers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the config that is saved stays as it was typed: the run resumes in a moved folder."""
@@ -284,7 +282,7 @@ def test_a_relative_model_means_the_folder_the_command_was_typed_in_in_workers_t
     assert again.returncode == 0, "a checkpoint of this run comes first" + again.stderr
 
 
-def test_it_is_quick(tmp_path: Path) -> None:
+def test_preflight_is_quick(tmp_path: Path) -> None:
     import time
 
     write_text(tmp_path / "text.txt", 400)

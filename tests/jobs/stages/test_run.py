@@ -51,7 +51,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_the_output_says_where_everything_is_and_what_to_type_next(finished: Run) -> None:
+def test_output_names_results_and_next_commands(finished: Run) -> None:
     output = (finished.home / "output.txt").read_text()
     for part in ("corpus", "training", "writing bundle", "publishing", "models:/tiny@candidate"):
         assert part in output
@@ -64,7 +64,7 @@ def test_the_output_says_where_everything_is_and_what_to_type_next(finished: Run
     assert "Traceback" not in output
 
 
-def test_running_it_again_does_nothing_and_loads_no_large_library(finished: Run) -> None:
+def test_second_run_does_nothing_and_loads_no_large_library(finished: Run) -> None:
     """A second instead of ten: what is done is recognised without torch, Ray and MLflow."""
 
     def files() -> dict[str, int]:
@@ -82,7 +82,7 @@ def test_running_it_again_does_nothing_and_loads_no_large_library(finished: Run)
     assert imported(again.stderr).isdisjoint({"torch", "ray", "mlflow"})
 
 
-def test_webdataset_reads_the_shards_with_no_code_of_ours(finished: Run) -> None:
+def test_webdataset_reads_the_shards_without_our_code(finished: Run) -> None:
     manifest = Manifest.load(finished.folder / "corpus")
     urls = [str(finished.folder / "corpus" / s.tar) for s in manifest.splits["train"].shards]
     words = sentences = blocks = 0
@@ -149,7 +149,7 @@ def test_eval_of_bundle_and_checkpoint_gives_the_trainers_perplexity(finished: R
         assert json.loads(done.stdout)["heldout"]["perplexity"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_bundle_is_whole_and_a_changed_byte_is_found(finished: Run, tmp_path: Path) -> None:
+def test_bundle_is_complete_and_a_changed_byte_is_found(finished: Run, tmp_path: Path) -> None:
     bundle = finished.folder / "bundle"
     names = {*FILES, SUMS, "softmax.safetensors", "training.svg"}
     assert {path.name for path in bundle.iterdir()} == names
@@ -207,7 +207,7 @@ def test_embed_refuses_to_overwrite(finished: Run, tmp_path: Path) -> None:
     assert "exists already" in done.stderr
 
 
-def test_changing_what_cannot_change_is_refused_and_what_can_goes_on(finished: Run) -> None:
+def test_changed_settings_are_refused_or_the_run_resumes(finished: Run) -> None:
     for override, words in (
         ("model.dim=32", "model.dim is 32, but the run was begun with 16"),
         ("train.lanes=8", "train.lanes is 8, but the run was begun with 4"),

@@ -60,7 +60,7 @@ def in_store(folder: Path, corpus: Path, name: str) -> tuple[RunConfig, RunFolde
     return config, open_run_folder(config)
 
 
-def test_stopped_and_resumed_in_a_store_it_ends_in_the_bytes_of_a_run_on_disk(
+def test_run_resumed_in_a_store_equals_a_run_on_disk(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "disk").mkdir()
@@ -142,7 +142,7 @@ def test_a_full_segment_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch)
     assert [record.step for record, _ in read_journal(place, 0)] == list(range(1, 20))
 
 
-def test_a_damaged_line_in_a_segment_is_read_around_and_noted(
+def test_damaged_line_in_a_segment_is_skipped_and_noted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("elmwright.jobs.rundir.journal.SEGMENT_BYTES", 200)
@@ -167,7 +167,7 @@ def test_a_damaged_line_in_a_segment_is_read_around_and_noted(
     assert at(f"{place}.damaged").exists()
 
 
-def test_a_segment_that_is_cut_short_leaves_the_others_readable(
+def test_truncated_segment_leaves_the_others_readable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("elmwright.jobs.rundir.journal.SEGMENT_BYTES", 200)
@@ -194,7 +194,7 @@ def test_a_segment_that_is_cut_short_leaves_the_others_readable(
         Journal(place)
 
 
-def test_a_segment_that_is_there_but_not_listed_is_not_written_over(
+def test_unlisted_segment_is_not_overwritten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("elmwright.jobs.rundir.journal.SEGMENT_BYTES", 200)
@@ -216,9 +216,7 @@ def test_a_segment_that_is_there_but_not_listed_is_not_written_over(
     assert [r.step for r, _ in read_journal(place, 0)] == list(range(1, 11))
 
 
-def test_a_lease_that_is_not_renewed_any_more_is_not_in_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lease_that_is_not_renewed_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEW", 0.1)
     monkeypatch.setattr(lease, "SETTLE", 0.1)
     place = str(tmp_path / "run.lock")
@@ -237,7 +235,7 @@ def test_a_lease_that_is_not_renewed_any_more_is_not_in_use(
     assert not lease.is_held(place), "a process of this machine that is no more"
 
 
-def test_a_lease_is_held_found_and_taken_over_when_its_holder_is_gone(
+def test_lease_is_taken_over_when_its_holder_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lease, "RENEW", 0.2)
@@ -270,7 +268,7 @@ def test_a_lease_is_held_found_and_taken_over_when_its_holder_is_gone(
         assert len(looks) == 2, "before and after; a dead process of this machine is not waited for"
 
 
-def test_of_two_that_take_over_at_once_one_gets_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_simultaneous_commands_gets_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "EXPIRES", 1.0)
     monkeypatch.setattr(lease, "SETTLE", 1.0)
     place = "s3://bucket/contested/run.lock"
@@ -311,7 +309,7 @@ def test_a_store_run_needs_an_mlflow_server_and_is_locked(tmp_path: Path) -> Non
     assert at(f"{folder.root}/run.lock").read_json() == {"owner": ""}
 
 
-def test_ray_train_may_make_folders_where_they_are_already(s3: Path) -> None:
+def test_ray_train_may_create_existing_folders(s3: Path) -> None:
     """A store that keeps folders on a disk refuses the empty object that stands for one."""
     at("s3://bucket/there/one.json").write_json({})
     storage = _storage(RunFolder("s3://bucket/there", Path("scratch")))
@@ -327,13 +325,13 @@ def test_ray_train_may_make_folders_where_they_are_already(s3: Path) -> None:
     assert SECRET.encode() not in pickle.dumps(system)
 
 
-def test_the_reason_of_a_failure_is_what_happened_and_not_where() -> None:
+def test_reason_of_a_failure_has_no_location() -> None:
     told = RuntimeError("The actor died:\nTraceback …\n  File x\nOSError: no such bucket\n")
     assert _reason(told) == "OSError: no such bucket"
     assert _reason(RuntimeError("one\ntwo")) == "one"
 
 
-def test_what_lies_beside_a_note_that_is_taken_back_stays_in_sight(s3: Path) -> None:
+def test_files_beside_a_cleared_note_stay_listed(s3: Path) -> None:
     """Arrow's way of deleting makes some stores forget the rest of the folder."""
     attempt, stop = "s3://bucket/notes/train/attempt.json", "s3://bucket/notes/train/stop"
     assert begin_attempt(attempt) == 1

@@ -122,14 +122,14 @@ def test_more_steps_give_a_new_bundle_and_a_new_version(flow: Flow) -> None:
     assert flow.trained == [20, 24], "up to date"
 
 
-def test_a_finished_run_is_not_up_to_date_with_other_settings(flow: Flow) -> None:
+def test_finished_run_with_other_settings_is_refused(flow: Flow) -> None:
     flow.run()
     with mistake("run-changed", "optim.lr", "0.5", "0.2"):
         flow.run("optim.lr=0.5")
     flow.run("eval.max_tokens=100")  # may change, and asks for nothing new
 
 
-def test_a_model_that_went_further_is_evaluated_before_it_is_exported(flow: Flow) -> None:
+def test_model_trained_further_is_evaluated_before_export(flow: Flow) -> None:
     """Trained on past the goal and interrupted there, then asked for less again."""
     flow.run()
     config = load_config(str(flow.path), ["train.max_steps=1000"])
@@ -173,7 +173,7 @@ def test_a_run_with_a_checkpoint_of_a_later_version_is_refused(flow: Flow) -> No
 
 
 @pytest.mark.parametrize("name", ["config.json", "state.json"])
-def test_damaged_settings_in_the_newest_checkpoint_refuse_nothing(flow: Flow, name: str) -> None:
+def test_damaged_settings_in_the_newest_checkpoint_are_ignored(flow: Flow, name: str) -> None:
     """A flipped bit must not look like a setting that was changed."""
     flow.run()
     newest = Path(list_checkpoints(flow.folder.checkpoints)[-1].path, name)
@@ -199,7 +199,7 @@ def test_a_bundle_that_lacks_a_file_is_exported_again_as_the_same_version(flow: 
 
 
 @pytest.mark.parametrize("alias", ["candidate", "champion"])
-def test_each_file_of_a_bundle_is_hashed_once_where_it_is_made_and_once_where_it_is_stored(
+def test_each_file_of_a_bundle_is_hashed_once_at_export_and_once_at_publish(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, alias: str
 ) -> None:
     hashed: Counter[tuple[str, int]] = Counter()
@@ -219,7 +219,7 @@ def test_each_file_of_a_bundle_is_hashed_once_where_it_is_made_and_once_where_it
     assert set(hashed.values()) == {1}
 
 
-def test_a_changed_licence_or_name_reaches_the_bundle_and_an_alias_needs_no_other(
+def test_changed_licence_or_name_makes_a_new_bundle_but_alias_does_not(
     flow: Flow,
 ) -> None:
     first = flow.run().published
@@ -245,7 +245,7 @@ def test_a_bundle_with_a_flipped_bit_is_written_again_before_it_is_published(flo
     assert "vocab.txt does not match its digest" in flow.said
 
 
-def test_damaged_notes_of_our_own_are_no_tracebacks(flow: Flow) -> None:
+def test_damaged_state_files_raise_no_traceback(flow: Flow) -> None:
     flow.run()
     for path in (flow.folder.result, flow.folder.attempt, flow.folder.tracking):
         Path(path).write_text("{ garbage")
@@ -254,7 +254,7 @@ def test_damaged_notes_of_our_own_are_no_tracebacks(flow: Flow) -> None:
     assert at(flow.folder.result).read_json()["step"] == 20
 
 
-def test_a_server_that_was_down_gets_everything_when_it_is_back(
+def test_server_that_was_down_receives_everything_later(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def down(_uri: str) -> None:
@@ -272,7 +272,7 @@ def test_a_server_that_was_down_gets_everything_when_it_is_back(
     assert is_caught_up(config, flow.folder)
 
 
-def test_a_run_asked_to_stop_stops_before_the_next_stage(flow: Flow) -> None:
+def test_run_stops_before_the_next_stage(flow: Flow) -> None:
     def fit(*arguments: Any) -> None:
         flow.train(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
@@ -283,7 +283,7 @@ def test_a_run_asked_to_stop_stops_before_the_next_stage(flow: Flow) -> None:
     assert not flow.folder.bundle.exists()
 
 
-def test_a_run_asked_to_stop_in_the_last_moment_of_its_last_stage_is_done(flow: Flow) -> None:
+def test_stop_at_the_end_of_the_last_stage_is_ignored(flow: Flow) -> None:
     def fit(*arguments: Any) -> None:
         flow.train(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
@@ -311,7 +311,7 @@ def test_a_closed_connection_stays_an_exception(capsys: pytest.CaptureFixture[st
         ("cannot identify this file", "an unexpected error (OSError: cannot identify this file)"),
     ],
 )
-def test_only_errors_that_speak_of_a_store_are_blamed_on_it(
+def test_only_errors_of_a_store_are_reported_as_such(
     text: str,
     said: str,
     tmp_path: Path,
@@ -327,7 +327,7 @@ def test_only_errors_that_speak_of_a_store_are_blamed_on_it(
     assert capsys.readouterr().err.startswith(f"failed: {said}")
 
 
-def test_a_connection_that_breaks_is_no_reader_that_left(
+def test_broken_connection_is_not_treated_as_a_closed_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:

@@ -26,7 +26,7 @@ def test_the_chosen_layers_keep_their_axis(layers: str, expected: np.ndarray) ->
 
 
 @pytest.mark.parametrize("layers", ["3", "-1", "middle", ""])
-def test_a_layer_that_is_not_there_is_refused(layers: str) -> None:
+def test_missing_layer_is_refused(layers: str) -> None:
     with pytest.raises(UserError) as caught:
         choose_layers(VECTORS, layers)
     assert caught.value.code == "argument"

@@ -24,7 +24,7 @@ def test_held_out_sentences_are_those_of_the_manifest(corpus: Path) -> None:
     assert all(sentence[0][0].isupper() and sentence[-1] == "." for sentence in sentences)
 
 
-def test_a_corpus_gives_what_its_sentences_as_a_text_give(
+def test_corpus_gives_the_same_neighbours_as_its_text(
     trained: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "text.txt"
@@ -52,7 +52,7 @@ def test_a_text_from_a_pipe(trained: Path, corpus: Path) -> None:
     assert "nearest of" in done.stdout
 
 
-def test_no_more_sentences_are_read_than_allowed(
+def test_number_of_heldout_sentences_is_limited(
     trained: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neighbours, "HELDOUT_SENTENCES", 40)
