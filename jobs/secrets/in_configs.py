@@ -9,6 +9,7 @@ warning, and the next `elmwright run` writes the file without it.
 
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from elmwright.jobs.secrets.hiding import hide, secret_in, secret_in_setting, store_all
@@ -24,25 +25,29 @@ _WORDS = {
 
 def refuse_secrets(data: Any, where: str) -> None:
     """Refuse a config with a secret, naming its key and what to do instead."""
-    for key, text in texts(data):
-        if kind := secret_in_setting(text):
-            raise UserError(
-                "secret",
-                f"{where}: {key} holds {_WORDS[kind]}, which would be written into the run's "
-                f"files; take it out of the config and {instead(key, text)}",
-            )
+    for problem, advice in _secrets(data):
+        raise UserError(
+            "secret",
+            f"{where}: {problem}, which would be written into the run's files; take it out of the "
+            f"config and {advice}",
+        )
 
 
 def advise(data: Any, where: str) -> None:
     """Warn on stderr of a secret in a config that an earlier version saved."""
+    for problem, advice in islice(_secrets(data), 1):
+        print(
+            f"warning: {where}: {problem} (saved by an earlier version); {advice}, and the next "
+            "'elmwright run' takes it out of the file",
+            file=sys.stderr,
+        )
+
+
+def _secrets(data: Any) -> Iterator[tuple[str, str]]:
+    """Each secret in a config: a problem, and where to put the secret instead."""
     for key, text in texts(data):
         if kind := secret_in_setting(text):
-            print(
-                f"warning: {where}: {key} holds {_WORDS[kind]} (saved by an earlier version); "
-                f"{instead(key, text)}, and the next 'elmwright run' takes it out of the file",
-                file=sys.stderr,
-            )
-            return
+            yield f"{key} holds {_WORDS[kind]}", instead(key, text)
 
 
 def take_out_secrets(files: list[str]) -> list[str]:
@@ -50,7 +55,7 @@ def take_out_secrets(files: list[str]) -> list[str]:
     rewritten = []
     for file in files:
         data = at(file).read_json()
-        if any(secret_in_setting(text) for _, text in texts(data)):
+        if any(_secrets(data)):
             at(file).write_json(store_all(data))
             rewritten.append(file)
     return rewritten
