@@ -108,7 +108,7 @@ def _pending(run: Run) -> Sequence[str]:
     try:
         return [stage.name for stage in pending(run, ALL_STAGES)]
     except (OSError, UserError):
-        return STAGES  # a store that does not answer is reported by what asks it next
+        return STAGES  # a store that does not answer is reported by the next check
 
 
 def _sizes(
@@ -132,7 +132,7 @@ def _sizes(
         f"{plural(train.lanes // train.processes, 'lane')}",
         "training": f"{plural(train.max_steps, 'step')}, {train.max_steps * tokens:,} tokens",
         "run folder": folder.root,
-        "epoch": "not known before the corpus is built ('elmwright corpus')",
+        "epoch": "unknown until the corpus is built ('elmwright corpus')",
     }
     if manifest:
         split = manifest.splits["train"]
@@ -140,7 +140,7 @@ def _sizes(
         sizes["epoch"] = (
             f"{split.steps:,} tokens in {plural(split.blocks, 'block')} = "
             f"{epoch / tokens:,.1f} steps; "
-            f"the run makes {train.max_steps * tokens / epoch:.2f} epochs"
+            f"the run has {train.max_steps * tokens / epoch:.2f} epochs"
         )
     return sizes
 
@@ -153,7 +153,7 @@ def _vocabulary(config: RunConfig, manifest: Manifest | None) -> int:
     try:
         return at(config.vocab.file).read_bytes().count(b"\n")
     except (OSError, UserError):
-        return config.vocab.max_size  # preflight says what is wrong with it
+        return config.vocab.max_size  # preflight reports the reason
 
 
 def _sources(config: RunConfig, train: list[SourceFile]) -> tuple[SourceSize, ...]:
@@ -165,7 +165,7 @@ def _sources(config: RunConfig, train: list[SourceFile]) -> tuple[SourceSize, ..
 
 
 def _look(problems: Problems, config: RunConfig, train: list[SourceFile]) -> Look | None:
-    """A sample of the text, None where there is none; notes what is wrong with all of it."""
+    """A sample of the text, or None without text; text that cannot be used is a problem."""
     if not train:
         return None
     look = problems.of(look_at, train, config.corpus, config.run.seed)
@@ -242,8 +242,8 @@ def _disk(
     if not at(folder.corpus).is_url:
         corpus = max(0, round(DISK_FACTOR * text.bytes) - _bytes_in(Path(folder.corpus)))
     if stages and not folder.remote:
-        there = _bytes_in(Path(folder.train), folder.bundle, folder.mlflow)
-        training = max(0, estimate.training_bytes(config, words) - there)
+        used = _bytes_in(Path(folder.train), folder.bundle, folder.mlflow)
+        training = max(0, estimate.training_bytes(config, words) - used)
     return Disk(corpus + training, at(place).free_bytes(), str(place))
 
 

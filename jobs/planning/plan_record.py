@@ -1,4 +1,4 @@
-"""The plan of a run as data: what `elmwright check` finds out, and prints with `--json`."""
+"""The plan of a run as data: the result of `elmwright check`, which `--json` prints."""
 
 import json
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class TextSize:
 
 @dataclass(frozen=True)
 class Cores:
-    """CPU cores that training asks for, and those of this machine."""
+    """CPU cores that training needs, and those of this machine."""
 
     processes: int
     threads: int
@@ -148,7 +148,7 @@ class BaseModel:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a config asks for, what it costs, and what is wrong with it."""
+    """What a run consists of, what it costs, and what is wrong with its config."""
 
     config: RunConfig
     hash: str

@@ -31,26 +31,26 @@ def show_sample(config: RunConfig, documents: int, *, as_json: bool) -> None:
     width = terminal_width(sys.stdout)
     counts = [(rule, whole, part, words) for rule, (whole, part, words) in sample.funnel.items()]
     print("\n".join(funnel_table(counts, width)))
-    room = WIDTH if width is None else width - INDENT
+    columns = WIDTH if width is None else width - INDENT
     dropped = [(rule, examples[0]) for rule, examples in sample.examples.items() if examples]
     if dropped:
         print("\nDropped, with an example for each rule:")
     for rule, example in dropped:
         detail = f" ({example.detail})" if example.detail else ""
         tell(f"  {rule}{detail}")
-        print(f"{' ' * INDENT}{_line(example.text, room)}")
+        print(f"{' ' * INDENT}{_line(example.text, columns)}")
     if sample.kept:
         print("\nKept, as sentences and words:")
     for example in sample.kept:
         for sentence in example.text.split("\n")[:2]:
-            print(f"{' ' * INDENT}{_line(sentence, room)}")
+            print(f"{' ' * INDENT}{_line(sentence, columns)}")
     tell(
         "\nNext: change a threshold ('elmwright config --explain' lists them) and try again, or "
         "build the corpus with the same command without --sample."
     )
 
 
-def _line(text: str, room: int) -> str:
+def _line(text: str, columns: int) -> str:
     """The beginning of a text on one line, without control characters."""
     plain = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
-    return plain if cell_len(plain) <= room else f"{set_cell_size(plain, room - 1).rstrip()}…"
+    return plain if cell_len(plain) <= columns else f"{set_cell_size(plain, columns - 1).rstrip()}…"

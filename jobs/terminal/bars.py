@@ -81,31 +81,32 @@ class Bar:
 
 def live_lines(bar: Bar, width: int) -> list[str]:
     """One line, and a second one for facts."""
-    room = width - MARGIN
-    lines = [_first_line(bar, room)]
+    columns = width - MARGIN
+    lines = [_first_line(bar, columns)]
     if bar.facts:
-        indent = 4 if room >= WIDE else 2
-        lines.append(f"{' ' * indent}{fitting(bar.facts, room - indent)}")
+        indent = 4 if columns >= WIDE else 2
+        lines.append(f"{' ' * indent}{_fitting(bar.facts, columns - indent)}")
     return lines
 
 
-def fitting(facts: Sequence[str], room: int) -> str:
-    """As many facts as fit, the first in any case."""
-    line = facts[0][:room]
+def _fitting(facts: Sequence[str], columns: int) -> str:
+    """As many facts as fit, at least the first."""
+    line = facts[0][:columns]
     for fact in facts[1:]:
-        if len(line) + 3 + len(fact) > room:
+        if len(line) + 3 + len(fact) > columns:
             break
         line += f" · {fact}"
     return line
 
 
-def _first_line(bar: Bar, room: int) -> str:
-    name = f"    {bar.name:<{NAME}} " if room >= WIDE else f"  {bar.name} "
+def _first_line(bar: Bar, columns: int) -> str:
+    name = f"    {bar.name:<{NAME}} " if columns >= WIDE else f"  {bar.name} "
     for tail in _tails(bar):
-        length = min(LONGEST_BAR, room - len(name) - len(tail) - 2)
+        length = min(LONGEST_BAR, columns - len(name) - len(tail) - 2)
         if length >= SHORTEST_BAR:
-            return f"{name}{drawn(bar.share, length)}  {tail}"
-    return f"{name}{_percent(bar)}"[:room]
+            full = int(bar.share * length)
+            return f"{name}{'━' * full}{'─' * (length - full)}  {tail}"
+    return f"{name}{_percent(bar)}"[:columns]
 
 
 def _tails(bar: Bar) -> list[str]:
@@ -132,12 +133,6 @@ def _clock(bar: Bar) -> str:
 def _percent(bar: Bar) -> str:
     # Not 100 % before the end.
     return f"{int(100 * bar.share):>3} %"
-
-
-def drawn(share: float, length: int) -> str:
-    """The bar itself, readable without colours."""
-    full = int(share * length)
-    return "━" * full + "─" * (length - full)
 
 
 def plain_line(bar: Bar) -> str:

@@ -2,8 +2,8 @@
 
     python -m tests.terminal.record            # writes tests/terminal/frames/demo-80.txt
 
-The run is made in a folder of its own and thrown away. Of frames that differ only in their numbers
-the first is kept. A recording is only written if the run ended well and nothing was too wide.
+The run is made in a temporary folder. Of frames that differ only in their numbers the first is
+kept. A recording is only written if the run ended well and nothing was too wide.
 """
 
 import os

@@ -100,7 +100,7 @@ def test_explanations_and_samples_fit(columns: int, tmp_path: Path) -> None:
     terminal = Terminal(columns, folder=tmp_path)
     explained = terminal.run(command("config", "--explain"))
     assert "train.window" in explained.last or "train.window" in explained.output
-    # A default that is one long word has a line of its own; nothing else is broken.
+    # A default that is one long word has its own line; nothing else is broken.
     words = [len(word) for word in explained.output.split()]
     assert len(explained.broken) <= sum(length > columns - 4 for length in words)
     sample = terminal.run(command("corpus", config.name, "--sample", "40"))

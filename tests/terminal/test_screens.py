@@ -173,7 +173,7 @@ def test_a_defect_before_there_is_a_run_is_in_a_file_of_the_cache(tmp_path: Path
     seen = play("early_failure", tmp_path)
     assert seen.code == 1
     (path,) = (tmp_path / "cache" / "elmwright" / "errors").iterdir()
-    assert f"\n{path}\r\n" in seen.output, "on a line of its own, whole"
+    assert f"\n{path}\r\n" in seen.output, "whole, on its own line"
     assert path.read_text().count("raise KeyError") == 2, "of the thread, and of the command"
     assert "warning: the thread 'early' failed" in seen.last
 
