@@ -14,7 +14,7 @@ from importlib import import_module
 from elmwright import __version__
 from elmwright.jobs.cli.commands import COMMANDS
 from elmwright.jobs.cli.completion import offer
-from elmwright.jobs.cli.help import EXAMPLES, TEXTS, CommandParser, TopParser
+from elmwright.jobs.cli.help import EXAMPLES, TEXTS, CommandParser, TopParser, narrow_formatter
 from elmwright.jobs.terminal.exit_codes import exit_code
 from elmwright.jobs.terminal.signals import stoppable
 
@@ -64,7 +64,11 @@ def make_parser() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         description = f"{TEXTS[name][0].upper()}{TEXTS[name][1:]}."
         sub = subparsers.add_parser(
-            name, aliases=command.aliases, help=TEXTS[name], description=description
+            name,
+            aliases=command.aliases,
+            help=TEXTS[name],
+            description=description,
+            formatter_class=narrow_formatter,
         )
         sub.example = EXAMPLES[name]
         sub.set_defaults(function=command.function, **command.defaults)

@@ -163,11 +163,25 @@ COMMANDS = {
         "use.embed",
         *(MODEL, SIGNED, DEVICE),
         arg("input", metavar="INPUT", help=SENTENCES_HELP),
-        arg("-o", "--output", required=True, metavar="OUT", help="a .hdf5, .parquet or .npz file"),
-        arg("--format", choices=("hdf5", "parquet", "npz"), help="if OUT has another ending"),
+        arg(
+            "-o",
+            "--output",
+            required=True,
+            metavar="OUT",
+            help="file to write: .hdf5, .parquet or .npz",
+        ),
+        arg(
+            "--format", choices=("hdf5", "parquet", "npz"), help="needed if OUT has another ending"
+        ),
         one_of(
-            arg("--layers", choices=("all", "top", "mean"), default="all", help="which (all)"),
-            arg("--mix", metavar="W0,W1,…", help="one vector per word: the weighted layers, added"),
+            arg(
+                "--layers", choices=("all", "top", "mean"), default="all", help="which layers (all)"
+            ),
+            arg(
+                "--mix",
+                metavar="W0,W1,…",
+                help="one vector per word: the layers times these weights, added",
+            ),
         ),
         arg("--gamma", type=float, default=1.0, help="with --mix: scales the sum (1)"),
         arg("--batch-size", type=int, default=32, metavar="N", help="sentences per batch (32)"),
@@ -185,7 +199,7 @@ COMMANDS = {
         "use.score",
         *(MODEL, SIGNED, DEVICE),
         arg("input", metavar="TEXT", help=SENTENCES_HELP),
-        arg("-o", "--output", metavar="OUT", help="a .tsv or .jsonl file (TSV on stdout)"),
+        arg("-o", "--output", metavar="OUT", help="file to write: .tsv or .jsonl (TSV on stdout)"),
         flag("--words", help="also score every word"),
         flag("--force", help="replace OUT if it exists"),
     ),
@@ -193,7 +207,13 @@ COMMANDS = {
         "use.neighbours",
         *(MODEL, SIGNED, DEVICE),
         arg("--word", required=True, help="a word of the sentence"),
-        arg("--in", required=True, dest="sentence", metavar="SENTENCE", help="tokenised text"),
+        arg(
+            "--in",
+            required=True,
+            dest="sentence",
+            metavar="SENTENCE",
+            help="the tokenised sentence",
+        ),
         arg(
             "--corpus",
             metavar="TEXT",
@@ -211,7 +231,9 @@ COMMANDS = {
     "eval": command(
         "use.evaluate",
         *(MODEL, SIGNED),
-        arg("--corpus", metavar="FOLDER", help="a corpus folder or a RUN (MODEL, if it is one)"),
+        arg(
+            "--corpus", metavar="FOLDER", help="a corpus folder or a RUN (MODEL, if that is a RUN)"
+        ),
         arg("--split", help="only this held-out set"),
         JSON,
     ),
@@ -266,7 +288,12 @@ COMMANDS = {
         arg("version", metavar="VERSION", help="number of the version"),
         arg("--alias", required=True, help="the alias to move, such as champion"),
         flag("--force", help="even if the version is worse"),
-        arg("--on", default="", metavar="TEXT", help="compare on this text, not on held-out sets"),
+        arg(
+            "--on",
+            default="",
+            metavar="TEXT",
+            help="compare on this text if vocabularies or held-out sets differ",
+        ),
         REGISTRY,
     ),
     "rollback": command(
@@ -294,7 +321,9 @@ COMMANDS = {
     "doctor": command(
         "cluster.doctor",
         arg("target", metavar="TARGET", help=TARGET_HELP),
-        arg("--config", metavar="CONFIG", complete=configs, help="also check what it needs"),
+        arg(
+            "--config", metavar="CONFIG", complete=configs, help="also check what this config needs"
+        ),
         *(SET, JSON),
     ),
 }

@@ -113,10 +113,6 @@ class CommandParser(argparse.ArgumentParser):
 
     example = ""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        options.setdefault("formatter_class", _Formatter)
-        super().__init__(*arguments, **options)
-
     def error(self, message: str) -> NoReturn:
         how = "" if message.endswith("?") else f"; '{self.prog} --help' shows how"
         self.exit(2, f"error: {for_others(message)}{how}\n")
@@ -142,9 +138,7 @@ class TopParser(CommandParser):
         return PAGE
 
 
-class _Formatter(argparse.HelpFormatter):
-    """At most 80 columns, however wide the terminal is."""
-
-    def __init__(self, prog: str, **options: Any) -> None:
-        width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) - 2
-        super().__init__(prog, **{"width": width, "max_help_position": 26, **options})
+def narrow_formatter(prog: str) -> argparse.HelpFormatter:
+    """A formatter for at most 80 columns, however wide the terminal is."""
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) - 2
+    return argparse.HelpFormatter(prog, max_help_position=26, width=width)
