@@ -1,12 +1,11 @@
-"""One batch of documents through every rule: repaired, split, tokenised once, judged, kept.
+"""A batch of documents through every rule: repaired, split, tokenised once and judged.
 
 Documents go through text functions one by one (`repair`, `words`, `language`), then through the
-word rules all at once (`gopher`), then line by line (`web_rules`); whatever depends on words works
-on the integers of `Tokens`. No result depends on what else is in the batch. What the cleaner
-remembers between batches is only the words of chunks it has seen.
+word rules all at once (`gopher`), then line by line (`web_rules`). No result depends on the other
+documents of the batch.
 
-Every word is accounted for: those read are those kept, those lost to rules that remove parts of a
-document, and, where a document is dropped, those that its verdict takes.
+Every word that was read is accounted for: it is kept, removed with a part of a document, or dropped
+with a document.
 """
 
 import gc
@@ -29,17 +28,17 @@ SENTENCE_RULE = "min_sentence_words"
 
 @dataclass(frozen=True, eq=False)
 class Cleaned:
-    """One batch; the index is the position in the input batch."""
+    """A cleaned batch. Lists have an item for each document, in the order of the input."""
 
     verdicts: list[str | None]
-    """The rule that dropped the document; None: it is kept."""
+    """The rule that dropped the document; None if it is kept."""
     details: list[str]
     """What that rule saw."""
     texts: list[str]
-    """Tokenised sentences, one a line; "" where dropped."""
+    """Tokenised sentences, one per line; "" if dropped."""
     words: list[str]
-    """The same as the rules see it, where `texts` are sentencepiece pieces: what a document is
-    known by, before there is a sentencepiece model and after."""
+    """The same in words, even if `texts` are sentencepiece pieces: the keys of documents must not
+    depend on the sentencepiece model."""
     lines: list[list[int]]
     """Sentences of each line (paragraph) of a kept document."""
     sentences_read: list[int]
@@ -49,7 +48,7 @@ class Cleaned:
     lost: list[dict[str, tuple[int, int]]]
     """Sentences and words that rules removed from a document."""
     languages: list[str]
-    """Detected language; "" where nobody looked."""
+    """Detected language; "" if not detected."""
     repaired: Counter[str]
     """How many documents were repaired or masked, by kind."""
     tokens: Tokens
@@ -75,14 +74,14 @@ def rule_names(config: CorpusConfig) -> tuple[str, ...]:
 
 
 class Cleaner:
-    """The rules of one config; cheap to keep, and faster with every batch."""
+    """Applies the rules of one config. It gets faster with every batch."""
 
     def __init__(
         self, config: CorpusConfig, *, model: Path | None = None, filters: bool = True
     ) -> None:
-        """With `filters` false, documents are repaired, split and tokenised only, as a held-out set
-        given as files is. `model` is a sentencepiece model; without one, a config that asks for
-        pieces gives sentences as they stand: the text to train it on."""
+        """Without `filters`, documents are only repaired, split and tokenised (held-out files).
+        `model` is a sentencepiece model. Without one, a config with the sentencepiece tokeniser
+        gives sentences unchanged, as text to train the model on."""
         language.check(config.languages)
         self._config = config
         self._filters = filters
@@ -92,14 +91,14 @@ class Cleaner:
             self._encode = words.sentencepiece(model) if model else words.whitespace
 
     def clean(self, texts: Sequence[str]) -> Cleaned:
-        """All rules, over one batch."""
-        # Nothing here is a cycle, and looking for some takes a tenth of the time.
-        collects = gc.isenabled()
+        """A batch after all rules."""
+        # There are no reference cycles here, and searching for them takes a tenth of the time.
+        is_collecting = gc.isenabled()
         gc.disable()
         try:
             return self._clean(texts)
         finally:
-            if collects:
+            if is_collecting:
                 gc.enable()
 
     def _clean(self, texts: Sequence[str]) -> Cleaned:
@@ -109,7 +108,9 @@ class Cleaner:
         for text in texts:
             normal, changes = repair.repaired(text, self._config)
             repaired.update(changes)
-            normal, lines = self._without_boilerplate(normal)
+            lines: list[str] = []
+            if self._filters and self._config.boilerplate:
+                normal, lines = repair.without_boilerplate(normal)
             documents.append(self._split(normal))
             if lines:
                 cut.append((documents[-1], lines))
@@ -140,19 +141,14 @@ class Cleaner:
             tokens=tokens,
         )
 
-    def _without_boilerplate(self, text: str) -> tuple[str, list[str]]:
-        if self._filters and self._config.boilerplate:
-            return repair.without_boilerplate(text)
-        return text, []
-
     def _split(self, text: str) -> Document:
-        found = words.split(text, self._config.sentences, self._config.language)
-        return Document(text, found.sentences, found.counts, found.spans)
+        parts = words.split(text, self._config.sentences, self._config.language)
+        return Document(text, parts.sentences, parts.counts, parts.spans)
 
     def _tokenise(self, documents: Sequence[Document]) -> Tokens:
-        counts = self._filters and "gopher-quality" in self._config.rules
+        has_counts = self._filters and "gopher-quality" in self._config.rules
         sentences = [document.sentences for document in documents]
-        texts, tokens = self._reader.read(sentences, counts=counts)
+        texts, tokens = self._reader.read(sentences, counts=has_counts)
         for document, text in zip(documents, texts, strict=True):
             document.words = text
             self._add_pieces(document)
@@ -191,9 +187,9 @@ class Cleaner:
 
     def _judge_language(self, document: Document) -> None:
         languages, threshold = self._config.languages, self._config.language_threshold
-        document.language, why = language.judge(document.text, languages, threshold)
-        if why:
-            document.drop(("languages", why))
+        document.language, reason = language.judge(document.text, languages, threshold)
+        if reason:
+            document.drop(("languages", reason))
 
     def _judge_lines(self, document: Document) -> None:
         config, lines = self._config, document.text.split("\n")
@@ -208,10 +204,10 @@ class Cleaner:
                 replace_lines(document, result.lines, named, self._read_anew)
             lines = [line for line in result.lines if line]
             newlines = len(lines) - 1
-            # A line is a sentence at least, also where we took several for wrapped text.
-            found = max(sum(document.counts), len(lines))
-            if found < config.c4.min_sentences:
-                document.drop(("min_sentences", f"{found} sentences left"), "c4.")
+            # Every line counts as a sentence, even if several were treated as wrapped text.
+            n_sentences = max(sum(document.counts), len(lines))
+            if n_sentences < config.c4.min_sentences:
+                document.drop(("min_sentences", f"{n_sentences} sentences left"), "c4.")
         if "fineweb" in config.rules:
             filled = [line for line in lines if line]
             n_words = size(document.words)[1]
@@ -222,7 +218,7 @@ class Cleaner:
         if config.languages and config.language_unit == "sentence" and not document.verdict:
             lines = document.words.split("\n")
             foreign = [language.is_foreign(line, config.languages) for line in lines]
-            document.keep([not is_so for is_so in foreign], "languages")
+            document.keep([not is_foreign for is_foreign in foreign], "languages")
         if config.min_sentence_words > 1 and document.words and not document.verdict:
             lines = document.words.split("\n")
             least = config.min_sentence_words
@@ -232,7 +228,7 @@ class Cleaner:
     def _kept_tokens(
         self, documents: Sequence[Document], tokens: Tokens, kept: Sequence[int]
     ) -> Tokens:
-        """The words of the documents that are left, as they are now."""
+        """The words of the kept documents, after rules have removed parts of them."""
         if not any(documents[n].changed for n in kept):
             return tokens.take(kept)
         number = tokens.lexicon.number
@@ -246,7 +242,7 @@ class Cleaner:
         return Tokens(np.concatenate(rows), offsets, tokens.lexicon)
 
     def _judge_size(self, documents: Sequence[Document], tokens: Tokens) -> Tokens:
-        """The last rules; gives the words of the documents that pass."""
+        """The words of the documents that pass the last rules."""
         config = self._config
         letters = tokens.total((tokens.lexicon.flags[tokens.ids] & LETTER) != 0)
         sizes = tokens.sizes
@@ -264,7 +260,7 @@ class Cleaner:
 
 @cache
 def _reader(tokenizer: str) -> Reader:
-    """One memory of chunks for all cleaners of a process: a task a chunk of input starts warm."""
+    """The reader of all cleaners in a process, so that every task but the first starts warm."""
     return Reader(words.whitespace_chunk if tokenizer == "whitespace" else words.ptb_chunk)
 
 

@@ -1,27 +1,27 @@
 """What a word is, and what it counts as: decided once for every distinct word.
 
-The Gopher rules count tokens, with thresholds that datatrove applies to the tokens of spaCy. Ours
-differ from those here and there, and a share of 0.8 is where prose lies, so what is counted is what
-spaCy would have split. bench_rules.py counts the documents that are judged otherwise all the same:
-0.8 % of 2,268.
+The Gopher rules have thresholds that datatrove applies to the tokens of spaCy. A share of 0.8 is
+about what prose has, so small differences between tokenisers matter: words are counted as spaCy
+would split them. By bench_rules.py, 0.8 % of 2,268 documents are still judged differently.
 """
 
 import re
 import unicodedata
 from collections.abc import Sequence
+from operator import add
 
-LETTER, WORD, STOP = 1, 2, 4
-"""Flags of a word: it holds a letter; it holds more than punctuation; it is one of the English
-function words that the Gopher rules look for."""
+LETTER, WORD = 1, 2
+"""Flags of a word: it contains a letter; it contains more than punctuation."""
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
-"""Bit n of `Lexicon.stops` is set for the word n of these."""
+"""English function words that the Gopher rules look for. Word n of these has bit n in
+`Lexicon.stops`."""
 
 STOP_BITS = {word: 1 << bit for bit, word in enumerate(STOP_WORDS)}
 
 COUNTED = ("tokens", "words", "characters", "lettered")
-"""What is counted of text: tokens; those that are more than punctuation, and their characters;
-those with a letter."""
+"""What is counted: tokens, those that are more than punctuation, their characters, and those with a
+letter."""
 
 Counts = tuple[int, int, int, int]
 
@@ -32,14 +32,14 @@ _TIES, _NUMERIC = frozenset("([{×+*"), frozenset("–/")
 
 
 def flags_of(word: str) -> int:
-    """`LETTER`, `WORD` and `STOP` of a word, or-ed."""
+    """`LETTER` and `WORD` of a word, or-ed."""
     if word.isalpha() or any(map(str.isalpha, word)):
-        return LETTER | WORD | (STOP if word in STOP_BITS else 0)
+        return LETTER | WORD
     return WORD if _ALPHANUMERIC.search(word) or not all(map(_is_punctuation, word)) else 0
 
 
 def counted_word(word: str) -> Counts:
-    """What a word alone counts as: compounds are their parts and the hyphens between them."""
+    """What a single word counts as. Compounds are their parts and the hyphens between them."""
     if word.isalpha():
         return 1, 1, len(word), 1
     flags = flags_of(word)
@@ -58,14 +58,14 @@ def _is_punctuation(character: str) -> bool:
     return character in "$+<=>^`|~´" or unicodedata.category(character)[0] in "PC"
 
 
-def counted(words: Sequence[str], flags: Sequence[int], rows: Sequence[Sequence[int]]) -> Counts:
-    """What the words of one chunk count as in spaCy, which datatrove counts with.
+def counted(words: Sequence[str], flags: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:
+    """What the words of one chunk count as in spaCy.
 
-    It splits compounds at hyphens, and takes words with most other symbols between them for one:
+    spaCy splits compounds at hyphens, and treats words with most other symbols between them as one:
     `1914–1918`, `f(x`, `6×4`, `so,—he`. `flags` and `rows` are those of the single words
     (`flags_of`, `counted_word`).
     """
-    tokens = n_words = characters = lettered = 0
+    totals = [0] * len(COUNTED)
     place = 0
     while place < len(words):
         end = place + 1
@@ -73,23 +73,17 @@ def counted(words: Sequence[str], flags: Sequence[int], rows: Sequence[Sequence[
             while (further := _glued(words, flags, end)) > end:
                 end = further
         if end - place == 1:
-            one, two, three, four = rows[place]
+            row = rows[place]
         else:
-            one = two = 1
-            three = sum(map(len, words[place:end]))
-            four = int(any(flag & LETTER for flag in flags[place:end]))
-        tokens, n_words, characters, lettered = (
-            tokens + one,
-            n_words + two,
-            characters + three,
-            lettered + four,
-        )
+            has_letter = any(flag & LETTER for flag in flags[place:end])
+            row = (1, 1, sum(map(len, words[place:end])), int(has_letter))
+        totals = list(map(add, totals, row))
         place = end
-    return tokens, n_words, characters, lettered
+    return totals
 
 
 def _glued(words: Sequence[str], flags: Sequence[int], place: int) -> int:
-    """Where the word that symbols from `place` on tie to the one before ends; else `place`."""
+    """The end of the word that symbols at `place` tie to the word before; `place` if none do."""
     end = place
     while end < len(words) and not flags[end] & WORD:
         end += 1

@@ -1,7 +1,7 @@
-"""A document on its way through the rules, and what rules that remove a part of it do to it.
+"""A document between reading and the verdict, and how a rule removes a part of it.
 
-Sentences, their words and the paragraphs they stand in are kept side by side, so that a rule may
-take lines or sentences out and still account for every word it took.
+Sentences, their words and their paragraphs are kept in parallel, so that a rule can remove lines or
+sentences and account for every word.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,20 +14,18 @@ Drop = tuple[str, str]
 
 @dataclass(eq=False)
 class Document:
-    """One document, between reading and the verdict."""
-
     text: str
     """In normal form."""
     sentences: list[str]
-    """As they stand in the text."""
+    """As in the text."""
     counts: list[int]
     """Sentences of each paragraph."""
     spans: list[tuple[int, int]]
     """Lines of each paragraph: the first, and the one after the last."""
     words: str = ""
-    """The sentences tokenised, one a line: what the rules see."""
+    """The tokenised sentences, one per line, as the rules see them."""
     pieces: str | None = None
-    """The sentences as they will be written, where that is something else."""
+    """The sentences as they will be written, if not as `words`."""
     verdict: str | None = None
     """The rule that drops it."""
     detail: str = ""
@@ -45,18 +43,18 @@ class Document:
         return self.words if self.pieces is None else self.pieces
 
     def drop(self, drop: Drop | None, prefix: str = "") -> None:
-        """Let a rule drop the document, unless another was first."""
+        """Drop the document by a rule, unless an earlier rule has dropped it."""
         if drop and self.verdict is None:
             self.verdict, self.detail = prefix + drop[0], drop[1]
 
     def drop_if_empty(self) -> None:
-        """Without words, it is dropped by what took them."""
+        """Drop a document without words, by the rule that removed most of them."""
         if not self.words:
             rule = max(self.lost, key=lambda name: self.lost[name][1], default="empty")
             self.drop((rule, "nothing left" if self.lost else ""))
 
     def lose(self, rule: str, sentences: int, words: int) -> None:
-        """Account for what a rule took."""
+        """Account for what a rule removed."""
         before = self.lost.get(rule, (0, 0))
         self.lost[rule] = before[0] + sentences, before[1] + words
 
@@ -64,8 +62,9 @@ class Document:
         """Keep only the chosen sentences."""
         if all(chosen):
             return
-        taken = [not keep for keep in chosen]
-        self.lose(rule, sum(taken), count_words(list(compress(self.output.split("\n"), taken))))
+        is_lost = [not keep for keep in chosen]
+        lost = list(compress(self.output.split("\n"), is_lost))
+        self.lose(rule, len(lost), count_words(lost))
         ends = accumulate(self.counts, initial=0)
         counts = [sum(chosen[start:end]) for start, end in pairwise(ends)]
         self.spans = [span for span, count in zip(self.spans, counts, strict=True) if count]
@@ -97,19 +96,19 @@ Read = Callable[[list[str]], list[Document]]
 def replace_lines(
     document: Document, kept: Sequence[str | None], rules: Mapping[int, str], read: Read
 ) -> None:
-    """Put the kept lines in place of all; `rules` names what changed or dropped a line.
+    """Replace all lines by the kept ones; `rules` names the rule that changed or dropped a line.
 
-    Paragraphs without such lines stay as they are. Others are split and tokenised anew, a dropped
-    line being a blank one, so that its neighbours do not become one sentence. Where several rules
-    touched a paragraph, what it lost is shared among them by the length of their lines.
+    Paragraphs without such lines stay as they are. Others are split and tokenised again, with blank
+    lines for dropped ones, so that their neighbours do not become one sentence. If several rules
+    changed a paragraph, its loss is shared among them by the length of their lines.
     """
     old = document.text.split("\n")
     fragments = {}
     for number, (first, last) in enumerate(document.spans):
         if any(line in rules for line in range(first, last)):
             fragments[number] = "\n".join(line or "" for line in kept[first:last])
-    left = [number for number, text in fragments.items() if text.strip("\n")]
-    anew = dict(zip(left, read([fragments[number] for number in left]), strict=True))
+    filled = [number for number, text in fragments.items() if text.strip("\n")]
+    replaced = dict(zip(filled, read([fragments[number] for number in filled]), strict=True))
     columns = document.sentences, document.words.split("\n"), document.output.split("\n")
     merged: tuple[list[str], list[str], list[str]] = ([], [], [])
     counts, spans = [], []
@@ -118,7 +117,7 @@ def replace_lines(
         part = [column[start:end] for column in columns]
         span = document.spans[number]
         if number in fragments:
-            new = anew.get(number, _NOTHING)
+            new = replaced.get(number, _NOTHING)
             before = end - start, count_words(part[2])
             after = size(new.output)
             part = [new.sentences, _lines(new.words), _lines(new.output)]

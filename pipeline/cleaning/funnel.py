@@ -1,8 +1,7 @@
-"""The funnel: how many documents, sentences and words each rule took, from read to kept.
+"""The funnel: how many documents, sentences and words each rule removed, from read to kept.
 
-Every stage counts what it drops under the name of the rule; the driver adds the counts up. What was
-read, less all the rules, is what was kept: a corpus whose funnel does not add up has a bug, and the
-build says so.
+Every stage counts what it drops by rule, and the driver adds the counts up. A build whose counts do
+not add up has a bug, and says so.
 """
 
 Counts = dict[str, tuple[int, int, int]]
@@ -19,24 +18,23 @@ WEIGHT = "weight"
 
 
 class Funnel:
-    """Counts by rule, in the order the rules were met."""
+    """Counts by rule, in the order of first use."""
 
     def __init__(self) -> None:
-        """Empty."""
         self.counts: Counts = {}
 
     def add(self, rule: str, documents: int, sentences: int, words: int) -> None:
-        """Count what a rule did."""
+        """Count what a rule removed."""
         before = self.counts.get(rule, ZERO)
         self.counts[rule] = (before[0] + documents, before[1] + sentences, before[2] + words)
 
     def merge(self, counts: Counts) -> None:
-        """Add the counts of another."""
-        for rule, (documents, sentences, words) in counts.items():
-            self.add(rule, documents, sentences, words)
+        """Add the counts of another funnel."""
+        for rule, row in counts.items():
+            self.add(rule, *row)
 
     def missing(self) -> list[int]:
-        """What was read and is neither kept nor dropped by a rule; zeros if all is well."""
+        """Documents, sentences and words neither kept nor dropped; zeros if all is well."""
         read = self.counts.get(READ, ZERO)
         others = [counts for rule, counts in self.counts.items() if rule != READ]
         return [read[place] - sum(counts[place] for counts in others) for place in range(3)]

@@ -1,13 +1,12 @@
 """The Gopher rules (Rae et al. 2021, tables A1 and A2), over a whole batch of documents.
 
-Definitions and order are those of datatrove, so that its published thresholds mean the same here;
-words are our tokens, counted for the quality rules as its tokeniser would (`countable.py`): a
-share of tokens with letters of 0.8 is about what prose has, so where tokens end decides. Decisions
-are exact and depend on one document alone.
+Definitions and order are those of datatrove, so that its published thresholds mean the same here.
+Words are our tokens, counted for the quality rules as its tokeniser would (`countable.py`).
+Decisions are exact and depend on one document alone.
 
-Repeated n-grams are the expensive part: nine passes over all words as the rules are written. Here
+Repeated n-grams are the expensive part: as written, the rules take nine passes over all words. Here
 two cheap passes over a batch give upper bounds, and the exact count runs only where a bound is
-above its threshold, which in prose is rare:
+above its threshold, which is rare in prose:
 
 - the most frequent 2-gram bounds itself, and how often any 3- or 4-gram can occur;
 - characters in 5-grams that occurred before bound those of all longer repeated n-grams.
@@ -48,7 +47,7 @@ _FACTORS = np.array([keyed_hash(20211208, n) | 1 for n in range(6)], np.uint64)
 
 
 def quality(texts: Sequence[str], tokens: Tokens, rules: GopherQuality) -> list[Drop | None]:
-    """Of each document: what drops it. A document without words passes."""
+    """The rule that drops each document, or None. A document without words passes."""
     if tokens.counts is None:
         raise ValueError("the Gopher quality rules need tokens read with their counts")
     rows = np.column_stack([tokens.counts, _stop_words(tokens)]).tolist()
@@ -99,7 +98,7 @@ def _judge(
 
 
 def repetition(texts: Sequence[str], tokens: Tokens, rules: GopherRepetition) -> list[Drop | None]:
-    """Of each document: what drops it. A document without words passes."""
+    """The rule that drops each document, or None. A document without words passes."""
     drops = [_repeated_lines(text, rules) for text in texts]
     lengths = np.array([max(1, len(text)) for text in texts], np.int64)
     suspects = _may_have_top(tokens, lengths, rules.max_top_ngrams)
@@ -134,7 +133,7 @@ def _repeated_lines(text: str, rules: GopherRepetition) -> Drop | None:
 
 
 def repeated(parts: Sequence[str]) -> tuple[int, int]:
-    """How many parts occurred before, and their characters."""
+    """How many parts are repetitions, and their characters."""
     distinct = set(parts)
     if len(distinct) == len(parts):
         return 0, 0
@@ -142,8 +141,8 @@ def repeated(parts: Sequence[str]) -> tuple[int, int]:
 
 
 def _grams(tokens: Tokens, n: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where the n-grams of all documents begin, equal ones of a document together and in order,
-    and whether each equals the one before it."""
+    """Where the n-grams of all documents begin, grouped by document and n-gram, and whether each
+    equals the one before it."""
     windows = tokens.ids.size - n + 1
     if windows < 1:
         return np.zeros(0, np.int64), np.zeros(0, bool)
@@ -151,7 +150,7 @@ def _grams(tokens: Tokens, n: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]
     keys = owners[:windows].astype(np.uint64) * _FACTORS[n]
     for place in range(n):
         keys += tokens.ids[place : place + windows].astype(np.uint64) * _FACTORS[place]
-    # Hash above, place below: one plain sort instead of an argsort.
+    # Hash in the upper bits, place in the lower: a plain sort instead of an argsort.
     bits = np.uint64(windows.bit_length())
     keys >>= bits
     keys <<= bits
@@ -168,10 +167,10 @@ def _grams(tokens: Tokens, n: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]
 def _may_have_top(
     tokens: Tokens, lengths: NDArray[np.int64], limits: tuple[float, ...]
 ) -> NDArray[np.bool_]:
-    """[documents] Whether the most frequent 2-, 3- or 4-gram may hold too many characters.
+    """[documents] Whether the most frequent 2-, 3- or 4-gram may have too many characters.
 
     No n-gram occurs more often than the most frequent 2-gram or is longer than n of the longest
-    word, so few documents need to be looked at for more than that.
+    word, so few documents need a closer look.
     """
     suspects = np.zeros(len(tokens), bool)
     if not limits:
@@ -187,8 +186,8 @@ def _may_have_top(
 
 
 def _top(tokens: Tokens, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[documents] How often the most frequent n-gram occurs, and the most characters that all
-    occurrences of one n-gram hold."""
+    """[documents] How often the most frequent n-gram occurs, and the most characters in all
+    occurrences of one n-gram."""
     places, again = _grams(tokens, n)
     firsts = np.flatnonzero(~again)
     counts = np.diff(firsts, append=places.size)
@@ -213,8 +212,8 @@ def _covered(tokens: Tokens, n: int = 5) -> NDArray[np.int64]:
 def _repeated_ngrams(
     words: list[int], sizes: list[int], length: int, rules: GopherRepetition
 ) -> Drop | None:
-    """The exact count: the top n-gram is the first of the most frequent; repeated n-grams are found
-    from left to right, and none overlaps the one before."""
+    """The n-gram rule that drops a document, by exact counts. The top n-gram is the first of the
+    most frequent ones, and repeated n-grams are found from left to right without overlap."""
     chars = dict(zip(words, sizes, strict=True))
     for n, limit in enumerate(rules.max_top_ngrams, 2):
         grams = Counter(zip(*(words[start:] for start in range(n)), strict=False))

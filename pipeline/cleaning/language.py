@@ -1,8 +1,7 @@
 """Which language a document or a sentence is in, by CLD2.
 
-CLD2 needs no model file, reads 15 MB/s and takes 0.6 % of foreign text for English. It counts
-letters, so a long document is judged by slices from all over it: an estimate of the share at a
-fraction of the cost.
+CLD2 needs no model file, reads 15 MB/s and mistakes 0.6 % of foreign text for English. A long
+document is judged by slices from all parts of it, at a fraction of the cost.
 """
 
 import difflib
@@ -14,17 +13,17 @@ import pycld2
 from elmwright.pipeline.errors import UserError
 
 UNKNOWN = "un"
-"""CLD2's code for what it cannot tell."""
+"""CLD2's code for an unknown language."""
 
 LONG, SLICES, SLICE = 24_000, 8, 2_000
 """Characters from which a document is judged by slices, how many, and the characters of each."""
 
 MIN_WORDS = 5
-"""A sentence of fewer words is not judged alone."""
+"""A sentence of fewer words is not judged."""
 
 
 def check(languages: Sequence[str]) -> None:
-    """Refuse codes that CLD2 does not know, because nothing would ever match them."""
+    """Refuse codes that CLD2 does not know, because nothing would match them."""
     for code in languages:
         if problem := code_problem(code):
             raise UserError("setting", f"corpus.languages: {problem}")
@@ -32,7 +31,7 @@ def check(languages: Sequence[str]) -> None:
 
 @cache
 def _codes() -> dict[str, str]:
-    """Code → its language's name in small letters, of all that CLD2 can detect."""
+    """Code → name in lower case, of all languages that CLD2 can detect."""
     return {
         code: name.lower().replace("_", " ")
         for name, code in pycld2.LANGUAGES
@@ -41,24 +40,24 @@ def _codes() -> dict[str, str]:
 
 
 def name_of(code: str) -> str:
-    """A language's name, in English; the code itself where nobody knows it."""
+    """A language's name in English; the code itself if it is not known."""
     return _codes().get(code, code).title()
 
 
 def code_problem(code: str) -> str:
-    """What is wrong with a language code, and which was meant; nothing if it is one."""
+    """What is wrong with a language code, with a suggestion; "" if it is valid."""
     codes = _codes()
     if code in codes:
         return ""
-    said = code.lower().replace("_", "-").strip()
+    word = code.lower().replace("_", "-").strip()
     by_name = {**{name: known for known, name in codes.items()}, **_OWN_NAMES}
-    known_as = [said] if said in codes else [by_name[said]] if said in by_name else []
-    if not known_as:
-        names = difflib.get_close_matches(said, by_name, 1, 0.8)
-        region = said.partition("-")[0]
-        known_as = [by_name[name] for name in names] or [region] * (region in codes)
-    near = known_as or difflib.get_close_matches(said, sorted(codes), 3, 0.5) or ["en", "de"]
-    choice = " or ".join(f'"{one}"' for one in near)
+    near = [word] * (word in codes)
+    if not near:
+        names = [word] if word in by_name else difflib.get_close_matches(word, by_name, 1, 0.8)
+        region = word.partition("-")[0]
+        near = [by_name[name] for name in names] or [region] * (region in codes)
+    near = near or difflib.get_close_matches(word, sorted(codes), 3, 0.5) or ["en", "de"]
+    choice = " or ".join(f'"{option}"' for option in near)
     return f'"{code}" is not a language code that can be detected; did you mean {choice}?'
 
 
@@ -85,7 +84,7 @@ _OWN_NAMES = {
     "中文": "zh",
     "한국어": "ko",
 }
-"""What some languages call themselves."""
+"""Names of some languages in the language itself."""
 
 
 def detect(text: str) -> tuple[bool, dict[str, float]]:
@@ -94,38 +93,38 @@ def detect(text: str) -> tuple[bool, dict[str, float]]:
         step = len(text) // SLICES
         text = "\n".join(text[n * step : n * step + SLICE] for n in range(SLICES))
     try:
-        reliable, _, found = pycld2.detect(text.encode(), isPlainText=True)
+        is_reliable, _, languages = pycld2.detect(text.encode(), isPlainText=True)
     except pycld2.error:
         # CLD2 refuses characters that are valid UTF-8 but not for interchange (U+FFFE, controls).
         text = "".join(c if c.isprintable() else " " for c in text)
         try:
-            reliable, _, found = pycld2.detect(text.encode(), isPlainText=True)
+            is_reliable, _, languages = pycld2.detect(text.encode(), isPlainText=True)
         except pycld2.error:
             return False, {UNKNOWN: 1.0}
-    shares = {code: percent / 100 for _, code, percent, _ in found if percent}
-    return bool(reliable), shares or {UNKNOWN: 1.0}
+    shares = {code: percent / 100 for _, code, percent, _ in languages if percent}
+    return bool(is_reliable), shares or {UNKNOWN: 1.0}
 
 
 def judge(text: str, languages: Sequence[str], threshold: float) -> tuple[str, str]:
     """The main language of a document, and, if it is to be dropped, why."""
-    reliable, shares = detect(text)
+    is_reliable, shares = detect(text)
     main = next(iter(shares))
     share = sum(share for code, share in shares.items() if _is_among(code, languages))
-    if reliable and share >= threshold:
+    if is_reliable and share >= threshold:
         return main, ""
     seen = ", ".join(f"{code} {share:.0%}" for code, share in shares.items())
-    return main, seen if reliable else f"{seen} (unreliable)"
+    return main, seen if is_reliable else f"{seen} (unreliable)"
 
 
 def is_foreign(sentence: str, languages: Sequence[str]) -> bool:
-    """Whether a sentence is surely in another language; what is too short to tell stays."""
+    """Whether a sentence is reliably in another language; a short sentence never is."""
     if sentence.count(" ") + 1 < MIN_WORDS:
         return False
-    reliable, shares = detect(sentence)
+    is_reliable, shares = detect(sentence)
     main = next(iter(shares))
-    return reliable and main != UNKNOWN and not _is_among(main, languages)
+    return is_reliable and main != UNKNOWN and not _is_among(main, languages)
 
 
 def _is_among(code: str, languages: Sequence[str]) -> bool:
-    """Whether a language is wanted; a code without a script or region (`zh`) takes them all."""
+    """Whether a language is in a list, where a code without script or region includes them all."""
     return code in languages or code.partition("-")[0] in languages

@@ -1,13 +1,12 @@
-"""Text in, text out: what happens to a document before anybody counts its words.
+"""The text of a document, repaired before its words are counted.
 
-`repaired` does it all in one order: wrong decodings are undone first, because the control
-characters that `normalise` removes are half of the evidence ("â\\x80\\x99" was a quote); then one
-normal form, which every later rule may rely on; then quotes, and masks for private data.
+`repaired` undoes wrong decodings first, because they show by control characters that `normalise`
+removes ("â\\x80\\x99" was a quote). Then come the normal form, on which every later rule relies,
+quotes, and masks for private data.
 
-The normal form: Unicode NFC, lines separated by a line feed, no blanks at the ends of a line and
-none in a row, nothing invisible. Most of it is done on UTF-8 bytes, where clean text costs a few
-searches (about 65 MB/s on a busy core). All expressions are linear in the text: what may repeat is
-bounded, or cannot start again within itself.
+The normal form is Unicode NFC with lines separated by a line feed, no blanks at the ends of a line,
+no two blanks in a row and no invisible characters. Most of it is done on UTF-8 bytes, at about
+65 MB/s. All expressions take time linear in the text.
 """
 
 import re
@@ -22,7 +21,7 @@ EMPTY = "empty"
 """The rule that drops documents without any word."""
 
 EMAIL, IP, PHONE = "email@example.com", "192.0.2.1", "555-0100"
-"""What stands for private data: names and numbers that belong to nobody (RFC 2606, RFC 5737)."""
+"""Replacements for private data, reserved for examples (RFC 2606, RFC 5737)."""
 
 _BREAKS = b"\x0b\x0c\x1c\x1d\x1e"
 _GONE = bytes({*range(32), 127} - {*b"\t\n", *_BREAKS})
@@ -72,7 +71,7 @@ def repaired(text: str, config: CorpusConfig) -> tuple[str, list[str]]:
 
 
 def normalise(text: str) -> str:
-    """The normal form (see above); what no file could hold becomes U+FFFD."""
+    """The text in normal form; half surrogate pairs become U+FFFD."""
     try:
         data = text.encode()
     except UnicodeEncodeError:  # JSON can spell half a surrogate pair
@@ -92,8 +91,8 @@ def normalise(text: str) -> str:
 
 
 def tidied(text: str) -> str:
-    """The least that later rules rely on: lines whose words one space separates, no control
-    characters and no half surrogates. No word is changed."""
+    """The text with single spaces between words, and without control characters and half surrogate
+    pairs: the least that later rules rely on. No word is changed."""
     text = _SURROGATE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
     lines = text.translate(_CONTROLS).split("\n")
     return "\n".join(" ".join(line.split()) for line in lines).strip("\n")
@@ -111,7 +110,7 @@ def _plain_general(match: re.Match[bytes]) -> bytes:
 
 
 def straighten(text: str) -> str:
-    """Typographic quotes and dashes as they are on a typewriter."""
+    """The text with ASCII quotes and hyphens for typographic quotes and dashes."""
     if text.isascii():
         return text
     for odd, plain in _QUOTES.items():
@@ -120,7 +119,7 @@ def straighten(text: str) -> str:
 
 
 def fix_mojibake(text: str) -> str:
-    """Undo wrong decodings in the lines that look so; ftfy decides whether they really are."""
+    """The text with wrong decodings undone in suspicious lines, if ftfy agrees."""
     if text.isascii():
         return text
     data = text.encode("utf-8", "surrogatepass")
@@ -145,13 +144,13 @@ _PHONE = re.compile(
 )
 
 
-# What starts with a look-behind is tried at every character; a search for digits is not.
+# An expression that starts with a look-behind is tried at every character. These are not.
 _LIKE_IP = re.compile(r"\d\.\d{1,3}\.\d{1,3}\.\d")
 _LIKE_PHONE = re.compile(r"[+(]\d|\d{3}[.-]\d{3}[.-]\d{4}")
 
 
 def mask(text: str, kind: str) -> str:
-    """Private data of one kind ("email", "ip" or "phone") replaced by what belongs to nobody."""
+    """The text with private data of one kind ("email", "ip" or "phone") replaced."""
     if kind == "email":
         return _EMAIL.sub(EMAIL, text) if "@" in text else text
     if kind == "ip":
@@ -160,13 +159,13 @@ def mask(text: str, kind: str) -> str:
 
 
 def _masked_ip(match: re.Match[str]) -> str:
-    """Addresses of private networks say nothing; 1.2.3.4 is rather a version or a section."""
-    found = match[0]
+    """A mask, except for addresses of private networks and for versions such as 1.2.3.4."""
+    address = match[0]
     before = match.string[max(0, match.start() - 12) : match.start()]
-    parts = [int(part) for part in found.split(".")]
-    if len(found) < 11 or max(parts) > 255 or _VERSION.search(before):
-        return found
-    return IP if IPv4Address(found).is_global else found
+    parts = [int(part) for part in address.split(".")]
+    if len(address) < 11 or max(parts) > 255 or _VERSION.search(before):
+        return address
+    return IP if IPv4Address(address).is_global else address
 
 
 def _masked_phone(match: re.Match[str]) -> str:
@@ -214,8 +213,8 @@ _BEGINNINGS = (
 
 
 def is_boilerplate(line: str) -> bool:
-    """Whether a line is part of a page and not of its text: short, and a known kind of notice, or
-    nothing but words of menus and buttons."""
+    """Whether a line is not part of a page's text: a short notice of a known kind, or only words of
+    menus and buttons."""
     if not line or len(line) > 300:
         return False
     lower = line.lower()
@@ -230,7 +229,7 @@ def is_boilerplate(line: str) -> bool:
 
 
 def without_boilerplate(text: str) -> tuple[str, list[str]]:
-    """The text without such lines, which leave a blank line behind, and the lines."""
+    """The text with blank lines for boilerplate, and the lines of boilerplate."""
     lines = text.split("\n")
     dropped = [line for line in lines if is_boilerplate(line)]
     if not dropped:

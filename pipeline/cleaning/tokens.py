@@ -1,14 +1,14 @@
 """Words as integers: what every rule that counts words works on.
 
-A document is tokenised once. Its words become numbers of a `Lexicon`, which knows of every distinct
-word what the rules ask (length, letters, a hash of its lower-case form). A rule over millions of
-words is then a few numpy operations over a batch of documents, never a Python object a word.
+A document is tokenised once. Its words become numbers in a `Lexicon`, which stores what the rules
+need of every distinct word (length, letters, a hash of its lower-case form). A rule over millions
+of words is then a few numpy operations over a batch of documents, without a Python object per word.
 
-`Reader` does both at once, for a batch. Arrow numbers the distinct chunks between white space;
-their words come from a memory of all chunks met so far, as text and as numbers; two gathers then
-give the tokenised text and the `Tokens`. Python sees only distinct chunks (one in ten), which
-matters because its objects lie scattered: a look-up a chunk took three times as long (measured). A
-new chunk costs about ten microseconds: the first megabytes of a corpus are read at half the speed.
+`Reader` does this for a batch. Arrow numbers the distinct chunks between white space. Their words
+come from a memory of all chunks seen so far, as text and as numbers, and two gathers then give the
+tokenised text and the `Tokens`. Python sees only distinct chunks (one in ten): a look-up per chunk
+took three times as long. A new chunk costs about ten microseconds, so the first megabytes of a
+corpus are read at half the speed.
 """
 
 from array import array
@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from elmwright.pipeline.cleaning.countable import (
     COUNTED,
     LETTER,
-    STOP,
     STOP_BITS,
     WORD,
     counted,
@@ -35,15 +34,14 @@ from elmwright.pipeline.cleaning.countable import (
 )
 
 MOST_TYPES, MOST_CHUNKS, MOST_CHARACTERS = 1_000_000, 700_000, 20_000_000
-"""Distinct words, chunks and characters of chunks a reader remembers before it begins anew: some
-hundred MB (estimated)."""
+"""Distinct words, chunks and characters of chunks that a reader remembers before it starts again:
+about a hundred MB."""
 
 
 class Lexicon:
-    """Distinct words met so far, numbered in order of appearance, and what is known of each."""
+    """Distinct words seen so far, numbered in order of appearance, and what is known of each."""
 
     def __init__(self) -> None:
-        """Empty."""
         self._numbers = _Numbers()
         self.number: Callable[[str], int] = self._numbers.__getitem__
         """The number of a word, which may be new."""
@@ -66,7 +64,7 @@ class Lexicon:
 
     @property
     def flags(self) -> NDArray[np.uint8]:
-        """[types] `LETTER`, `WORD` and `STOP`, or-ed."""
+        """[types] `LETTER` and `WORD`, or-ed."""
         self._learn()
         return self._flags
 
@@ -93,16 +91,16 @@ class Lexicon:
         if count == self._known:
             return
         if count > self._chars.size:
-            room = max(count, 2 * self._chars.size)
-            self._chars, self._flags = _grown(self._chars, room), _grown(self._flags, room)
-            self._stops, self._hashes = _grown(self._stops, room), _grown(self._hashes, room)
-            self._parts = _grown(self._parts, room)
+            size = max(count, 2 * self._chars.size)
+            self._chars, self._flags = _grown(self._chars, size), _grown(self._flags, size)
+            self._stops, self._hashes = _grown(self._stops, size), _grown(self._hashes, size)
+            self._parts = _grown(self._parts, size)
         fresh, new = self._numbers.fresh, slice(self._known, count)
         lengths = np.fromiter(map(len, fresh), np.int32, len(fresh))
         flags = np.full(len(fresh), LETTER | WORD, np.uint8)
         parts = np.ones((len(fresh), len(COUNTED)), np.int32)
         parts[:, COUNTED.index("characters")] = lengths
-        # That is right for plain words; the others are looked at one by one.
+        # Correct for plain words. The others are computed one by one.
         plain = np.fromiter(map(str.isalpha, fresh), bool, len(fresh))
         for number in np.flatnonzero(~plain).tolist():
             flags[number] = flags_of(fresh[number])
@@ -114,13 +112,12 @@ class Lexicon:
         ]
         for word in STOP_BITS.keys() & self._numbers.keys():
             self._stops[self._numbers[word]] = STOP_BITS[word]
-            self._flags[self._numbers[word]] |= STOP
         fresh.clear()
         self._known = count
 
 
 class _Numbers(dict[str, int]):
-    """Word → number; a word asked for and not known is numbered."""
+    """Word → number. A new word gets the next number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,8 +129,8 @@ class _Numbers(dict[str, int]):
         return number
 
 
-def _grown(array: NDArray[Any], room: int) -> NDArray[Any]:
-    larger = np.zeros((room, *array.shape[1:]), array.dtype)
+def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
+    larger = np.zeros((size, *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
 
@@ -149,7 +146,7 @@ class Tokens:
     lexicon: Lexicon
     """What the numbers mean."""
     counts: NDArray[np.int64] | None = None
-    """[documents, 4] What is `COUNTED`, where asked for."""
+    """[documents, 4] What is `COUNTED`, if requested."""
 
     def __len__(self) -> int:
         """Documents in the batch."""
@@ -191,7 +188,7 @@ class Tokens:
 
 
 class Reader:
-    """Sentences → tokenised text and `Tokens`, by the words of chunks met before."""
+    """Turns sentences into tokenised text and `Tokens`, and remembers the words of chunks."""
 
     def __init__(self, words_of: Callable[[str, bool], str]) -> None:
         """`words_of` gives the words of a chunk that is, or is not, the last of its sentence."""
@@ -200,7 +197,7 @@ class Reader:
         self._chunks = _Chunks(words_of, self.lexicon)
 
     def refresh(self) -> None:
-        """Begin anew where too much is remembered; earlier `Tokens` keep their own lexicon."""
+        """Start again if too much is remembered; earlier `Tokens` keep their own lexicon."""
         if len(self.lexicon) > MOST_TYPES:
             self.lexicon = Lexicon()
         elif len(self._chunks) < MOST_CHUNKS and self._chunks.characters < MOST_CHARACTERS:
@@ -210,13 +207,13 @@ class Reader:
     def read(
         self, documents: Sequence[Sequence[str]], *, counts: bool = False
     ) -> tuple[list[str], Tokens]:
-        """Of each document (its sentences): its tokenised sentences, a line each; and the words.
+        """The tokenised sentences of each document, one per line, and the words of all documents.
 
         Sentences are normal text (see `repair.normalise`) without line breaks, and not empty.
         """
         joined = ["\n".join([*sentences, ""]).encode() for sentences in documents]
         data = b"".join(joined)
-        # Every chunk with the space or line break behind it: `end. ` is not `end.\n`.
+        # Every chunk includes the space or line break after it: `end. ` is not `end.\n`.
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) <= ord(" ")) + 1
         borders = np.searchsorted(ends, np.cumsum([0, *map(len, joined)]), side="right")
         chunks = _strings(data, ends).dictionary_encode()
@@ -228,7 +225,7 @@ class Reader:
         return _cut(texts, borders), Tokens(ids, starts[borders], self.lexicon, sums)
 
     def text(self, sentences: Sequence[str]) -> str:
-        """The tokenised sentences of one small text, without the cost of setting up a batch."""
+        """The tokenised sentences of one small text, without the cost of a batch."""
         chunks = " ".join(f"{sentence}\n" for sentence in sentences).split(" ")
         keys = [chunk if chunk[-1] == "\n" else f"{chunk} " for chunk in chunks if chunk]
         return "".join(self._chunks.texts(self._chunks.numbers(keys)))[:-1]
@@ -242,11 +239,10 @@ def _sums(rows: NDArray[np.int32], borders: NDArray[np.int64]) -> NDArray[np.int
 
 
 def _strings(data: bytes, ends: NDArray[np.int64]) -> Any:
-    """Strings that lie one after the other, as an Arrow array."""
+    """Consecutive strings, as an Arrow array."""
     offsets = np.zeros(ends.size + 1, np.int32)
     offsets[1:] = ends
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.StringArray.from_buffers(ends.size, *buffers[1:])
+    return pa.StringArray.from_buffers(ends.size, pa.py_buffer(offsets), pa.py_buffer(data))
 
 
 def _cut(texts: Any, borders: NDArray[np.int64]) -> list[str]:
@@ -260,7 +256,7 @@ def _cut(texts: Any, borders: NDArray[np.int64]) -> list[str]:
 
 
 class _Chunks(dict[str, int]):
-    """Chunk, with the space or line break behind it → number; of each number its words."""
+    """Chunk with the space or line break after it → number; and the words of each number."""
 
     def __init__(self, words_of: Callable[[str, bool], str], lexicon: Lexicon) -> None:
         super().__init__()
@@ -273,13 +269,13 @@ class _Chunks(dict[str, int]):
 
     def numbers(self, chunks: list[str]) -> NDArray[np.int32]:
         """The numbers of some chunks; new ones are tokenised."""
-        found = list(map(self.get, chunks))
-        new = [place for place, number in enumerate(found) if number is None]
+        numbers = list(map(self.get, chunks))
+        new = [place for place, number in enumerate(numbers) if number is None]
         if new:
             self._learn(list(dict.fromkeys(map(chunks.__getitem__, new))))
             for place in new:
-                found[place] = self[chunks[place]]
-        return np.array(found, np.int32)
+                numbers[place] = self[chunks[place]]
+        return np.array(numbers, np.int32)
 
     def _learn(self, fresh: list[str]) -> None:
         words_of = self._words_of
@@ -295,14 +291,14 @@ class _Chunks(dict[str, int]):
         self.characters += sum(map(len, fresh))
 
     def counts(self, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-        """[chunks, 4] What some chunks count as; worked out for all when first asked for."""
+        """[chunks, 4] What some chunks count as, computed when first needed."""
         known = len(self._counts) // len(COUNTED)
         if known < len(self):
             self._counts.frombytes(self._count(known).tobytes())
         return np.frombuffer(self._counts, np.int32).reshape(-1, len(COUNTED))[numbers]
 
     def _count(self, known: int) -> NDArray[np.int32]:
-        """Words add up, but where symbols stand between two of them."""
+        """[chunks, 4] What new chunks count as: sums over words, unless symbols tie words."""
         starts = np.frombuffer(self._starts, np.int64)[known:]
         ids = np.frombuffer(self._ids, np.int32)[starts[0] :]
         begins = starts[:-1] - starts[0]
@@ -314,13 +310,13 @@ class _Chunks(dict[str, int]):
         last = np.maximum.reduceat(np.where(is_word, places, -1), begins)
         flags = self._lexicon.flags
         for number in np.flatnonzero((words > 1) & (last - first + 1 > words)).tolist():
-            mine = slice(starts[number] - starts[0], starts[number + 1] - starts[0])
+            places_of = slice(starts[number] - starts[0], starts[number + 1] - starts[0])
             chunk = self._texts[known + number][:-1].split(" ")
-            sums[number] = counted(chunk, flags[ids[mine]].tolist(), parts[mine].tolist())
+            sums[number] = counted(chunk, flags[ids[places_of]].tolist(), parts[places_of].tolist())
         return sums
 
     def texts(self, numbers: NDArray[np.int32]) -> list[str]:
-        """The words of some chunks, with the space or line break behind them."""
+        """The words of some chunks, with the space or line break after them."""
         return list(map(self._texts.__getitem__, numbers.tolist()))
 
     def words(self, chunks: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

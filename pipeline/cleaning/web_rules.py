@@ -1,10 +1,8 @@
-"""The C4 and FineWeb rules: what tells the text of a web page from the page around it.
+"""The C4 and FineWeb rules, which separate the text of a web page from the rest of the page.
 
-Definitions and order are those of datatrove. C4 goes line by line (Raffel et al. 2020, section
-2.2, and its code); lines that fail are dropped, and the document with them where a line shows that
-the page is no prose. FineWeb (Penedo et al. 2024, section 3.6) then judges what is left.
-
-Most lines need only a look at their last character: phrases are searched in the whole text first.
+Definitions and order are those of datatrove. C4 (Raffel et al. 2020, section 2.2, and its code)
+drops lines, or the whole document if a line shows that the page is not prose. FineWeb (Penedo et
+al. 2024, section 3.6) then judges the remaining lines.
 """
 
 import re
@@ -62,7 +60,7 @@ class Lines:
     """A document after the C4 line rules."""
 
     lines: list[str | None]
-    """Every line as it is now; None where it was dropped."""
+    """Every line after the rules; None if it was dropped."""
     touched: dict[int, str]
     """The rule that dropped or changed a line, by the line's number."""
     drop: Drop | None
@@ -73,8 +71,9 @@ def c4_lines(lines: Sequence[str], rules: C4) -> Lines:
     """Apply the line rules to the lines of a document in normal form."""
     text = "\n".join(lines)
     lower = text.encode().lower()
-    phrases = b"{" in lower or any(phrase in lower for phrase in _PHRASES)
-    cites = rules.citations and b"[" in lower
+    # Most lines need only a look at their last character.
+    has_phrases = b"{" in lower or any(phrase in lower for phrase in _PHRASES)
+    has_citations = rules.citations and b"[" in lower
     ends = _ENDS if rules.terminal_punctuation else ("",)
     kept: list[str | None] = []
     touched: dict[int, str] = {}
@@ -85,13 +84,13 @@ def c4_lines(lines: Sequence[str], rules: C4) -> Lines:
         elif len(line) > rules.max_word_length and _has_long_word(line, rules.max_word_length):
             rule = "max_word_length"
         else:
-            if cites:
+            if has_citations:
                 new = _without_citations(line)
             if not new.endswith(ends) or (rules.terminal_punctuation and new.endswith("...")):
                 rule = "terminal_punctuation"
             elif line.count(" ") + 1 < rules.min_line_words:
                 rule = "min_line_words"
-            elif phrases:
+            elif has_phrases:
                 rule = _phrase(new, rules)
         if rule in C4_DOCUMENTS:
             return Lines(kept, touched, (rule, new[:80]))
@@ -104,12 +103,12 @@ def c4_lines(lines: Sequence[str], rules: C4) -> Lines:
 def _without_citations(line: str) -> str:
     if not _CITATION.search(line):
         return line
-    # The blank before a citation at the end stays: such lines fail the next rule, as in C4's code.
+    # The blank before a final citation stays, so such lines fail the next rule, as in C4's code.
     return _BLANKS.sub(" ", _CITATION.sub("", line))
 
 
 def _has_long_word(line: str, limit: int) -> bool:
-    """Jump from space to space as far as the limit reaches."""
+    """Whether a word is longer than the limit, by jumping from space to space."""
     start = 0
     while start + limit < len(line):
         space = line.rfind(" ", start, start + limit + 1)
@@ -133,7 +132,7 @@ def _phrase(line: str, rules: C4) -> str:
 
 
 def fineweb(lines: Sequence[str], newlines: int, words: int, rules: FineWeb) -> Drop | None:
-    """What drops a document of these lines (not blank), line breaks and words."""
+    """The rule that drops a document with these lines (none blank), line breaks and words."""
     count = len(lines)
     if not count or not words:
         return None

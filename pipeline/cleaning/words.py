@@ -1,12 +1,10 @@
-"""From cleaned text to sentences, and from sentences to words.
+"""Cleaned text in sentences, and sentences in words.
 
-A tokenised sentence is one string, its words separated by single spaces: that is how it is hashed,
-counted, stored and packed. Words never contain white space.
+A tokenised sentence is one string with single spaces between words. Words never contain white
+space. Tokenisers:
 
-Tokenisers:
-
-- `ptb`, Penn Treebank style, our own rules: punctuation and symbols stand alone; `don't` is
-  `do n't`, `it's` is `it 's`; hyphens, full stops, underscores and apostrophes inside a word stay
+- `ptb`, in the style of the Penn Treebank: punctuation and symbols are words; `don't` is `do n't`,
+  `it's` is `it 's`; hyphens, full stops, underscores and apostrophes inside a word stay
   (`well-known`, `os.path`, `o'clock`); numbers keep their separators (`1,000.5`, `12:30`); a URL is
   one word; the full stop of an abbreviation stays with it except at the end of a sentence. The
   characters are kept as they are: quotes and brackets are not rewritten as `` '' or -LRB-.
@@ -14,11 +12,9 @@ Tokenisers:
   exact word `<UNK>` means the vocabulary's `<UNK>`.
 - `sentencepiece`: pieces of a model trained on this corpus become the words.
 
-The marks `<S>` and `</S>` cannot be words: `ptb` splits them by its rules, the others split them
-into `< S >` and `< / S >`. Very long words are kept; the model reads their first bytes.
-
-All expressions are linear in the text. `ptb` works on the chunks between white space one by one, so
-that `tokens.Reader` can remember the words of every chunk it has met.
+The marks `<S>` and `</S>` cannot be words: all tokenisers split them into `< S >` and `< / S >`.
+All expressions take time linear in the text. `ptb` works on single chunks between white space, so
+that `tokens.Reader` can remember the words of every chunk.
 """
 
 import io
@@ -40,7 +36,7 @@ Tokenise = Callable[[str], str]
 """One sentence of clean text → its words, separated by single spaces."""
 
 WRAP = 120
-"""A line at least this long was not broken by hand: its end is the end of a paragraph."""
+"""A line at least this long is not wrapped text: its end is the end of a paragraph."""
 
 WINDOW = 8_000
 """Characters of a paragraph that are searched for sentences at a time."""
@@ -61,7 +57,7 @@ class Split:
     """A document in sentences."""
 
     sentences: list[str]
-    """As they stand in the text, without white space around them."""
+    """As in the text, without white space around them."""
     counts: list[int]
     """Sentences of each paragraph."""
     spans: list[tuple[int, int]]
@@ -69,17 +65,17 @@ class Split:
 
 
 def split(text: str, how: str, language: str) -> Split:
-    """A clean document in sentences: every line one, or found in its paragraphs.
+    """A clean document in sentences: its lines, or the sentences found in its paragraphs.
 
-    A blank line, a list item or a line of `WRAP` characters ends a paragraph; other line breaks are
-    taken for wrapped text.
+    A blank line, a list item or a line of `WRAP` characters ends a paragraph. Other line breaks are
+    treated as wrapped text.
     """
     lines = text.split("\n")
     if how == "line":
         spans = [(number, number + 1) for number, line in enumerate(lines) if line.strip()]
         return Split([lines[number].strip() for number, _ in spans], [1] * len(spans), spans)
     sentences: list[str] = []
-    counts, found = [], []
+    counts, spans = [], []
     for first, last in _paragraphs(lines):
         if last - first == 1:
             paragraph = lines[first].strip()
@@ -89,8 +85,8 @@ def split(text: str, how: str, language: str) -> Split:
         sentences += _sentences(paragraph, language)
         if len(sentences) > before:
             counts.append(len(sentences) - before)
-            found.append((first, last))
-    return Split(sentences, counts, found)
+            spans.append((first, last))
+    return Split(sentences, counts, spans)
 
 
 def _paragraphs(lines: list[str]) -> Iterator[tuple[int, int]]:
@@ -113,25 +109,21 @@ def _paragraphs(lines: list[str]) -> Iterator[tuple[int, int]]:
 
 def _sentences(paragraph: str, language: str) -> list[str]:
     parts = segment(language, paragraph) if len(paragraph) <= WINDOW else _long(paragraph, language)
-    found, begun = [], ""
+    sentences, sentence = [], ""
     for part in parts:
-        begun = begun + part if begun else part
-        if (begun[-1:] == "." or len(begun) < 8) and _goes_on(begun):
+        sentence = sentence + part if sentence else part
+        if (sentence[-1:] == "." or len(sentence) < 8) and _is_unfinished(sentence):
             continue
-        begun = begun.strip()
-        if begun:
-            found.append(begun)
-        begun = ""
-    begun = begun.strip()
-    if begun:
-        found.append(begun)
-    return found
+        sentences.append(sentence.strip())
+        sentence = ""
+    sentences.append(sentence.strip())
+    return [sentence for sentence in sentences if sentence]
 
 
 def _long(paragraph: str, language: str) -> Iterator[str]:
-    """What sentencex finds, window by window: a paragraph of open quotes costs it quadratic time.
+    """The sentences that sentencex finds in windows, because open quotes cost it quadratic time.
 
-    The last sentence of a window may go on and is read again with the next one.
+    The last sentence of a window may be incomplete, and is read again with the next window.
     """
     start, held = 0, ""
     while start < len(paragraph):
@@ -149,15 +141,16 @@ def _long(paragraph: str, language: str) -> Iterator[str]:
         yield held
 
 
-def _goes_on(begun: str) -> bool:
-    """Whether sentencex broke `torch.nn.Linear`, or broke off the number of a list item."""
-    if begun[-1] == "." and len(begun) > 1 and begun[-2] != "." and not begun[-2].isspace():
+def _is_unfinished(sentence: str) -> bool:
+    """Whether sentencex split `torch.nn.Linear`, or the number of a list item from the item."""
+    before = sentence[-2:-1]
+    if sentence[-1] == "." and before and before != "." and not before.isspace():
         return True
-    return _ITEM_NUMBER.fullmatch(begun.strip()) is not None
+    return _ITEM_NUMBER.fullmatch(sentence.strip()) is not None
 
 
 def whitespace(sentence: str) -> str:
-    """Words as they stand between white space; the two marks split up."""
+    """The words between white space; the two marks are split."""
     return " ".join(SAFE.get(word, word) for word in sentence.split())
 
 
@@ -191,7 +184,7 @@ def ptb_chunk(chunk: str, last: bool) -> str:
 
 
 def whitespace_chunk(chunk: str, _last: bool) -> str:
-    """A chunk as it stands, but for the two marks."""
+    """The chunk itself, unless it is one of the two marks."""
     return SAFE.get(chunk, chunk)
 
 
@@ -203,9 +196,9 @@ def _is_abbreviation(word: str) -> bool:
 
 
 _EDGES = '“”„«»"()[],;:!?'
-"""Marks that always stand alone, so that a plain word among them needs no search."""
+"""Marks that are always words, so that a plain word among them needs no search."""
 _WITHIN = (",", ";", ":")
-"""Marks that show that the sentence goes on after a full stop: `(e.g., this)`."""
+"""Marks that show that the sentence continues after a full stop: `(e.g., this)`."""
 _CONTRACTION = re.compile(r"(.+?)(n['’]t|['’](?:s|re|ve|ll|d|m))\Z", re.IGNORECASE)
 
 
@@ -218,7 +211,7 @@ def _contraction(word: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _pieces() -> re.Pattern[str]:
-    """One expression whose matches, end to end, are the whole chunk."""
+    """An expression whose matches together are the whole chunk."""
     # Python's \w lacks combining marks, without which Devanagari or Thai words would fall apart.
     marks = "".join(
         chr(c) for c in range(0x300, 0x10000) if unicodedata.category(chr(c)).startswith("M")
@@ -239,9 +232,9 @@ def sentencepiece(model: Path) -> Tokenise:
     def tokenise(sentence: str) -> str:
         pieces = processor.encode(sentence, out_type=str)
         words = ["".join(piece.split()) for piece in pieces]
-        # Of some characters (U+FFFD alone) the model leaves nothing; a sentence has a word.
-        found = [SAFE.get(word, word) for word in words if word] or ["".join(sentence.split())]
-        return " ".join(found)
+        # The model drops some characters (U+FFFD alone), but a sentence has a word.
+        words = [SAFE.get(word, word) for word in words if word] or ["".join(sentence.split())]
+        return " ".join(words)
 
     return tokenise
 
@@ -259,14 +252,14 @@ def _load(model: str, _changed: int) -> Any:
 
 
 def coverage(language: str) -> float:
-    """Share of the characters that the pieces must be able to spell."""
+    """The share of characters that the pieces must be able to spell."""
     return 0.9995 if language in ("ja", "zh", "ko") else 1.0
 
 
 def train_sentencepiece(sentences: Iterator[str], pieces: Pieces, language: str) -> bytes:
-    """Train a model; the same sentences in the same order give the same bytes.
+    """A trained model; the same sentences in the same order give the same bytes.
 
-    One thread, because the result depends on the number of threads.
+    It uses one thread, because the result depends on the number of threads.
     """
     import sentencepiece as library
 

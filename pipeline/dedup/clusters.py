@@ -1,22 +1,16 @@
-"""From band keys to clusters of near-duplicates, and who of a cluster stays.
+"""Clusters of near-duplicates, from band keys, and which document of a cluster is kept.
 
 Each part writes a row for every document and band, sorted by band key. A reducer owns a range of
-keys (`link_range`): documents with equal keys of one band are linked. One last task joins the links
-of all reducers (`resolve`): a cluster is a connected component, so if a resembles b and b resembles
-c, all three are one cluster. It writes who loses.
+keys and links the documents with equal keys of one band (`link_range`). One last task joins the
+links of all reducers (`resolve`). A cluster is a connected component.
 
-Links are stars: of each cluster, as far as it is known, the best document is linked to every other.
-A document that is not the best of what it is linked to can never be the best of the cluster, so a
-link carries the facts for choosing (words, place) of one end only: 34 bytes. Stars of stars are
-stars, so `resolve` folds the reducers' links in as it reads them, and holds one link for each
-document that has a near-copy, however many bands they share, plus what it is reading.
+Links are stars: the best known document of a cluster is linked to every other. A document that is
+not the best of its neighbours can never be the best of the cluster, so a link carries the size and
+place of one end only, in 34 bytes. Stars of stars are stars, so `resolve` folds links as it reads
+them, and holds one link for each document that has a near-copy.
 
-The best has most words, then the smallest place (file, offset). Neither depends on how files were
-cut into parts or keys into ranges, nor on the order of anything: the same documents stay.
-
-Components are found by array operations alone: every document points at the smallest one it is
-linked to, pointers are followed to their end, and links inside a component drop out, for a few
-rounds. A million links take about 1 CPU second, be they a chain or a random graph.
+The best document has the most words, then the smallest place (file, offset). Neither depends on how
+files were cut into parts or keys into ranges. A million links take about 1 CPU second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,10 +55,7 @@ EDGE = np.dtype(
 """A link from the best document of some (a) to another of them (b)."""
 
 FOLD_EDGES = 4_000_000
-"""Links read before they are folded: 0.6 GB at `PEAK_BYTES` each."""
-
-PEAK_BYTES = 150
-"""Bytes held per link while stars are computed; a test measures them."""
+"""Links read before they are folded: 0.6 GB at 150 bytes each, which a test measures."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +76,9 @@ class Clusters:
     """Documents in a cluster → clusters of that size."""
     losers: Mapping[str, int]
     """Rule → documents that lose by it."""
-    bytes_per_edge: float
-    """The most memory that was held, per link."""
 
 
-NO_CLUSTERS = Clusters(0, {}, {}, 0.0)
+NO_CLUSTERS = Clusters(0, {}, {})
 
 
 def band_rows(
@@ -117,11 +106,11 @@ def link_range(
 ) -> Links:
     """Link the documents that share a band key of one range, and write the links to `out`.
 
-    `tables` lists (part, its band table); the part given here counts, not the one in the rows.
+    `tables` lists (part, its band table). The part listed here counts, not the one in the rows.
     """
     begin, end = disk.hash_range(reducer, n_reducers)
     slices = [disk.load_rows(path, BAND, "hi", begin, end) for _, path in tables]
-    rows = sum(len(some) for some in slices)
+    rows = sum(map(len, slices))
     table, part_of = exact.repeated(
         [np.zeros(0, BAND), *slices], [0, *(part for part, _ in tables)]
     )
@@ -132,7 +121,7 @@ def link_range(
 
 
 def _edges(table: Table) -> Table:
-    """Of every group of equal keys, its best document linked to each other."""
+    """Links from the best document of every group of equal keys to each of the others."""
     order = np.lexsort(
         (table["offset"], table["file"], ~table["words"], table["band"], table["hi"])
     )
@@ -202,18 +191,17 @@ def components(a: NDArray[np.int64], b: NDArray[np.int64], size: int) -> NDArray
 
 
 def resolve(edges: Sequence[str], *, dedup: bool, out: str) -> Clusters:
-    """Join the links of all reducers into clusters and write who loses to `out`.
+    """The clusters that the links of all reducers form; writes the losers to `out`.
 
-    A cluster with a given held-out document keeps no other: the rest lose by `OVERLAP`. With
-    `dedup`, any other cluster keeps its best document alone (`NEAR`); without, only split-off
-    documents of a cluster with train documents lose (`OVERLAP`).
+    In a cluster with a given held-out document all others lose by `OVERLAP`. With `dedup`, any
+    other cluster keeps only its best document (`NEAR`). Without it, only split-off documents of a
+    cluster with train documents lose (`OVERLAP`).
     """
-    count, most, held = 0, 0, [np.zeros(0, EDGE)]
+    count, held = 0, [np.zeros(0, EDGE)]
     for path in edges:
         held.append(disk.load_rows(path, EDGE))
         count += len(held[-1])
         fresh = sum(map(len, held[1:]))
-        most = max(most, len(held[0]) + fresh)
         if fresh >= max(FOLD_EDGES, len(held[0])):
             held = [_folded(held)]
     folded = _folded(held)
@@ -225,12 +213,11 @@ def resolve(edges: Sequence[str], *, dedup: bool, out: str) -> Clusters:
         edges=count,
         clusters=dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
         losers={rule: n for rule, n in zip(exact.RULES, rules, strict=True) if n},
-        bytes_per_edge=PEAK_BYTES * most / max(1, count),
     )
 
 
 def _folded(held: list[Table]) -> Table:
-    """The stars of some tables, which are let go before the work begins."""
+    """The stars of some tables, whose memory is freed before the work begins."""
     joined = np.concatenate(held)
     held.clear()
     return stars(joined)

@@ -1,14 +1,13 @@
 """Exact duplicates and held-out overlap, decided by 128-bit keys on disk.
 
 Every part of the corpus writes the keys of its documents (later of its lines or sentences) as a
-sorted table (`tables.py`). A reducer owns a range of keys: it takes its slice of each part's
-table with one range read, and writes which rows lose. So no process holds all keys, and the parts
-are read again only once, to drop the losers.
+sorted table (`tables.py`). A reducer owns a range of keys: it reads its range of each part's table
+and writes which rows lose. So no process holds all keys, and the parts are read only once more, to
+drop the losers.
 
-Which copy wins is decided by its place (file, offset, sentence), never by which task came first or
-how files were cut. Only rows whose key occurs twice are sorted by place: a reducer of 4 million
-keys takes 1.8 CPU seconds and 390 MB. 128 bits: a false match among 10^9 sentences has a chance of
-10^-21.
+The copy with the first place (file, offset, sentence) wins, whichever task came first and however
+files were cut. A reducer of 4 million keys takes 1.8 CPU seconds and 390 MB. The chance of a false
+match among 10^9 sentences is 10^-21.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,7 +48,7 @@ RULES = (DOCUMENT, NEAR, LINE, SENTENCE, OVERLAP)
 """The rules that compare documents; a loser's `rule` is an index into it."""
 
 KEPT = 255
-"""In place of a rule: the row stays."""
+"""Instead of a rule: the row is kept."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def keys_of(texts: Iterable[str]) -> NDArray[np.uint64]:
 
 
 def sort_table(table: Table, columns: Sequence[str]) -> Table:
-    """The rows in the order of some columns, the first weighing most."""
+    """The rows sorted by some columns, the first one first."""
     order = np.lexsort([table[column] for column in reversed(columns)])
     return table[order]
 
@@ -137,16 +136,16 @@ def _rules(table: Table, copy_rule: int, *, once: bool) -> NDArray[np.uint8]:
 
 
 def overlaps(side: NDArray[np.uint8], sides: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which rows lose because another side has the same; `sides` has a bit set for each side that
-    occurs among a row's equals."""
-    given = (sides & (1 << GIVEN)) != 0
-    train = (sides & (1 << TRAIN)) != 0
-    lost: NDArray[np.bool_] = np.where(given, side != GIVEN, train & (side == SPLIT_OFF))
+    """Which rows lose because another side has an equal row; `sides` has a bit set for each side of
+    a row and its equals."""
+    has_given = (sides & (1 << GIVEN)) != 0
+    has_train = (sides & (1 << TRAIN)) != 0
+    lost: NDArray[np.bool_] = np.where(has_given, side != GIVEN, has_train & (side == SPLIT_OFF))
     return lost
 
 
 def save_losers(path: str, losers: Table) -> None:
-    """Write losers so that each part finds its own with one range read (`losers_of`)."""
+    """Write losers sorted by part, as `losers_of` reads them."""
     disk.save_rows(path, sort_table(losers, ("part", "row", "sentence")), "part")
 
 

@@ -2,21 +2,18 @@
 
 A document is the set of its shingles: `ngram` consecutive words, capitals and punctuation ignored.
 Of each of `bands` × `rows` permutations of all shingles, the signature keeps the smallest. Two
-documents agree in a row with a chance equal to the Jaccard similarity s of their sets, in all rows
-of at least one band with 1 - (1 - s^rows)^bands. Only band keys leave this file: equal keys of
-the same band link two documents (`clusters.py`).
+documents agree in a row with a probability equal to the Jaccard similarity s of their sets, and in
+all rows of at least one band with 1 - (1 - s^rows)^bands. Equal keys of the same band link two
+documents (`clusters.py`).
 
 A permutation is x → a·x + b modulo 2^32 with odd a, over shingles hashed to 32 well-mixed bits.
-The tests hold the estimate to the truth; a sketch that saves permutations may be biased (rensa's
-`rho` reads 0.74 for 0.5). Shingles are permuted in blocks that stay in the processor's
-cache, so a document of any length costs 24 bytes a word beside its tokens. Repeated shingles change
-no minimum and are left in.
+Shingles are permuted in blocks that stay in the processor's cache, so a document of any length
+costs 24 bytes per word beside its tokens. Repeated shingles change no minimum.
 
-Measured on English text (`tests/bench/bench_minhash.py`): 0.016 CPU seconds a MB for documents of
-some hundred words, 0.05 for documents of ten. rensa's compiled kernel needs half of that once it is
-given our shingle hashes, and four times as much for shingles as strings; but its outputs changed
-between versions, and ours must not. Constants come from our own hash of a fixed seed: keys are the
-same on every machine and in every version.
+Measured on English text (`tests/bench/bench_minhash.py`): 0.016 CPU seconds per MB for documents of
+some hundred words, 0.05 for documents of ten. The library rensa is no faster with shingles as
+strings, and its outputs changed between versions. Keys here are the same on every machine and in
+every version, because all constants come from our own hash of a fixed seed.
 """
 
 from functools import lru_cache
@@ -30,8 +27,8 @@ from elmwright.pipeline.dedup import ngrams
 from elmwright.pipeline.format.lanes import hash64, keyed_hash
 
 NOTHING = 0
-"""The key, in every band, of a document without words. `clusters` links nothing by it, and no
-document with words has it."""
+"""The key, in every band, of a document without words. It links nothing, and no document with words
+has it."""
 
 SEED = 0x6D696E68617368
 """Part of the format of band keys, as is everything derived from it."""
@@ -100,18 +97,17 @@ def _lower(
     starts: NDArray[np.int64],
     hashes: NDArray[np.uint64],
 ) -> None:
-    """Take a block of shingles into the signatures of some documents, whose shingles begin at
-    `starts`."""
+    """Lower the signatures of some documents by a block of shingles, each from `starts` on."""
     shingles = (hash64(hashes, SEED, _SHINGLE) >> np.uint64(32)).astype(np.uint32)
     columns: NDArray[np.int64] | slice = documents
     if int(documents[-1]) - int(documents[0]) == documents.size - 1:
         # No gap: a slice is several times faster where documents are short.
         columns = slice(int(documents[0]), int(documents[-1]) + 1)
     factors, terms = _permutations(smallest.shape[0])
-    room = np.empty((_AT_ONCE, shingles.size), np.uint32)
+    buffer = np.empty((_AT_ONCE, shingles.size), np.uint32)
     for row in range(0, smallest.shape[0], _AT_ONCE):
         some = slice(row, row + _AT_ONCE)
-        permuted = room[: factors[some].size]
+        permuted = buffer[: factors[some].size]
         np.multiply(shingles, factors[some], out=permuted)
         permuted += terms[some]
         least = np.minimum.reduceat(permuted, starts, axis=1)

@@ -1,12 +1,11 @@
-"""Long documents cut into pieces, before anything else looks at them: `corpus.cut_documents`.
+"""Long documents cut into pieces before any rule is applied: `corpus.cut_documents`.
 
-A document is the unit of shuffling, of finding copies and of holding out. Where it is a whole
-novel, one in a hundred held out is one novel or none: of 15 novels, 6.6 % of the text. Pieces of a
-few pages mend that, and keep nearly all of the context that a window of 20 words can use.
+A document is the unit of shuffling, of finding copies and of holding out. Of a corpus of 15 novels,
+the smallest held-out set is 6.6 % of the text. Pieces of a few pages avoid that, and keep nearly
+all of the context that a window of 20 words can use.
 
-A piece ends where a reader would pause: after a blank line, else after a line that ends a sentence,
-else after a line, a sentence or a word. Where it ends depends on the document alone, so copies of a
-document are cut alike.
+A piece ends after a blank line, else after a line that ends a sentence, else after a line, a
+sentence or a word. The cuts depend on the document alone, so copies are cut alike.
 """
 
 import re
@@ -21,19 +20,19 @@ _ENDS = tuple(
         r"\s+",
     )
 )
-"""Where a piece may end, the best first; each expression is linear."""
+"""Where a piece may end, the best first. Each expression takes linear time."""
 
 
 def cut(text: str, limit: int) -> list[str]:
-    """The text in pieces of at most `limit` characters, of about the same size; joined, the text.
+    """The text in pieces of at most `limit` characters and of about the same size.
 
-    No piece is shorter than half of what its neighbours are, but for the last.
+    Only the last piece may be shorter than half of its neighbours.
     """
     pieces = []
     begin = 0
     while len(text) - begin > limit:
-        left = len(text) - begin
-        size = -(-left // -(-left // limit))
+        remaining = len(text) - begin
+        size = -(-remaining // -(-remaining // limit))
         end = _end(text, begin + size // 2, begin + size)
         pieces.append(text[begin:end])
         begin = end

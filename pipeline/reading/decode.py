@@ -1,20 +1,19 @@
-"""From the bytes of a file to text: decompress, tell text from other things, find the encoding.
+"""The text in the bytes of a file: decompressed, told apart from binary data, and decoded.
 
-Everything flows as blocks of bytes of at most `BLOCK`, so that no file is ever held whole. What is
-wrong with a file is raised as `Broken`, with the place, and only that: an error of the disk or the
-network stays the `OSError` it was, because trying again may help there and never helps with a
-damaged file. This is why decompression is driven here and not by `gzip.open` and its like, which
-raise the same `OSError` for both.
+Bytes are read in blocks of at most `BLOCK`, so that no file is held whole. A damaged file raises
+`Broken` with the place. An error of the disk or the network stays an `OSError`, because trying
+again may help. `gzip.open` and the like raise `OSError` for both, so they are not used here.
 
 Encodings are guessed only for documents that are not UTF-8. A document with more valid UTF-8
-sequences than invalid ones is UTF-8 with bad bytes, which become U+FFFD; the rest is left to
-uchardet, whose guesses on a few accented letters are poor, so that Western ones count as cp1252.
+sequences than invalid ones is UTF-8 with bad bytes, which become U+FFFD. For the others uchardet
+guesses. It is poor at texts with few accented letters, so its Western guesses count as cp1252.
 """
 
 import bz2
 import codecs
 import lzma
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
@@ -25,9 +24,9 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading.record import DAMAGED, Broken
 
 BLOCK = 1 << 18
-"""Bytes that flow at a time: large enough for speed, and smaller than any document limit."""
+"""Bytes in a block: large enough for speed, and smaller than any document limit."""
 PACKED = 1 << 16
-"""Compressed bytes taken at a time; copied for every member, and web archives have many."""
+"""Compressed bytes read at a time. They are copied for every member, and web archives have many."""
 HEAD = 8192
 """Bytes by which a file is judged to be text, and to be UTF-16."""
 BOMB_RATIO = 250
@@ -42,7 +41,7 @@ WIDE_BOMS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-"""The longer marks first: that of UTF-32 begins with that of UTF-16."""
+"""The longer marks first, because the mark of UTF-32 begins with that of UTF-16."""
 MAGIC = {
     b"%PDF-": "PDF",
     b"PK\x03\x04": "zip (or docx, xlsx, epub)",
@@ -70,10 +69,10 @@ CONTROL = bytes({*range(32)} - {*b"\t\n\x0b\x0c\r\x1b"})
 
 
 class Watched:
-    """A file lent to a library: counts what is read, and remembers an error of the disk.
+    """A file for a library: counts the bytes read, and remembers an error of the disk.
 
-    Libraries turn such an error into one of their own (or crash, as FastWARC does), so it is kept
-    here, the library sees the end of the file, and `check` raises it afterwards.
+    Libraries replace such an error by their own (or crash, as FastWARC does). So the library sees
+    the end of the file, and `check` raises the error afterwards.
     """
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
@@ -96,7 +95,7 @@ class Watched:
         return self.count
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Skip forward; there is no way back."""
+        """Skip forward; going back is not possible."""
         target = offset if whence == 0 else self.count + offset
         while self.count < target and self.read(min(BLOCK, target - self.count)):
             pass
@@ -106,27 +105,25 @@ class Watched:
         return True
 
     def close(self) -> None:
-        """The file is closed by who opened it."""
+        """Do nothing: the code that opened the file closes it."""
 
     def check(self) -> None:
-        """Raise the error that the library was not shown."""
+        """Raise the error that was hidden from the library."""
         if self.error is not None:
             raise self.error
 
 
 class WatchedFile(Watched):
-    """The same for a file in which the library moves about."""
+    """A watched file in which the library can seek."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file.read)
         self.file = file
 
     def tell(self) -> int:
-        """Where the library is."""
         return self.file.tell()
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go elsewhere."""
         return self.file.seek(offset, whence)
 
 
@@ -146,7 +143,7 @@ def blocks(file: BinaryIO, path: str, begin: int = 0, end: int = -1) -> Iterator
 
 
 def compression(path: str) -> str:
-    """The ending that names a compression, or nothing."""
+    """The ending of a compressed file's name; "" for other files."""
     return next((ending for ending in COMPRESSED if path.lower().endswith(ending)), "")
 
 
@@ -158,15 +155,14 @@ def plain_name(path: str) -> str:
 def _range(file: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
     if begin:
         file.seek(begin)
-    left = end - begin if end >= 0 else None
-    while block := file.read(BLOCK if left is None else min(BLOCK, left)):
-        if left is not None:
-            left -= len(block)
+    remaining = end - begin if end >= 0 else sys.maxsize
+    while block := file.read(min(BLOCK, remaining)):
+        remaining -= len(block)
         yield block
 
 
 class _Gzip:
-    """zlib's decompressor with the manners of those of bz2 and lzma."""
+    """zlib's decompressor with the interface of those of bz2 and lzma."""
 
     def __init__(self) -> None:
         self.inner = zlib.decompressobj(31)
@@ -196,7 +192,7 @@ DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 
 
 def _members(source: Watched, new: Callable[[], Any]) -> Iterator[bytes]:
-    """What the members of a file hold, one after the other; zeros may stand between them."""
+    """The content of the members of a file, which zeros may separate."""
     data, out = source.read(PACKED), 0
     while data := data.lstrip(b"\x00") or source.read(PACKED):
         if not data.strip(b"\x00"):
@@ -237,26 +233,26 @@ def _zstd(source: Watched) -> Iterator[bytes]:
 
 
 def peek(source: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """The first `HEAD` bytes, and the blocks as if nothing had been read."""
-    taken: list[bytes] = []
-    failed: Broken | None = None
+    """The first `HEAD` bytes, and all blocks from the beginning."""
+    first: list[bytes] = []
+    failure: Broken | None = None
     try:
-        while sum(map(len, taken)) < HEAD and (block := next(source, b"")):
-            taken.append(block)
+        while sum(map(len, first)) < HEAD and (block := next(source, b"")):
+            first.append(block)
     except Broken as broken:
-        failed = broken
+        failure = broken
 
     def again() -> Iterator[bytes]:
-        yield from taken
-        if failed:
-            raise failed
+        yield from first
+        if failure:
+            raise failure
         yield from source
 
-    return b"".join(taken)[:HEAD], again()
+    return b"".join(first)[:HEAD], again()
 
 
 def check_encoding(encoding: str) -> None:
-    """Raise the `UserError` of an encoding that Python does not know."""
+    """Raise a `UserError` for an encoding that Python does not know."""
     try:
         if encoding != "auto":
             b"a".decode(encoding)
@@ -271,7 +267,7 @@ def check_encoding(encoding: str) -> None:
 
 
 def wide(head: bytes, encoding: str) -> str:
-    """The encoding of a file whose lines cannot be found as bytes; else nothing."""
+    """The encoding of a file whose lines cannot be found as bytes; "" for other files."""
     if encoding != "auto":
         name = codecs.lookup(encoding).name
         plain = ("utf-8", "utf-8-sig", "ascii")
@@ -286,7 +282,7 @@ def wide(head: bytes, encoding: str) -> str:
 
 
 def not_text(head: bytes, encoding: str) -> str:
-    """What a file is that is clearly no text; nothing where it may be text."""
+    """What kind of file this is, if it is clearly not text; "" if it may be text."""
     if wide(head, "auto"):
         return ""
     for magic, name in MAGIC.items():
@@ -294,7 +290,7 @@ def not_text(head: bytes, encoding: str) -> str:
             return name
     if head[257:262] == b"ustar":
         return "tar"
-    # EBCDIC and such have control characters of their own.
+    # EBCDIC and similar encodings have other control characters.
     controls = len(head) - len(head.translate(None, CONTROL))
     if not wide(head, encoding) and controls > 0.05 * len(head) and controls > 3:
         return f"{controls} of the first {len(head)} bytes are control characters"
@@ -302,7 +298,7 @@ def not_text(head: bytes, encoding: str) -> str:
 
 
 def recoded(source: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    """The same text in UTF-8; what does not fit becomes U+FFFD."""
+    """The text in UTF-8, with U+FFFD for bytes that do not fit the encoding."""
     decoder = codecs.getincrementaldecoder(encoding)("replace")
     for block in source:
         yield decoder.decode(block).encode("utf-8", "replace")
@@ -331,12 +327,12 @@ def _guess(raw: bytes) -> str:
     text = raw.decode("utf-8", "replace")
     bad = text.count("\ufffd")
     good = len(text) - len(text.encode("ascii", "ignore")) - bad
-    stray = not re.search(rb"[\x80-\xfd]", raw)
-    if bad * 100 < len(raw) and (good >= bad or stray):
+    is_stray = not re.search(rb"[\x80-\xfd]", raw)
+    if bad * 100 < len(raw) and (good >= bad or is_stray):
         return text
     name = detect_encoding(raw)
-    few = sum(byte >= 0x80 for byte in raw[:1024]) < 50
-    if not name or name in ("utf-8", "ascii") or (few and name in WESTERN):
+    has_few = sum(byte >= 0x80 for byte in raw[:1024]) < 50
+    if not name or name in ("utf-8", "ascii") or (has_few and name in WESTERN):
         name = "cp1252"
     try:
         return raw.decode(name, "replace")
@@ -345,6 +341,6 @@ def _guess(raw: bytes) -> str:
 
 
 def without_surrogates(text: str) -> tuple[str, bool]:
-    """The text with U+FFFD for halves of surrogate pairs, which no encoding can write."""
+    """The text with U+FFFD for half surrogate pairs, and whether it had any."""
     clean = re.sub("[\ud800-\udfff]", "\ufffd", text)
     return clean, clean != text

@@ -1,15 +1,13 @@
 """The embedded corpus: prose from the docstrings of the Python code on this machine.
 
 The .py files of the standard library and of the installed packages are parsed with `ast`, never
-imported. A module is one document: its docstrings in the order of the source, with what is not
-prose taken out (doctests, code blocks, tables, underlines, the names and types of parameters).
-That gives a newcomer real, messy, duplicated English with no download.
+imported. A module is one document: its docstrings in the order of the source, without doctests,
+code blocks, tables, underlines, and the names and types of parameters. That is real, messy,
+duplicated English without a download.
 
-It is done once: the text is frozen as JSON Lines in `source/`, and `source/SOURCE.json`, written
-last, makes it final, so that installing a package later does not change a run.
-
-Cost: `ast` reads about 4 MB of source a second and core; the 290 MB of this project's environment
-take about 58 s of processor time, half of it parsing.
+The text is written once, as JSON Lines in `source/`. `source/SOURCE.json` is written last and makes
+it final, so that installing a package later does not change a run. The 290 MB of this project's
+environment take about 58 s of processor time, half of it parsing.
 """
 
 import ast
@@ -32,15 +30,15 @@ from elmwright.pipeline.storage.untrusted import read_object
 FOLDER = "source"
 NAME = "SOURCE.json"
 GROUP_BYTES = 4_000_000
-"""Python source a task reads."""
+"""Bytes of Python source per task."""
 MAX_BYTES = 3_000_000
-"""Larger files are tables written by programs, and `ast` needs about 45 bytes of memory a byte."""
+"""Larger files are generated tables, and `ast` needs about 45 bytes of memory per byte."""
 MIN_QUOTED = 0.08
-"""Files with a smaller share of triple-quoted text are not parsed: a third of the time of the
-harvest, a twentieth of its words (measured)."""
+"""Files with a smaller share of triple-quoted text are not parsed. They would take a third of the
+time and give a twentieth of the words."""
 SKIPPED = frozenset({"site-packages", "dist-packages", "__pycache__", "elmwright", "lib2to3"})
-"""Folders that are not read: packages found twice, our own code (which may be edited between two
-runs), and Python 2 test data."""
+"""Folders that are not read: packages that are listed elsewhere, our own code (which may change
+between two runs), and Python 2 test data."""
 
 _UNDERLINE = re.compile(r"\s*([=\-~^*#\"'`+_.:]){3,}\s*\Z")
 _CODE_LINE = re.compile(r"\s*(?:>>>|\.\.\.\s|In \[\d+\]|Out\[\d+\]|\$ |\.\. |[-+|=]{2,}|@\w|```)")
@@ -57,7 +55,7 @@ _CODE = re.compile(
     r"|(?:\A|\n)\s*(?:def|class|import|return|from|for|if|elif|else|while|with|try|assert|print)\b"
 )
 CODE_MARKS = 0.7
-"""A paragraph with more marks of code than this a line is code."""
+"""A paragraph with more marks of code than this per line is code."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def list_modules() -> list[tuple[str, str]]:
 
 
 def group_modules(modules: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """Neighbouring modules together, about `GROUP_BYTES` a task."""
+    """Consecutive modules in groups of about `GROUP_BYTES`."""
     groups: list[list[tuple[str, str]]] = [[]]
     filled = 0
     for name, path in modules:
@@ -101,7 +99,7 @@ def harvest_group(work: str, out: str, modules: Sequence[tuple[str, str]]) -> Ha
     """Write the prose of some modules to `out`.jsonl, and count them."""
     records = []
     skipped = 0
-    # Syntax trees are many small objects without cycles: collecting them costs a sixth of the time.
+    # Syntax trees are many small objects without cycles. Collecting them takes a sixth of the time.
     gc.disable()
     try:
         for name, path in modules:
@@ -130,15 +128,12 @@ def module_prose(path: Path) -> Iterator[str]:
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
     for node in _owners(tree):
-        docstring = ast.get_docstring(node, clean=True)
-        if docstring:
-            text = prose(docstring)
-            if text:
-                yield text
+        if text := prose(ast.get_docstring(node) or ""):
+            yield text
 
 
 def _quoted(source: bytes) -> int:
-    """Bytes between triple quotes, about."""
+    """The approximate number of bytes between triple quotes."""
     return sum(len(text) for quote in (b'"""', b"'''") for text in source.split(quote)[1::2])
 
 
@@ -146,7 +141,7 @@ Owner = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _owners(tree: ast.Module) -> Iterator[Owner]:
-    """Module, classes and functions, in the order of the source; expressions are not entered."""
+    """The module, its classes and functions, in the order of the source."""
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
@@ -179,7 +174,7 @@ def prose(docstring: str) -> str:
         in_doctest = in_doctest or text.startswith(">>>")
         if text.startswith(".. ") or text.endswith("::"):
             code_indent = indent
-            # A sentence that announces code is still a sentence: "Use it like this::".
+            # A sentence that introduces code is still a sentence: "Use it like this::".
             if text.startswith(".. ") or len(text.split()) < 4:
                 continue
             text = text[:-1]
@@ -222,7 +217,7 @@ def _break(kept: list[str]) -> None:
 
 
 def finish(folder: str, work: str, outs: Sequence[str], counts: Sequence[HarvestCounts]) -> int:
-    """Put the parts of a harvest in their place, and make it final by naming them.
+    """Copy the parts of a harvest to `source/`, and make it final by listing them.
 
     Returns the number of documents.
     """

@@ -1,8 +1,7 @@
 """Documents out of Parquet: one column, some row groups, a few hundred rows at a time.
 
-The column is read as bytes, because Parquet does not promise that its texts are valid UTF-8. No
-other column is looked at, so a path in one is never followed. Memory is bounded by a page and by
-`ROWS` values; a column that expands like a decompression bomb is refused by its metadata.
+The column is read as bytes, because Parquet does not guarantee valid UTF-8. Memory is bounded by a
+page and `ROWS` values. A column that expands like a decompression bomb is refused by its metadata.
 """
 
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from elmwright.pipeline.reading.sources import Piece, SourceFile
 from elmwright.pipeline.storage.files import at
 
 ROWS = 256
-"""Rows that are in memory at a time."""
+"""Rows in memory at a time."""
 
 
 def rows(piece: Piece, limit: int) -> Iterator[Record]:
@@ -45,7 +44,7 @@ def rows(piece: Piece, limit: int) -> Iterator[Record]:
 
 
 def _column(table: Any, file: SourceFile) -> int:
-    """Which column holds the text."""
+    """The number of the text column."""
     import pyarrow as pa
 
     schema = table.schema_arrow
@@ -78,7 +77,6 @@ def _documents(column: Any, row: int, encoding: str, limit: int) -> Iterator[Rec
 
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    # As bytes, because Parquet does not promise that texts are valid.
     for offset, raw in enumerate(column.cast(pa.large_binary()).to_pylist(), row):
         if raw is None:
             yield Record(offset, None, NO_FIELD, "the value is missing")

@@ -1,7 +1,7 @@
-"""What reading gives: documents, and what is broken in their place.
+"""The results of reading: documents, and records of what could not be read.
 
-A problem is one of a few fixed phrases, so that a report can count them; what is special about a
-case stands in its detail. `Broken` ends a file, a `Record` without text only a document.
+A problem is one of a few fixed phrases, so that a report can count them. The detail says more.
+`Broken` ends a file, a `Record` without text only a document.
 """
 
 from typing import NamedTuple
@@ -13,22 +13,22 @@ NO_FIELD = "no text field"
 
 
 class Record(NamedTuple):
-    """One document, or what is broken in its place."""
+    """One document, or the reason why there is none."""
 
     offset: int
     """Its place in the uncompressed text: bytes, or the number of its row in Parquet."""
     text: str | None
-    """The text; None where the record is broken."""
+    """The text; None if the record is broken."""
     problem: str = ""
-    """Why it is broken, in a few fixed words."""
+    """Why it is broken, as a fixed phrase."""
     detail: str = ""
-    """What is special about this case."""
+    """More about the problem."""
     raw: bytes = b""
     """The first bytes of a broken record."""
     repaired: bool = False
-    """The bytes did not fit the encoding and were decoded otherwise."""
+    """Whether the bytes did not fit the encoding."""
     piece: int = 0
-    """Which piece of its document it is, from 1; 0 for a whole document."""
+    """Its number among the pieces of a document, from 1; 0 for a whole document."""
 
 
 class Broken(Exception):  # noqa: N818 - a state of a file, not a mistake in the program
