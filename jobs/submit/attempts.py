@@ -44,10 +44,7 @@ class Attempts:
     """A job: its driver, and the signals that it has received."""
 
     def __init__(
-        self,
-        command: list[str],
-        submission: Submission,
-        pauses: Sequence[float] = retries.PAUSES,
+        self, command: list[str], submission: Submission, pauses: Sequence[float] = retries.PAUSES
     ) -> None:
         """`command` runs the submission once; `pauses` are seconds between attempts."""
         self._command = command

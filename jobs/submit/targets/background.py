@@ -15,13 +15,7 @@ from pathlib import Path
 
 from elmwright.jobs.runbook.deployment import STOP_SECONDS
 from elmwright.jobs.runbook.runbook import handle_of, outcome_of, work_folder
-from elmwright.jobs.runbook.submission import (
-    Job,
-    ProcessHandle,
-    State,
-    Submission,
-    state_of_exit,
-)
+from elmwright.jobs.runbook.submission import Job, ProcessHandle, State, Submission, state_of_exit
 from elmwright.jobs.submit.targets.place import Place, unpack
 from elmwright.pipeline.errors import UserError
 

@@ -7,6 +7,7 @@ yet or already gone.
 """
 
 import json
+import re
 import sys
 
 from elmwright.jobs.cluster.capacity import check_capacity
@@ -43,14 +44,8 @@ from elmwright.jobs.submit.targets.ray_jobs import RayCluster, pack
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.storage.files import at
 
-NO_ANSWER = (
-    "unable to connect",
-    "connection to the server",
-    "timeout",
-    "timed out",
-    "no such host",
-)
-"""Errors of kubectl, in small letters, if Kubernetes itself does not answer."""
+NO_ANSWER = "unable to connect|connection to the server|timeout|timed out|no such host"
+"""Errors of kubectl if Kubernetes itself does not answer."""
 
 
 class Kubernetes(Place):
@@ -249,7 +244,7 @@ class Kubernetes(Place):
                 "other means",
             )
         except ProgramFailed as error:
-            is_silent = any(words in str(error).lower() for words in NO_ANSWER)
+            is_silent = re.search(NO_ANSWER, str(error), re.IGNORECASE)
             raise (Unreachable if is_silent else UserError)(
                 "cluster-unreachable",
                 f"kubectl {arguments[0]} failed ({error}); check its context, the namespace, and "

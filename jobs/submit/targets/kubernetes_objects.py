@@ -229,10 +229,7 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
         "env": [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": credentials}],
         "envFrom": sources,
         "resources": {"requests": size, "limits": size},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": mounts,
     }
     grace_seconds = deployment.STOP_SECONDS + 30 if container == "ray-head" else 60

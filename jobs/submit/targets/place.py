@@ -9,13 +9,7 @@ from typing import ClassVar
 from elmwright.jobs.environment.wheel import wheel_members
 from elmwright.jobs.runbook.deployment import STOP_SECONDS
 from elmwright.jobs.runbook.runbook import work_folder
-from elmwright.jobs.runbook.submission import (
-    Handle,
-    Job,
-    NoHandle,
-    State,
-    Submission,
-)
+from elmwright.jobs.runbook.submission import Handle, Job, NoHandle, State, Submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.pipeline.errors import UserError
 

@@ -28,13 +28,7 @@ from elmwright.jobs.cluster.capacity import check_capacity
 from elmwright.jobs.config.sections import TrainSection
 from elmwright.jobs.environment.wheel import requirements, wheel_members, zipped
 from elmwright.jobs.runbook.deployment import STOP_SECONDS
-from elmwright.jobs.runbook.submission import (
-    Job,
-    NoHandle,
-    State,
-    Submission,
-    state_of_exit,
-)
+from elmwright.jobs.runbook.submission import Job, NoHandle, State, Submission, state_of_exit
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.targets.place import AccessRefused, Place, Unreachable, last_line
 from elmwright.jobs.submit.targets.ray_token import DEFAULT_TOKEN, find_token

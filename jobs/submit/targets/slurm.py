@@ -16,13 +16,7 @@ from pathlib import Path
 from elmwright.jobs.cluster.capacity import check_capacity
 from elmwright.jobs.runbook.deployment import STOP_SECONDS
 from elmwright.jobs.runbook.runbook import handle_of, work_folder
-from elmwright.jobs.runbook.submission import (
-    Job,
-    SlurmHandle,
-    State,
-    Submission,
-    state_of_exit,
-)
+from elmwright.jobs.runbook.submission import Job, SlurmHandle, State, Submission, state_of_exit
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.targets.place import (
     Place,
