@@ -16,18 +16,27 @@ Argument = Callable[[_ActionsContainer], None]
 """Adds one argument to a parser."""
 
 
-def arg(*names: str, complete: Complete | None = None, **options: Any) -> Argument:
-    """An argument as `add_argument` takes it; `complete` suggests values in a shell."""
+def arg(names: str, text: str, *, complete: Complete | None = None, **options: Any) -> Argument:
+    """An argument: its names, perhaps followed by a metavar in capitals, and its help text.
+
+    `complete` suggests values in a shell; the other options are those of `add_argument`.
+    """
+    *flags, last = names.split()
+    if last.isupper():
+        options["metavar"] = last
+    else:
+        flags.append(last)
 
     def add(parser: _ActionsContainer) -> None:
-        parser.add_argument(*names, **options).completer = complete  # type: ignore[attr-defined]
+        action = parser.add_argument(*flags, help=text, **options)
+        action.completer = complete  # type: ignore[attr-defined]
 
     return add
 
 
-def flag(*names: str, help: str) -> Argument:  # noqa: A002 - as in argparse
+def flag(names: str, text: str) -> Argument:
     """An option without a value."""
-    return arg(*names, action="store_true", help=help)
+    return arg(names, text, action="store_true")
 
 
 def one_of(*arguments: Argument) -> Argument:
@@ -61,223 +70,192 @@ def command(
 
 
 CONFIG = arg(
-    "config",
-    metavar="CONFIG",
+    "config CONFIG",
+    "a config file, or the name of a shipped recipe (demo, small, original, wikitext2)",
     complete=configs,
-    help="a config file, or the name of a shipped recipe (demo, small, original, wikitext2)",
 )
 SET = arg(
-    "--set",
+    "--set SECTION.KEY=VALUE",
+    "override a setting; may be repeated",
     action="append",
     default=[],
-    metavar="SECTION.KEY=VALUE",
     dest="overrides",
-    help="override a setting; may be repeated",
 )
 RUN_HELP = "a run's folder, its name in runs/ here, its config, or the name of a submitted run"
 NEWEST_HELP = "a run's folder, name or config (the newest in runs/)"
-RUN = arg("run", metavar="RUN", complete=runs, help=RUN_HELP)
-SUBMITTED_HELP = "the name of a submitted run, or its folder (run.dir)"
-SUBMITTED = arg("run", metavar="RUN", complete=runs, help=SUBMITTED_HELP)
+RUN = arg("run RUN", RUN_HELP, complete=runs)
+SUBMITTED = arg("run RUN", "the name of a submitted run, or its folder (run.dir)", complete=runs)
 MODEL = arg(
-    "model",
-    metavar="MODEL",
-    complete=runs,
-    help="a run (its folder or name), a bundle or checkpoint (a folder or s3://…), a registered "
+    "model MODEL",
+    "a run (its folder or name), a bundle or checkpoint (a folder or s3://…), a registered "
     "model (models:/NAME@ALIAS, FOLDER/NAME@ALIAS), or a folder with options.json and one .hdf5 "
     "in bilm format",
+    complete=runs,
 )
 SIGNED_HELP = "refuse a MODEL that is not a bundle signed with this public key"
-SIGNED = arg("--require-signature", metavar="PUB", help=SIGNED_HELP)
-DEVICE = arg("--device", default="cpu", choices=("cpu", "cuda", "auto"), help="where to compute")
-UNTIL = arg("--until", choices=STAGES, default=STAGES[-1], help="the last stage to run")
-JSON = flag("--json", help="print the result as JSON")
-QUIET = flag("-q", "--quiet", help="print only warnings, errors and the result")
+SIGNED = arg("--require-signature PUB", SIGNED_HELP)
+DEVICE = arg("--device", "where to compute", default="cpu", choices=("cpu", "cuda", "auto"))
+UNTIL = arg("--until", "the last stage to run", choices=STAGES, default=STAGES[-1])
+JSON = flag("--json", "print the result as JSON")
+QUIET = flag("-q --quiet", "print only warnings, errors and the result")
 SENTENCES_HELP = "one tokenised sentence per line, or - for stdin"
-NAME = arg("name", metavar="NAME", help="name of the model")
+NAME = arg("name NAME", "name of the model")
 REGISTRY = arg(
-    "--to",
-    metavar="URI",
-    help="an MLflow server or database (http://…, sqlite:///…), or a folder or s3:// prefix; by "
+    "--to URI",
+    "an MLflow server or database (http://…, sqlite:///…), or a folder or s3:// prefix; by "
     "default MLFLOW_TRACKING_URI, else the registry of the runs here",
 )
 TARGET_HELP = (
     "local, slurm, k8s, the address of a Ray dashboard (http://HEAD:8265), or a name from "
     "~/.config/elmwright/targets.toml"
 )
-FOLLOW = flag("--follow", help="print its log until it ends")
+FOLLOW = flag("--follow", "print its log until it ends")
 WAIT_HELP = "let the job wait this long (30) for a cluster that grows on demand"
-WAIT = arg("--wait", type=int, nargs="?", const=30, metavar="MINUTES", help=WAIT_HELP)
+WAIT = arg("--wait MINUTES", WAIT_HELP, type=int, nargs="?", const=30)
 
 COMMANDS = {
     "run": command("run.run_stages", CONFIG, SET, UNTIL, JSON, QUIET),
     "init": command(
         "run.init",
-        arg("file", nargs="?", default="my.toml", help="file to write (my.toml)"),
-        arg("--source", action="append", default=[], help="text to read; may be repeated"),
-        arg("--hours", type=float, default=1.0, help="hours that training may take (1)"),
-        flag("--force", help="overwrite the file"),
+        arg("file", "file to write (my.toml)", nargs="?", default="my.toml"),
+        arg("--source", "text to read; may be repeated", action="append", default=[]),
+        arg("--hours", "hours that training may take (1)", type=float, default=1.0),
+        flag("--force", "overwrite the file"),
     ),
     "check": command(
         "run.check",
         *(CONFIG, SET),
-        flag("--measure", help="time some real training steps"),
-        flag("--full", help="also print the resolved config"),
+        flag("--measure", "time some real training steps"),
+        flag("--full", "also print the resolved config"),
         JSON,
     ),
     "config": command(
         "run.show_config",
-        flag("--explain", help="list every setting with its default and meaning"),
-        arg("--recipe", metavar="NAME", complete=recipes, help="print a recipe, to save and edit"),
+        flag("--explain", "list every setting with its default and meaning"),
+        arg("--recipe NAME", "print a recipe, to save and edit", complete=recipes),
         JSON,
     ),
     "corpus": command(
         "run.corpus",
         *(CONFIG, SET, JSON, QUIET),
-        arg("--sample", type=int, metavar="N", help="only show what the rules do to N documents"),
+        arg("--sample N", "only show what the rules do to N documents", type=int),
         until="corpus",
     ),
     "train": command("run.run_stages", CONFIG, SET, JSON, QUIET, until="train"),
     "checkpoints": command(
-        "runs.checkpoints", RUN, flag("--verify", help="compare every file with its digest"), JSON
+        "runs.checkpoints", RUN, flag("--verify", "compare every file with its digest"), JSON
     ),
     "runs": command(
         "runs.list_all",
-        arg("folder", nargs="?", default="runs", metavar="FOLDER", help="their folder (runs)"),
+        arg("folder FOLDER", "their folder (runs)", nargs="?", default="runs"),
         JSON,
     ),
     "status": command("progress.status", RUN, JSON),
     "logs": command(
-        "progress.logs", RUN, flag("-f", "--follow", help="print new lines as they are written")
+        "progress.logs", RUN, flag("-f --follow", "print new lines as they are written")
     ),
     "ui": command(
         "runs.ui",
-        arg("run", metavar="RUN", nargs="?", default="", complete=runs, help=NEWEST_HELP),
-        arg("--port", type=int, default=0, help="port to use (a free one from 5000)"),
-        flag("--open", help="open the charts in the browser"),
+        arg("run RUN", NEWEST_HELP, nargs="?", default="", complete=runs),
+        arg("--port", "port to use (a free one from 5000)", type=int, default=0),
+        flag("--open", "open the charts in the browser"),
     ),
-    "prune": command(
-        "runs.prune", RUN, flag("--dry-run", help="only list what would be removed"), JSON
-    ),
+    "prune": command("runs.prune", RUN, flag("--dry-run", "only list what would be removed"), JSON),
     "embed": command(
         "use.embed",
         *(MODEL, SIGNED, DEVICE),
-        arg("input", metavar="INPUT", help=SENTENCES_HELP),
-        arg(
-            "-o",
-            "--output",
-            required=True,
-            metavar="OUT",
-            help="file to write: .hdf5, .parquet or .npz",
-        ),
-        arg(
-            "--format", choices=("hdf5", "parquet", "npz"), help="needed if OUT has another ending"
-        ),
+        arg("input INPUT", SENTENCES_HELP),
+        arg("-o --output OUT", "file to write: .hdf5, .parquet or .npz", required=True),
+        arg("--format", "needed if OUT has another ending", choices=("hdf5", "parquet", "npz")),
         one_of(
-            arg(
-                "--layers", choices=("all", "top", "mean"), default="all", help="which layers (all)"
-            ),
-            arg(
-                "--mix",
-                metavar="W0,W1,…",
-                help="one vector per word: the layers times these weights, added",
-            ),
+            arg("--layers", "which layers (all)", choices=("all", "top", "mean"), default="all"),
+            arg("--mix W0,W1,…", "one vector per word: the layers times these weights, added"),
         ),
-        arg("--gamma", type=float, default=1.0, help="with --mix: scales the sum (1)"),
-        arg("--batch-size", type=int, default=32, metavar="N", help="sentences per batch (32)"),
-        arg("--workers", type=int, default=1, metavar="N", help="Ray worker processes (1)"),
+        arg("--gamma", "with --mix: scales the sum (1)", type=float, default=1.0),
+        arg("--batch-size N", "sentences per batch (32)", type=int, default=32),
+        arg("--workers N", "Ray worker processes (1)", type=int, default=1),
         flag(
             "--carry-state",
-            help="line n continues the LSTM states of line n minus batch size; by default every "
+            "line n continues the LSTM states of line n minus batch size; by default every "
             "sentence starts with zero states",
         ),
-        arg("--cache", default="", metavar="TABLE", help="a file written by fill-cache"),
-        flag("--force", help="replace OUT if it exists"),
+        arg("--cache TABLE", "a file written by fill-cache", default=""),
+        flag("--force", "replace OUT if it exists"),
         QUIET,
     ),
     "score": command(
         "use.score",
         *(MODEL, SIGNED, DEVICE),
-        arg("input", metavar="TEXT", help=SENTENCES_HELP),
-        arg("-o", "--output", metavar="OUT", help="file to write: .tsv or .jsonl (TSV on stdout)"),
-        flag("--words", help="also score every word"),
-        flag("--force", help="replace OUT if it exists"),
+        arg("input TEXT", SENTENCES_HELP),
+        arg("-o --output OUT", "file to write: .tsv or .jsonl (TSV on stdout)"),
+        flag("--words", "also score every word"),
+        flag("--force", "replace OUT if it exists"),
     ),
     "neighbours": command(
         "use.neighbours",
         *(MODEL, SIGNED, DEVICE),
-        arg("--word", required=True, help="a word of the sentence"),
+        arg("--word", "a word of the sentence", required=True),
+        arg("--in SENTENCE", "the tokenised sentence", required=True, dest="sentence"),
         arg(
-            "--in",
-            required=True,
-            dest="sentence",
-            metavar="SENTENCE",
-            help="the tokenised sentence",
-        ),
-        arg(
-            "--corpus",
-            metavar="TEXT",
-            help="a file of one tokenised sentence per line, or a RUN or corpus folder, whose "
+            "--corpus TEXT",
+            "a file of one tokenised sentence per line, or a RUN or corpus folder, whose "
             "held-out sentences are read (if MODEL is a RUN, its own)",
         ),
-        arg("-k", type=int, default=10, help="how many neighbours (10)"),
-        arg("--layer", default="top", help="top, mean, or the number of a layer (top)"),
-        flag("--any-word", help="compare with all words, not only the same word"),
-        arg("--html", metavar="OUT", help="also write a page"),
-        flag("--force", help="replace that page if it exists"),
+        arg("-k", "how many neighbours (10)", type=int, default=10),
+        arg("--layer", "top, mean, or the number of a layer (top)", default="top"),
+        flag("--any-word", "compare with all words, not only the same word"),
+        arg("--html OUT", "also write a page"),
+        flag("--force", "replace that page if it exists"),
         JSON,
         aliases=("neighbors",),
     ),
     "eval": command(
         "use.evaluate",
         *(MODEL, SIGNED),
-        arg(
-            "--corpus", metavar="FOLDER", help="a corpus folder or a RUN (MODEL, if that is a RUN)"
-        ),
-        arg("--split", help="only this held-out set"),
+        arg("--corpus FOLDER", "a corpus folder or a RUN (MODEL, if that is a RUN)"),
+        arg("--split", "only this held-out set"),
         JSON,
     ),
     "fill-cache": command(
         "use.fill_cache",
         *(MODEL, SIGNED),
-        arg("-o", "--output", required=True, metavar="TABLE", help="file to write"),
-        arg("--words", metavar="FILE", help="one word per line (the model's vocabulary)"),
-        flag("--force", help="replace TABLE if it exists"),
+        arg("-o --output TABLE", "file to write", required=True),
+        arg("--words FILE", "one word per line (the model's vocabulary)"),
+        flag("--force", "replace TABLE if it exists"),
     ),
     "export": command(
         "publish.export",
-        arg("config", metavar="RUN", complete=runs, help="a run's folder, name or config"),
+        arg("config RUN", "a run's folder, name or config", complete=runs),
         SET,
-        arg("--step", help="a checkpoint: its number, best, or latest (training's result)"),
-        arg("-o", "--output", metavar="DIR", help="folder to write (RUN/bundle)"),
-        flag("--without-softmax", help="leave out the softmax"),
-        arg("--sign", metavar="KEY", help="sign the bundle with this private key (PEM)"),
-        flag("--force", help="replace an existing bundle"),
+        arg("--step", "a checkpoint: its number, best, or latest (training's result)"),
+        arg("-o --output DIR", "folder to write (RUN/bundle)"),
+        flag("--without-softmax", "leave out the softmax"),
+        arg("--sign KEY", "sign the bundle with this private key (PEM)"),
+        flag("--force", "replace an existing bundle"),
         *(JSON, QUIET),
         until="export",
     ),
     "verify": command(
         "publish.verify",
-        arg("path", metavar="PATH", complete=runs, help="its folder or file, or a RUN"),
-        arg("--key", metavar="PUB", help="a bundle must be signed with this public key"),
+        arg("path PATH", "its folder or file, or a RUN", complete=runs),
+        arg("--key PUB", "a bundle must be signed with this public key"),
         JSON,
     ),
     "publish": command(
         "publish.publish",
         arg(
-            "config",
-            metavar="BUNDLE",
+            "config BUNDLE",
+            "a bundle's folder, or a run's folder, name or config",
             complete=configs,
-            help="a bundle's folder, or a run's folder, name or config",
         ),
         SET,
-        arg("--name", help="name of the model"),
+        arg("--name", "name of the model"),
         arg(
             "--alias",
-            help="alias to move to the version (candidate); any other moves only to a version that "
+            "alias to move to the version (candidate); any other moves only to a version that "
             "is no worse",
         ),
-        flag("--force", help="move the alias even to a worse version"),
+        flag("--force", "move the alias even to a worse version"),
         *(REGISTRY, JSON, QUIET),
         until="publish",
     ),
@@ -285,45 +263,40 @@ COMMANDS = {
     "promote": command(
         "publish.promote",
         NAME,
-        arg("version", metavar="VERSION", help="number of the version"),
-        arg("--alias", required=True, help="the alias to move, such as champion"),
-        flag("--force", help="even if the version is worse"),
+        arg("version VERSION", "number of the version"),
+        arg("--alias", "the alias to move, such as champion", required=True),
+        flag("--force", "even if the version is worse"),
         arg(
-            "--on",
-            default="",
-            metavar="TEXT",
-            help="compare on this text if vocabularies or held-out sets differ",
+            "--on TEXT", "compare on this text if vocabularies or held-out sets differ", default=""
         ),
         REGISTRY,
     ),
     "rollback": command(
-        "publish.rollback", NAME, arg("--alias", required=True, help="alias to move back"), REGISTRY
+        "publish.rollback", NAME, arg("--alias", "alias to move back", required=True), REGISTRY
     ),
     "submit": command(
         "cluster.submit",
         *(CONFIG, SET),
-        arg("--to", required=True, metavar="TARGET", help=TARGET_HELP),
+        arg("--to TARGET", TARGET_HELP, required=True),
         UNTIL,
-        arg("--name", metavar="RUN", help="name of the run, instead of run.name"),
-        flag("--dry-run", help="print what would be sent, and send nothing"),
+        arg("--name RUN", "name of the run, instead of run.name"),
+        flag("--dry-run", "print what would be sent, and send nothing"),
         *(FOLLOW, WAIT, JSON),
     ),
     "jobs": command("cluster.jobs", JSON),
     "cancel": command(
-        "cluster.cancel", SUBMITTED, flag("--no-wait", help="do not wait until it has stopped")
+        "cluster.cancel", SUBMITTED, flag("--no-wait", "do not wait until it has stopped")
     ),
     "resume": command(
         "cluster.resume",
         SUBMITTED,
-        arg("--to", metavar="TARGET", help="a different target"),
+        arg("--to TARGET", "a different target"),
         *(FOLLOW, WAIT),
     ),
     "doctor": command(
         "cluster.doctor",
-        arg("target", metavar="TARGET", help=TARGET_HELP),
-        arg(
-            "--config", metavar="CONFIG", complete=configs, help="also check what this config needs"
-        ),
+        arg("target TARGET", TARGET_HELP),
+        arg("--config CONFIG", "also check what this config needs", complete=configs),
         *(SET, JSON),
     ),
 }
