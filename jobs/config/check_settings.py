@@ -52,7 +52,7 @@ def check_settings(config: RunConfig) -> None:
             "eval.lanes",
             f"{config.eval.lanes} lanes cannot be shared evenly by {train.processes} processes",
         )
-    if re.match(r"[a-z][a-z0-9+]*://", config.run.dir) and not at(config.run.dir).is_url:
+    if _URL.match(config.run.dir) and not at(config.run.dir).is_url:
         raise BadField(
             "run.dir", f"{config.run.dir!r} is neither a folder nor an s3:// or gs:// URL"
         )

@@ -95,12 +95,9 @@ def config_from(data: dict[str, Any], where: str, *, saved: bool = False) -> Run
     try:
         config = _resolve(from_data(RunConfig, data))
         check_settings(config)
-    except UnknownField as problem:
-        raise UserError(
-            "setting", f"{where}: {problem.key}: {problem.reason}{_hint(problem)}"
-        ) from None
     except BadField as problem:
-        raise UserError("setting", f"{where}: {problem.key}: {problem.reason}") from None
+        hint = _hint(problem) if isinstance(problem, UnknownField) else ""
+        raise UserError("setting", f"{where}: {problem}{hint}") from None
     return config
 
 

@@ -200,10 +200,5 @@ def log_to(log_file: Path) -> None:
     handler.setFormatter(
         _WithoutSecrets("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
     )
-    root = logging.getLogger()
-    for old in list(root.handlers):
-        root.removeHandler(old)
-        old.close()
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.captureWarnings(True)
