@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_from
@@ -34,6 +34,7 @@ PASSED_ON = (
 )
 """Variables of the submitter's environment that go with the job. None of them is a secret."""
 
+T = TypeVar("T")
 Word = Literal["pending", "running", "finished", "failed", "interrupted", "unknown"]
 
 
@@ -71,6 +72,11 @@ class Submission:
     def read_config(self) -> RunConfig:
         """The config; raises UserError if this version cannot read it."""
         return config_from(self.config, f"the config of {self.id}")
+
+    def setting(self, section: str, name: str, default: T) -> T:
+        """A setting of the config, also if this version cannot read the config as a whole."""
+        value = (self.config.get(section) or {}).get(name)
+        return value if isinstance(value, type(default)) else default
 
     def to_json(self) -> str:
         return json.dumps(to_data(self), indent=1, ensure_ascii=False)

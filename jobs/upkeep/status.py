@@ -83,7 +83,7 @@ def asked_until(folder: RunFolder) -> str:
 
 def read_progress(submission: Submission) -> Progress | None:
     """How far a run has come; None where its folder cannot be seen from here."""
-    root, config = submission.dir, submission.config
+    root = submission.dir
     try:
         if not at(root).is_folder():
             return None
@@ -108,13 +108,13 @@ def read_progress(submission: Submission) -> Progress | None:
     return Progress(
         stage=stage,
         step=max([record.step for record in records] + [newest[0], 0]),
-        max_steps=config.get("train", {}).get("max_steps", 0),
+        max_steps=submission.setting("train", "max_steps", 0),
         perplexity=scores or None,
         tokens_per_s=speeds[-1] if speeds else 0.0,
         restarts=max(0, attempts - 1),
         checkpoint_step=newest[0],
         checkpoint=newest[1],
-        tracking=config.get("tracking", {}).get("uri")
+        tracking=submission.setting("tracking", "uri", "")
         or f"sqlite:///{join(root, 'mlflow', 'mlflow.db')}",
     )
 
@@ -137,19 +137,19 @@ def state_by_files(submission: Submission, progress: Progress, why: str) -> Stat
 
 def corpus_folder(submission: Submission) -> str:
     """Where a run's corpus is, or its URL."""
-    corpus = submission.config.get("corpus", {}).get("dir") or join(submission.dir, "corpus")
+    corpus = submission.setting("corpus", "dir", "") or join(submission.dir, "corpus")
     # Relative to where the run was submitted, not to the folder of this command.
     return at(join(submission.cwd, corpus) if at(corpus).is_relative else corpus).absolute()
 
 
 def _stage(submission: Submission, result: dict[str, Any]) -> str:
     """The first stage asked for that is not done."""
-    root, config = submission.dir, submission.config
+    root = submission.dir
     corpus = corpus_folder(submission)
     done: dict[str, Callable[[], bool]] = {
         "corpus": lambda: at(join(corpus, "MANIFEST.json")).exists(),
         "train": lambda: (
-            int(result.get("step", -1)) >= int(config.get("train", {}).get("max_steps", 0))
+            int(result.get("step", -1)) >= submission.setting("train", "max_steps", 0)
             or bool(result.get("stopped_early"))
         ),
         "export": lambda: at(join(root, "bundle", "SHA256SUMS")).exists(),
