@@ -146,7 +146,7 @@ def test_every_path_is_one_that_its_file_may_name() -> None:
 
 
 def below(path: str, name: str) -> str:
-    """The path of that file's list which this one is, or lies below; or itself."""
+    """The path of that file's list that is this one or a folder above it; else itself."""
     homes = (p for p in PATHS.get(name, ()) if path == p or path.startswith(f"{p}/"))
     return next(homes, path)
 

@@ -1,4 +1,4 @@
-"""The launcher's file for AWS and the policies beside it, held against Ray's own code.
+"""The launcher's file for AWS and the policies beside it, checked against Ray's own code.
 
 Ray's launcher and autoscaler run here for real, with the settings of `infra/ray/aws.yaml`; only the
 last step, the request to AWS, is answered by `Account`, which notes what was asked.

@@ -1,4 +1,4 @@
-"""The compose file: what each of these caught was seen to go wrong when it was run."""
+"""The compose file: each test is for a failure that was seen when it was run."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def services() -> dict[str, Any]:
 
 
 def default(text: str) -> str:
-    """What `${NAME:-default}` is when nobody sets NAME."""
+    """The value of `${NAME:-default}` without NAME."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 

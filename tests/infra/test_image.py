@@ -1,4 +1,4 @@
-"""The image has what the files that use it count on."""
+"""The image contains what the files that use it need."""
 
 import re
 import sysconfig
@@ -94,7 +94,7 @@ def test_the_mlflow_server_of_kubernetes_starts_no_job_runner() -> None:
 
 
 def test_the_databases_password_is_on_no_command_line_of_kubernetes() -> None:
-    """Kubernetes puts $(NAME) into the arguments, and everybody on the machine can read those."""
+    """Kubernetes puts $(NAME) into the arguments, and every user of the machine can read those."""
     objects = documents(INFRA / "kubernetes" / "base" / "mlflow.yaml")
     (deployment,) = [o for o in objects if o["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
@@ -139,7 +139,7 @@ def test_bytecode_is_compiled_into_the_image_and_stays_there() -> None:
 
 
 def test_what_the_image_leaves_out_is_named_right() -> None:
-    """Each of them is in the installed packages, so a slip of the pen does not go unnoticed."""
+    """Each of them is in the installed packages, so a typing mistake is noticed."""
     (removed,) = re.findall(r"rm -rf (\"\$.*?) &&", stages()["build"].replace("\\\n", ""))
     patterns = [re.sub(r'"|\$\{packages\}/', "", word) for word in removed.split()]
     assert {"torch/include", "torch/test", "ray/jars"} <= set(patterns)

@@ -44,7 +44,7 @@ def rayjob(target: Target) -> dict[str, Any]:
 
 
 def written(folder: Path, objects: list[dict[str, Any]]) -> Path:
-    """A folder that the validators take for infra/."""
+    """A folder in the form of infra/, for the validators."""
     (folder / "kubernetes").mkdir()
     (folder / "kubernetes" / "submitted.yaml").write_text(yaml.safe_dump_all(objects))
     return folder

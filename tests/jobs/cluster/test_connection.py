@@ -1,4 +1,4 @@
-"""Why a cluster does not take us, in a sentence; and waiting for one that grows."""
+"""Why a cluster cannot be reached, and waiting for one that grows."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ def test_other_errors_keep_their_first_line() -> None:
 
 
 def test_a_cluster_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for once, with what training needs; then until it is there."""
+    """The machines are requested once and then waited for."""
     # The second has enough in all, but a process would lie on two machines.
     scattered = [{"CPU": 1.0, "GPU": 1.0}] * 4
     have = [[{"CPU": 1.0}], scattered, [{"CPU": 2.0, "GPU": 1.0}] * 2]
@@ -111,7 +111,7 @@ def test_a_cluster_that_is_coming_up_is_tried_again_if_it_may_take_time(
 def test_stop_request_ends_the_wait_for_a_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Ray takes SIGTERM for itself when it connects, and would end the driver with exit 15."""
+    """Ray installs its own SIGTERM handler, which would end the driver with exit 15."""
     shut, asked = [], []
 
     def request_resources(bundles: list[object]) -> None:
@@ -165,7 +165,7 @@ def test_machines_that_do_not_come_in_time_end_the_run_as_resumable(
 def test_ray_is_not_shut_down_while_a_thread_still_uses_it(
     stopping: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray would end the process with a code of its own before the last sentence is said."""
+    """Ray would end the process with its own exit code before the last message."""
     down = []
     fake = types.SimpleNamespace(
         init=lambda **_settings: None, shutdown=lambda: down.append("shut down")

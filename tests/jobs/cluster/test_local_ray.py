@@ -1,4 +1,4 @@
-"""A Ray of our own that is slow to start, or never does."""
+"""A local Ray that is slow to start, or never starts."""
 
 import errno
 import subprocess
@@ -19,7 +19,7 @@ TIMED_OUT = Exception(
 
 
 class SlowRay:
-    """A Ray that fails a few times, each time with a process of its own left behind."""
+    """A Ray that fails a few times, and leaves a process behind each time."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)

@@ -1,4 +1,4 @@
-"""The commit that code is said to come from is the one it comes from."""
+"""The commit of a checkout."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How threads wait, how many there are, and how nice Ray's workers are: all chosen."""
+"""How threads wait, how many there are, and the niceness of Ray's workers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a submission ships is the package as it is now.
+"""A submission ships the package as it is now.
 
 That it is the wheel that setuptools builds is tested in tests/test_packaging.py.
 """

@@ -30,7 +30,10 @@ def submitted(config: Path, *overrides: str) -> Submission:
 @pytest.mark.parametrize("said", ["runs/tiny", "tiny", "tiny.toml", "runs/tiny/"])
 def test_every_way_to_name_a_run_leads_to_its_folder(project: Path, said: str) -> None:
     assert find_run(said).root == str(project / "runs" / "tiny")
-    assert find_attempts(said) == (find_run(said), [])
+    folder, attempts = find_attempts(said)
+    assert folder is not None
+    assert folder.root == find_run(said).root
+    assert attempts == []
 
 
 def test_a_submitted_run_is_found_by_its_name_from_anywhere(
@@ -41,7 +44,8 @@ def test_a_submitted_run_is_found_by_its_name_from_anywhere(
     monkeypatch.chdir(own_home)
     assert find_run("other").root == str(other)
     folder, attempts = find_attempts("other")
-    assert folder == find_run("other")
+    assert folder is not None
+    assert folder.root == str(other)
     assert [job.submission for job in attempts] == [sent]
     assert run_names() == ["other"]
 
@@ -74,7 +78,7 @@ def test_queued_attempt_belongs_to_the_folder(project: Path) -> None:
 
 
 def test_a_job_that_has_not_begun_is_known_by_its_folder(project: Path) -> None:
-    """All that is there is what it was sent with; another machine has no run book of it."""
+    """Only its job file exists yet, and another machine has no run book of it."""
     config = load_config(str(project / "tiny.toml"), ["run.name=waits"])
     sent = prepare(config, Target("local"), "publish")
     runbook.write_job(Job(sent))

@@ -1,4 +1,4 @@
-"""What `--to` understands, and what it says when it does not."""
+"""Targets that `--to` accepts, and the errors for others."""
 
 from pathlib import Path
 

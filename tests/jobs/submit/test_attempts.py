@@ -163,7 +163,7 @@ def test_a_cancel_between_two_attempts_ends_the_job(job: Job) -> None:
 
 
 def test_a_job_whose_machine_goes_away_checkpoints_and_does_not_end(job: Job) -> None:
-    """KubeRay sends a job again whose head is gone; one that has ended is over."""
+    """KubeRay submits a job again whose head is gone, but not one that has ended."""
     process = job.start("work")
     job.wait_for("start-0")
     assert (job.home / "driver.pid").read_text() == str(process.pid)
@@ -190,7 +190,7 @@ def test_driver_checkpoints_when_the_job_process_is_killed(job: Job) -> None:
 def test_attempts_are_limited_even_if_they_cannot_be_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What interrupted the driver, such as a full disk, also keeps its end from being noted."""
+    """The cause of the interruption, such as a full disk, also prevents the record of its end."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
     def full(*_: object) -> None:

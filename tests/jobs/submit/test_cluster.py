@@ -85,7 +85,7 @@ def test_a_killed_driver_is_started_again_and_ends_identical(
 def test_a_job_that_is_killed_with_its_driver_resumes_identical(
     cluster: Cluster, undisturbed: Path
 ) -> None:
-    """Nobody is left to start it again but the user, who finds it by its folder alone."""
+    """Only the user can start it again, given nothing but its folder."""
     folder = cluster.submit("gone")
     cluster.wait_for_step(folder, 45)
     driver = json.loads((folder / "run.lock").read_text())["pid"]
@@ -113,7 +113,7 @@ def test_a_cancel_between_two_attempts_is_the_last_word(cluster: Cluster) -> Non
 def test_a_job_whose_machine_goes_away_checkpoints_and_is_not_over(
     cluster: Cluster, undisturbed: Path
 ) -> None:
-    """What the hook of an evicted head does: KubeRay sends a job again that was lost."""
+    """The signal of an evicted head's hook: KubeRay submits a lost job again."""
     folder = cluster.submit("evicted")
     cluster.wait_for_step(folder, 25)
     driver = json.loads((folder / "run.lock").read_text())["pid"]

@@ -1,4 +1,4 @@
-"""What the doctor says of this machine and of a Slurm cluster; of Ray in test_ray_cluster.py."""
+"""`elmwright doctor` for this machine and a Slurm cluster; for Ray see test_ray_cluster.py."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A sinfo that tells of two machines."""
+    """A sinfo that lists two machines."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     (bin_ / "sinfo").write_text(

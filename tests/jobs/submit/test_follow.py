@@ -1,4 +1,4 @@
-"""Following and cancelling, with targets that say and do what a test wrote down."""
+"""Following and cancelling, with targets whose states and logs are scripted."""
 
 import dataclasses
 import threading
@@ -29,7 +29,7 @@ def submission(folder: Path) -> Submission:
 
 
 class Scripted:
-    """A target whose jobs say and become what a test wrote down."""
+    """A target whose jobs have scripted states and logs."""
 
     grace_seconds = 1.0
 

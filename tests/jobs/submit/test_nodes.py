@@ -37,7 +37,7 @@ was killed and 91 if it was cut off, because Ray takes about a minute to call a 
 
 
 class StoreCluster(Cluster):
-    """A user whose runs live in an object store: the machines share nothing else."""
+    """A user whose runs are in an object store: the machines share nothing else."""
 
     def submit(self, name: str, **changes: Any) -> str:  # type: ignore[override]
         folder = self.home / name
@@ -59,7 +59,7 @@ class StoreCluster(Cluster):
 
 @dataclass
 class Lab:
-    """Machines, what is on them, and a run that nothing happened to."""
+    """Machines, the servers on them, and an undisturbed run."""
 
     network: Network
     cluster: StoreCluster

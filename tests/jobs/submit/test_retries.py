@@ -1,4 +1,4 @@
-"""Which end of an attempt is worth another one, and when nothing is started again."""
+"""After which exit codes an attempt is repeated, and when a run is given up."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_only_interruptions_are_worth_another_attempt(code: int, again: bool) ->
 
 
 def test_exit_2_after_an_interruption_is_retried(tmp_path: Path) -> None:
-    """Code and config are the same: the world has changed, and may change back."""
+    """Code and config are the same, so the cause is outside and may disappear."""
     one = sent(tmp_path)
     assert not attempt(one, 2)
     another = sent(tmp_path)
@@ -94,7 +94,7 @@ def test_exit_2_in_the_corpus_stage_is_final(tmp_path: Path) -> None:
 def test_slurm_queues_a_job_again_whose_end_cannot_be_noted(
     submission: Submission, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The full disk that interrupted it must not end it for good; but not for ever."""
+    """A full disk must not end the job for good, but the retries are limited."""
     path = tmp_path / "submission.json"
     path.write_text(submission.to_json())
 
@@ -120,7 +120,7 @@ def test_finished_tasks_of_a_corpus_are_progress(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_was_lost_with_its_machine_is_counted(submission: Submission) -> None:
-    """KubeRay and Slurm start a job again whose machine is gone; it could tell nobody."""
+    """KubeRay and Slurm start a job again whose machine is gone; it could not record its end."""
     begun = [begin(submission).used_up for _ in range(STANDSTILLS + 2)]
     assert begun == [False] * (STANDSTILLS + 1) + [True]
 

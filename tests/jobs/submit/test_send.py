@@ -57,7 +57,7 @@ def submission(folder: Path, target: Target | None = None, **changes: Any) -> Su
 def test_failed_background_run_is_reported_by_every_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole way of a job, without Ray: its text is missing, which the run says at once."""
+    """A whole job without Ray: its text is missing, which the run reports at once."""
     monkeypatch.setenv("LAB_SECRET_TOKEN", PLANTED)
     config = write_config(tmp_path, tmp_path / "missing.txt")
     done = elmwright("submit", config, "--to", "local", "--follow")
@@ -207,7 +207,7 @@ def test_a_model_to_start_from_is_a_path_like_the_others(tmp_path: Path) -> None
 
 
 def test_a_job_that_brings_its_own_ray_waits_for_its_workers(tmp_path: Path) -> None:
-    """Wherever it was sent from first; the user's own setting stays, in the record too."""
+    """The user's own setting is kept, also in the submission."""
     sent = submission(tmp_path, Target("slurm"))
     config = load_config(str(tmp_path / "tiny.toml"))
     assert sent.config["cluster"]["wait_minutes"] == 0

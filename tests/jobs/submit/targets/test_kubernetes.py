@@ -1,6 +1,6 @@
-"""What kubectl is asked to do with a RayJob, and what is made of its answers.
+"""The kubectl commands for a RayJob, and the states that follow from their output.
 
-No Kubernetes is needed: kubectl is played by a script.
+No Kubernetes is needed: a script replaces kubectl.
 """
 
 import http.server
@@ -52,7 +52,7 @@ esac
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which kubectl is played: it answers `answer`, and notes what it was asked."""
+    """The folder of a script in place of kubectl, which prints `answer` and records its calls."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     (bin_ / "kubectl").write_text(PLAYED.format(folder=tmp_path))
@@ -244,7 +244,7 @@ def test_kubernetes_is_asked_if_ray_does_not_know_the_state(
 
 
 def test_job_that_was_submitted_to_a_new_head_is_running(kubectl: Path, tmp_path: Path) -> None:
-    """The driver on the lost head has left its note; KubeRay has submitted the job once more."""
+    """The driver on the lost head has written its exit code; KubeRay has resubmitted the job."""
     sent = submission(kubectl, Target("k8s"), run_dir=str(tmp_path / "run"))
     write_outcome(sent, 75)
     (kubectl / "answer").write_text('{"status": {"jobStatus": "RUNNING"}}')
@@ -265,7 +265,7 @@ def test_state_is_unreachable_if_neither_ray_nor_kubernetes_answers(kubectl: Pat
 def test_rayjob_whose_answer_was_lost_can_be_found_again(
     kubectl: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """kubectl fails after the ConfigMap, and nobody can be asked what has arrived."""
+    """kubectl fails after the ConfigMap and then does not answer at all."""
     sent = submission(kubectl, GPU)
     create = 'case "$(cat)" in *\'"RayJob"\'*) touch fail-get; echo timeout >&2; exit 1 ;; esac'
     script = kubectl / "bin" / "kubectl"

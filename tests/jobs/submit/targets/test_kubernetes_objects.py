@@ -1,4 +1,4 @@
-"""The RayJob that is rendered, and what KubeRay's words about it mean.
+"""The objects of a RayJob, and the state of a job by the status that KubeRay reports.
 
 That Ray unpacks what the ConfigMap mounts is tested on a real Ray in test_ray_cluster.py.
 """
@@ -162,7 +162,7 @@ def test_an_image_of_a_private_registry_can_be_pulled(tmp_path: Path) -> None:
 
 
 def test_two_submissions_of_a_run_share_no_object(tmp_path: Path) -> None:
-    """Runs that follow each other, and runs at once: nothing has a fixed name."""
+    """Runs one after another or at the same time: no object has a fixed name."""
     names = []
     for _ in range(2):
         objects = render(submission(tmp_path, GPU))

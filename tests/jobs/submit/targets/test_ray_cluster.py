@@ -31,7 +31,7 @@ TOKEN = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"  # no
 
 
 class User:
-    """Somebody who submits to the cluster."""
+    """A user who submits to the cluster."""
 
     def __init__(self, home: Path, head: RayHead) -> None:
         self.home, self.head = home, head

@@ -1,4 +1,4 @@
-"""Every way a Ray cluster can refuse or fail us, played by a small HTTP server."""
+"""Every way in which a Ray cluster can refuse or fail, with a small HTTP server in its place."""
 
 import json
 import socket

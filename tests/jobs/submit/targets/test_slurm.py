@@ -1,4 +1,4 @@
-"""The batch script and the words of Slurm; the real thing is in test_slurm_cluster.py."""
+"""The batch script and the output of Slurm's commands; test_slurm_cluster.py has a real Slurm."""
 
 import os
 import re
@@ -119,7 +119,7 @@ def test_state_of_a_job_by_slurms_answer(
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Slurm's commands, played by a script that notes how it was called."""
+    """Scripts in place of Slurm's commands, which record how they were called."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     (tmp_path / "sinfo").write_text(SINFO)
@@ -181,7 +181,7 @@ def test_missing_slurm_commands_are_reported(
 
 
 def play(fake: Path, name: str, lines: str) -> None:
-    """Let a command of Slurm's do something else."""
+    """Replace one of these scripts."""
     (fake / "bin" / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"{fake}/calls"\n{lines}\n')
 
 
