@@ -1,17 +1,15 @@
-"""Read the documents of a piece, whatever its format, in bounded memory.
+"""The documents of a piece, whatever its format, in bounded memory.
 
-Every format ends as a stream of `Record`s. A record that cannot be used has no text but a problem
-in a few fixed words, so that the report can count them; a file that breaks half-way gives what came
-before, then one such record, and ends. A document whose end was not seen is not given. With
-`corpus.strict` the first problem stops the build with a sentence instead.
+Every format gives a stream of `Record`s. An unusable record has a problem instead of a text. A file
+that breaks half-way gives the documents before the break, then one such record. With
+`corpus.strict` the first problem stops the build instead.
 
-Text and JSON Lines pass through here as blocks of whole lines: documents are found by a search over
-a block, not line by line. Measured, in MB of input for each CPU second of a busy two-core machine,
-with documents of 2.3 KB: plain text 290 to 580, JSON Lines 200 (130 where many letters are not
-ASCII; the JSON parser takes most of it), the same in gzip 115, Parquet 330.
+Text and JSON Lines are read in blocks of whole lines, and documents are found by a search over a
+block. Measured in MB of input per CPU second, with documents of 2.3 KB: plain text 290 to 580, JSON
+Lines 200 (130 if many letters are not ASCII), the same in gzip 115, Parquet 330.
 
-A line larger than `max_document_mb` is passed over without being held; only what the JSON inside a
-line unfolds to is not bounded by it.
+A line larger than `max_document_mb` is skipped without being held in memory. Only the content of
+the JSON inside a line may be larger.
 """
 
 import json
@@ -43,16 +41,16 @@ MEGABYTE = 1_000_000
 BLANK = re.compile(rb"\n(?:[ \t\r\x0b\x0c]*\n)+")
 """The end of a line and the blank lines after it."""
 SURROGATE = re.compile(rb"\\u[dD]")
-"""How JSON spells what may be half a character."""
+"""The escape in JSON that may be half a character."""
 JSON = json.JSONDecoder(strict=False)
-"""Takes control characters in texts as they are: tabs and zeros are common, and harmless."""
+"""Accepts control characters in texts: tabs and zeros are common, and harmless."""
 
 Span = tuple[int, bytes, int]
-"""Offset, bytes and size; fewer bytes than the size says are the beginning of what is too large."""
+"""Offset, bytes and size. If there are fewer bytes than the size, the document is too large."""
 
 
 def read(piece: Piece, config: CorpusConfig) -> Iterator[Record]:
-    """The documents of a piece in order, broken records among them."""
+    """The documents and broken records of a piece, in order."""
     file = piece.file
     _check_unchanged(file)
     try:
@@ -71,7 +69,7 @@ def read(piece: Piece, config: CorpusConfig) -> Iterator[Record]:
 
 
 def _pieces(record: Record, limit: int, format_: str) -> Iterator[Record]:
-    """A document in pieces, each with a place of its own: no document begins so soon after."""
+    """A document in pieces with different offsets, none of them that of another document."""
     apart = 1 << 40 if format_ == "parquet" else 1  # Parquet counts rows
     for number, text in enumerate(cut(record.text or "", limit)):
         yield record._replace(offset=record.offset + number * apart, text=text, piece=number + 1)
@@ -85,7 +83,7 @@ def _check_unchanged(file: SourceFile) -> None:
 
 
 def _refusal(file: SourceFile, record: Record) -> UserError:
-    """What stops a strict build."""
+    """The error that stops a strict build."""
     unit = "row" if file.format == "parquet" else "byte"
     place = f"{file.path}, {unit} {record.offset}"
     if record.problem == NO_FIELD:
@@ -146,22 +144,22 @@ def _text(source: Iterator[bytes], piece: Piece, limit: int) -> Iterator[Record]
 
 
 def _without_bom(source: Iterator[bytes]) -> tuple[int, Iterator[bytes]]:
-    """The text without the mark with which some editors begin UTF-8 files, and where it begins."""
+    """Where the text begins after a byte-order mark, and the text from there on."""
     head, source = peek(source)
     if not head.startswith(BOM):
         return 0, source
 
     def rest() -> Iterator[bytes]:
-        left = len(BOM)
+        skipped = len(BOM)
         for block in source:
-            yield block[left:]
-            left = max(0, left - len(block))
+            yield block[skipped:]
+            skipped = max(0, skipped - len(block))
 
     return len(BOM), rest()
 
 
 def _whole_lines(source: Iterator[bytes], offset: int, limit: int) -> Iterator[Span]:
-    """Blocks of whole lines; a line that is larger than the limit comes alone, cut short."""
+    """Blocks of whole lines; a line that is larger than the limit is a block, cut short."""
     held: list[bytes] = []
     size = 0
     for block in source:
@@ -215,7 +213,7 @@ def _blank_line(source: Iterator[bytes], offset: int, limit: int) -> Iterator[Sp
         if len(data) < total:
             document.add(place, data, total + 1)
             continue
-        # A line end in front makes blank lines at the beginning look like all others.
+        # With a line end in front, blank lines at the beginning look like all others.
         lines = b"\n" + data
         begin = 1
         for blank in BLANK.finditer(lines):
@@ -242,7 +240,7 @@ class _Document:
         self.parts: list[bytes] = []
 
     def add(self, offset: int, data: bytes, size: int) -> None:
-        """Go on with `data`, the beginning of `size` bytes."""
+        """Append `data`, the beginning of `size` bytes."""
         if not self.size:
             self.begin = offset
         if self.size <= self.limit:
@@ -282,7 +280,7 @@ def _jsonl(spans: Iterator[Span], field: str, encoding: str) -> Iterator[Record]
             continue
         text = record.get(field) if isinstance(record, dict) else None
         if not isinstance(text, str):
-            yield Record(offset, None, NO_FIELD, _what_else(record), line[:RAW])
+            yield Record(offset, None, NO_FIELD, _describe(record), line[:RAW])
             continue
         if not text.isascii() and SURROGATE.search(line):
             text, halves = without_surrogates(text)
@@ -291,7 +289,7 @@ def _jsonl(spans: Iterator[Span], field: str, encoding: str) -> Iterator[Record]
 
 
 def _parse(content: str) -> Any:
-    # The scanner alone is a quarter faster than `decode`, which explains what is wrong.
+    # The scanner alone is a quarter faster than `decode`, which explains errors.
     try:
         record, end = JSON.scan_once(content, 0)  # type: ignore[attr-defined]
     except StopIteration:
@@ -299,7 +297,7 @@ def _parse(content: str) -> Any:
     return record if end == len(content) else JSON.decode(content)
 
 
-def _what_else(record: Any) -> str:
+def _describe(record: Any) -> str:
     if isinstance(record, dict):
         return "the fields are " + ", ".join(list(record)[:20])[:200]
     return "not a JSON object"

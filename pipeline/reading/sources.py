@@ -1,13 +1,12 @@
-"""Where raw text comes from: find the files of a source and cut them into tasks.
+"""The files of a source, cut into tasks.
 
-A task reads about `chunk_mb` of input. Text and JSON Lines are cut at document boundaries, which
-needs no more than a seek and a short scan an edge; Parquet is cut at row groups; what is
-compressed, and web archives and pages, stay whole, because nobody can begin in the middle of them.
-So a few large .gz files make a few long tasks: cut such files before, or use Parquet.
+A task reads about `chunk_mb` of input. Text and JSON Lines are cut at document boundaries, found by
+a seek and a short scan, and Parquet at row groups. Compressed files, web archives and pages stay
+whole. So a few large .gz files make a few long tasks: split such files before, or use Parquet.
 
 A document's place is (number of its file, offset in the uncompressed text), which does not depend
-on the cuts: every later order that could matter is decided by it. A task never mixes sources, so
-that adding one leaves the tasks of the others, and what they have already done, as they were.
+on the cuts and decides every later order. A task never mixes sources, so adding a source does not
+change the tasks of the others.
 """
 
 import glob
@@ -34,9 +33,9 @@ from elmwright.pipeline.storage.location import Stat
 
 MEGABYTE = 1_000_000
 EXPANSION = 4
-"""How many bytes of text a compressed byte is, about."""
+"""Bytes of text per compressed byte, about."""
 LINE = 1 << 16
-"""Bytes of a line that are looked at in search of an edge."""
+"""Bytes of a line that are read at once in search of a cut."""
 FORMATS = {
     (".jsonl", ".ndjson"): "jsonl",
     (".parquet",): "parquet",
@@ -44,7 +43,7 @@ FORMATS = {
     (".arc",): "arc",
     (".html", ".htm", ".xhtml"): "html",
 }
-"""What a file is, by the ending of its name; anything else is text."""
+"""The format of a file by the ending of its name; any other is text."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +71,15 @@ class SourceFile:
     encoding: str = "auto"
     """Its encoding."""
     name: str = ""
-    """How lists and reports call it: relative to the folder of the command, if it is below that."""
+    """Its name in lists and reports: relative to the current folder, if it is below that."""
     sha256: str = ""
     """Digest of its content, once it is known."""
 
     def identity(self) -> tuple[str, ...]:
         """Names of the fields that determine the result of a task.
 
-        Where the digest is known, path and time do not matter: after a project is moved or copied,
-        its tasks still count as done.
+        If the digest is known, path and time do not matter, so tasks still count as done after a
+        project was moved or copied.
         """
         irrelevant = ("path", "mtime_ns") if self.sha256 else ()
         return tuple(item.name for item in fields(self) if item.name not in irrelevant)
@@ -91,7 +90,6 @@ class Piece:
     """A range of a file that begins and ends at document boundaries."""
 
     file: SourceFile
-    """The file."""
     begin: int
     """First byte; first row group in Parquet."""
     end: int
@@ -99,7 +97,7 @@ class Piece:
 
 
 Chunk = tuple[Piece, ...]
-"""What one task reads; all of one split and one source."""
+"""The input of one task, all of one split and one source."""
 
 
 def expand(source: str, what: str = "corpus.sources") -> list[Stat]:
@@ -167,7 +165,7 @@ def source_file(
     source: Source | None = None,
     index: int = 0,
 ) -> SourceFile:
-    """A file with all that is needed to read it: the source's own settings, or the corpus's."""
+    """A file with its settings: those of its source, else those of the corpus."""
     _check_name(stat.path)
     source = source or Source()
     format_ = _format(stat.path, source.format)
@@ -195,7 +193,7 @@ def source_file(
 
 
 def relative_to(folder: str, path: str) -> str:
-    """A path as seen from a folder that holds it; other paths, and URLs, as they are."""
+    """A path relative to a folder that contains it; other paths and URLs unchanged."""
     prefix = f"{folder.rstrip('/')}/"
     return path[len(prefix) :] if path.startswith(prefix) else path
 
@@ -209,7 +207,7 @@ def _format(path: str, given: str) -> str:
 
 
 def check_readable(files_: Sequence[SourceFile]) -> None:
-    """Open each local file once, so that a permission is missed now and not in an hour."""
+    """Open each local file once, so that a missing permission shows now and not in an hour."""
     for file in files_:
         if at(file.path).is_url:
             continue
@@ -243,7 +241,7 @@ def cut(files_: Sequence[SourceFile], config: CorpusConfig) -> list[Chunk]:
 
 
 def _pieces(file: SourceFile, limit: int) -> list[tuple[Piece, int]]:
-    """The pieces of a file, each with about how much text it is, in bytes."""
+    """The pieces of a file, each with its approximate bytes of text."""
     packed = EXPANSION if compression(file.path) else 1
     whole = [(Piece(file, 0, -1), file.bytes * packed)]
     if file.bytes <= 2 * limit or packed > 1:
@@ -257,7 +255,7 @@ def _pieces(file: SourceFile, limit: int) -> list[tuple[Piece, int]]:
 
 
 def _edges(file: SourceFile, limit: int) -> list[int]:
-    """Where pieces begin, and the last ends; nothing if lines cannot be found as bytes."""
+    """Where pieces begin, and the last ends; empty if lines cannot be found as bytes."""
     blanks = file.format == "text" and file.documents == "blank-line"
     with at(file.path).reading() as stream:
         head = stream.read(HEAD)
@@ -265,7 +263,7 @@ def _edges(file: SourceFile, limit: int) -> list[int]:
             return []
         edges = [0]
         while edges[-1] + limit < file.bytes:
-            # The line in which we land belongs to the piece before.
+            # The line at this place belongs to the piece before.
             stream.seek(edges[-1] + limit)
             _skip_line(stream)
             while blanks and not _skip_line(stream):
@@ -277,7 +275,7 @@ def _edges(file: SourceFile, limit: int) -> list[int]:
 
 
 def _skip_line(stream: BinaryIO) -> bool:
-    """Pass over a line, however long; whether it was blank (and short), or the end of the file."""
+    """Skip a line; whether it was blank (and short), or the end of the file."""
     line = part = stream.readline(LINE)
     while part and not part.endswith(b"\n"):
         part = stream.readline(LINE)

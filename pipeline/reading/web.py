@@ -1,15 +1,14 @@
-"""Web pages and web archives: the main text of HTML, out of files, WARC and ARC.
+"""The main text of web pages, in HTML files and in WARC and ARC archives.
 
-WARC is read by FastWARC and HTML by Resiliparse, which are fast and survive the web; ARC, which
-FastWARC does not read, by a few lines here. HTTP messages are taken apart here for both, because
-archives lie: a body may say it is chunked or compressed and be neither, and then it is taken as it
-is. Only pages with status 200 and a content type of HTML or plain text become documents; images,
-redirects, requests and such are passed over. A target URI is only looked at, never used as a path.
+WARC is read by FastWARC and HTML by Resiliparse. ARC, which FastWARC does not read, is parsed here,
+and so are HTTP messages, because a body may claim to be chunked or compressed and be neither. Only
+pages with status 200 and a content type of HTML or plain text become documents. A target URI is
+never used as a path.
 
-Resiliparse needs time that grows with the square of the depth of a page (10,000 nested <div> take
-3 s, 100,000 more than a minute), with that of its width (30,000 siblings: 1 to 2 s), and with that
-of the attributes of one tag. Such pages are refused by counting tags before they are parsed. The
-limits lie far above real pages: browsers themselves stop at a depth of about 500.
+Resiliparse takes time that grows with the square of a page's depth (10,000 nested <div> take 3 s,
+100,000 more than a minute), of its width (30,000 siblings: 1 to 2 s) and of the attributes of one
+tag. Such pages are refused by counting tags before they are parsed. The limits are far above real
+pages: browsers stop at a depth of about 500.
 """
 
 import io
@@ -39,7 +38,7 @@ FLAT = frozenset(
     "area base br col embed hr img input link meta param source track wbr "
     "p li dt dd td th tr tbody thead tfoot option optgroup colgroup html head body".split()
 )
-"""Elements that have no end, or whose end is often not written; they do not nest in themselves."""
+"""Elements whose end tag is absent or optional; they do not nest in themselves."""
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 TEXT_TYPES = ("text/plain", "text/markdown")
 CHARSET = re.compile(rb"""charset\s*=\s*["']?([A-Za-z0-9_:.-]+)""", re.IGNORECASE)
@@ -63,10 +62,10 @@ class Http(NamedTuple):
 
 
 def page(raw: bytes, offset: int, encoding: str, charset: str = "") -> Iterator[Record]:
-    """The main text of an HTML page; nothing for a page that has none."""
+    """The main text of an HTML page, if it has any."""
     html, repaired = _decode_html(raw, encoding, charset)
-    if why := _too_complex(html):
-        yield Record(offset, None, "bad HTML", why, raw[:RAW])
+    if reason := _too_complex(html):
+        yield Record(offset, None, "bad HTML", reason, raw[:RAW])
         return
     try:
         text = extract_plain_text(
@@ -80,12 +79,12 @@ def page(raw: bytes, offset: int, encoding: str, charset: str = "") -> Iterator[
 
 
 def _decode_html(raw: bytes, encoding: str, charset: str) -> tuple[str, bool]:
-    """UTF-8 if it fits; else what the server or the page declares; else a guess."""
+    """The text as UTF-8 if valid, else as the server or the page declares, else by a guess."""
     meta = META.search(raw[:2048])
     declared = charset or (meta.group(1).decode("ascii") if meta else "")
     if encoding == "auto" and declared and not wide(raw[:HEAD], "auto"):
         name = map_encoding_to_html5(declared, fallback_utf8=True)
-        # ISO-2022-JP is made of ASCII only, so that it would pass for UTF-8.
+        # ISO-2022-JP has ASCII bytes only, so it would be valid UTF-8.
         for candidate in (name,) if b"\x1b" in raw else ("utf-8", name):
             with suppress(UnicodeDecodeError, LookupError):
                 return raw.decode(candidate), False
@@ -93,7 +92,7 @@ def _decode_html(raw: bytes, encoding: str, charset: str) -> tuple[str, bool]:
 
 
 def _too_complex(html: str) -> str:
-    """Why a page would take Resiliparse seconds to hours; nothing for all real pages."""
+    """Why Resiliparse would take seconds to hours for a page; "" for real pages."""
     elements = html.count("<") - html.count("</")
     if elements > MAX_ELEMENTS:
         return f"{elements} elements"
@@ -133,12 +132,12 @@ def warc(source: Iterator[bytes], encoding: str, limit: int) -> Iterator[Record]
     except (OSError, Broken) as error:
         stream.check()
         raise error if isinstance(error, Broken) else Broken(DAMAGED, str(error), place) from error
-    # FastWARC was shown the end of the file where it broke, and had read ahead of what it gave.
+    # FastWARC saw the end of the file at an error, and had read ahead.
     stream.check()
 
 
 def _technical(uri: str) -> bool:
-    """Whether a resource is about the crawl (Wget keeps its log so) and not from the web."""
+    """Whether a resource is about the crawl, such as Wget's log, and not from the web."""
     return uri.strip("<>").lower().startswith(("metadata:", "urn:", "dns:", "whois:"))
 
 
@@ -218,7 +217,7 @@ def _check_length(entry: Entry, found: int, most: int) -> None:
 
 
 def _fill(read: Callable[[int], bytes], size: int) -> bytes:
-    """As many bytes as asked for, or all there are."""
+    """The next `size` bytes, or all there are."""
     parts: list[bytes] = []
     while size > 0 and (part := read(min(size, BLOCK))):
         parts.append(part)
@@ -227,7 +226,7 @@ def _fill(read: Callable[[int], bytes], size: int) -> bytes:
 
 
 def _parse_http(head: bytes) -> Http | None:
-    """The head of a message; None where there is none."""
+    """The head of a message, or None if it is invalid."""
     end = HEAD_END.search(head)
     first, *lines = head[: end.start() if end else 0].split(b"\n")
     status = STATUS.match(first)
@@ -244,7 +243,7 @@ def _charset(parameters: str) -> str:
 
 
 def _decode_body(raw: bytes, headers: dict[str, str], limit: int) -> bytes:
-    """The body as the page's author wrote it; what claims an encoding falsely stays as it is."""
+    """The decoded body; unchanged if it does not have the encoding that it claims."""
     if "chunked" in headers.get("transfer-encoding", "").lower():
         raw = _unchunk(raw)
     codings = headers.get("content-encoding", "").lower().split(",")
@@ -270,7 +269,7 @@ def _unchunk(raw: bytes) -> bytes:
 
 
 def _inflate(raw: bytes, limit: int) -> bytes:
-    """What can be had of a gzip or deflate stream, and little more than the limit of it."""
+    """The content of a gzip or deflate stream up to its damage, and little more than the limit."""
     window = zlib.MAX_WBITS | 32 if raw[:2] == b"\x1f\x8b" or raw[:1] == b"x" else -zlib.MAX_WBITS
     inner = zlib.decompressobj(window)
     parts: list[bytes] = []
@@ -282,7 +281,7 @@ def _inflate(raw: bytes, limit: int) -> bytes:
             if size > limit or inner.eof:
                 break
     except zlib.error:
-        pass  # the part before the damage is worth having
+        pass  # the part before the damage is kept
     return b"".join(parts)
 
 
@@ -307,7 +306,7 @@ class _Stream:
         return data
 
     def skip(self, size: int) -> None:
-        """Pass over bytes."""
+        """Skip bytes."""
         while size > 0 and (part := self.read(min(size, BLOCK))):
             size -= len(part)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from elmwright.pipeline.cleaning import words
 from elmwright.pipeline.cleaning.cleaner import Cleaner, rule_names
 from elmwright.pipeline.config import C4, CorpusConfig, FineWeb, GopherQuality, Pieces
-from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 
 ALL = ("gopher-repetition", "gopher-quality", "c4", "fineweb")
 EVERYTHING = CorpusConfig(
@@ -136,7 +136,7 @@ HOSTILE = [
 ]
 
 
-def test_hostile_documents_are_survived_in_time():
+def test_hostile_documents_take_bounded_time():
     begin = time.process_time()
     for config in (CorpusConfig(), EVERYTHING, CorpusConfig(rules=ALL, tokenizer="whitespace")):
         check_accounts(Cleaner(config).clean(HOSTILE))
@@ -173,7 +173,7 @@ def test_rules_are_named_only_where_they_can_act():
     assert names.index("fineweb.max_newlines") < names.index("min_words")
 
 
-def test_dropped_lines_do_not_glue_their_neighbours():
+def test_lines_around_a_dropped_line_are_not_joined():
     text = "A first line that ends.\nA heading\nAnother line that ends."
     cleaned = Cleaner(CorpusConfig(rules=("c4",), c4=C4(min_sentences=0))).clean([text])
     assert cleaned.texts == ["A first line that ends .\nAnother line that ends ."]
@@ -214,5 +214,5 @@ def test_pieces_are_written_and_words_are_judged(tmp_path):
 
 
 def test_an_unknown_language_is_refused():
-    with pytest.raises(UserError, match="xx"):
+    with mistake("setting", "xx"):
         Cleaner(CorpusConfig(languages=("xx",)))

@@ -3,7 +3,7 @@
 import pytest
 
 from elmwright.pipeline.cleaning import language
-from elmwright.pipeline.errors import UserError
+from tests.support.mistakes import mistake
 
 ENGLISH = "The quick brown fox jumps over the lazy dog, and everybody was very pleased with it. "
 GERMAN = "Der schnelle braune Fuchs springt über den faulen Hund, und alle freuten sich darüber. "
@@ -24,14 +24,14 @@ def test_the_share_counts_also_in_long_documents():
     assert not language.judge(mixed, ("en", "de"), 0.9)[1]
 
 
-def test_only_sentences_surely_foreign_go():
+def test_only_reliably_foreign_sentences_are_dropped():
     assert language.is_foreign(GERMAN, ("en",))
     assert not language.is_foreign(GERMAN, ("en", "de"))
     assert not language.is_foreign("Guten Morgen .", ("en",))
     assert not language.is_foreign("1 2 3 4 5 6 7 8", ("en",))
 
 
-def test_a_code_without_a_script_takes_them_all():
+def test_a_code_without_a_script_includes_all_scripts():
     traditional = (
         "香港水上人主要包括蜑家人和鶴佬人兩大族群，也有少量客家人，傳統上是以捕魚為生的漁民。" * 3
     )
@@ -40,16 +40,16 @@ def test_a_code_without_a_script_takes_them_all():
     assert language.judge(traditional, ("ja",), 0.65)[1]
 
 
-def test_a_wrong_code_is_refused_with_the_nearest():
+def test_a_wrong_code_is_refused_with_a_suggestion():
     language.check(("en", "de", "zh-Hant"))
-    with pytest.raises(UserError, match=r'"eng".*did you mean.*en'):
+    with mistake("setting", '"eng"', '"en"'):
         language.check(("eng",))
 
 
 @pytest.mark.parametrize(
     "text", ["\ufffe\uffff", "\x01\x02", "😀" * 100, "ا" * 50_000, "\u0301" * 9]
 )
-def test_odd_text_is_unknown_and_no_crash(text):
+def test_odd_text_is_of_unknown_language(text):
     reliable, shares = language.detect(text)
     assert isinstance(reliable, bool)
     assert shares

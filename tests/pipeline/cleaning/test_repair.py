@@ -82,7 +82,7 @@ def test_clean_text_is_not_touched(text):
     assert repair.repaired(text, CorpusConfig()) == (text, [])
 
 
-def test_the_repair_library_does_not_see_text_without_suspicion(monkeypatch):
+def test_ftfy_is_not_called_for_clean_text(monkeypatch):
     import ftfy
 
     monkeypatch.setattr(ftfy, "fix_encoding", lambda _: pytest.fail("asked"))
@@ -116,7 +116,7 @@ def test_private_data_is_masked(kind, text, masked):
         "+5 points, (2012) 345 of them, 2+2",
     ],
 )
-def test_numbers_that_are_nobodys_stay(text):
+def test_numbers_that_are_not_private_are_not_masked(text):
     assert repair.repaired(text, CorpusConfig(mask=("email", "ip", "phone"))) == (text, [])
 
 
@@ -156,7 +156,7 @@ def test_lines_around_the_text_are_boilerplate(line):
         "The cookies were baked at noon.",
     ],
 )
-def test_lines_of_text_are_not(line):
+def test_lines_of_text_are_not_boilerplate(line):
     assert not repair.is_boilerplate(line)
 
 

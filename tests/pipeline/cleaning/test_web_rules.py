@@ -21,7 +21,7 @@ def test_lines_must_end_in_punctuation(end):
 
 
 @pytest.mark.parametrize("line", ["A line of words", "A line of words...", "A line.”", "A, b,"])
-def test_lines_that_end_otherwise_go(line):
+def test_lines_without_final_punctuation_are_dropped(line):
     assert c4(line, terminal_punctuation=True) == "terminal_punctuation"
     assert c4(line) is None
 

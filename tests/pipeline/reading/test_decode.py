@@ -143,7 +143,7 @@ def test_utf_8_and_zeros_need_no_repair() -> None:
     assert decode.decode("schön\x00\x00".encode(), "auto") == ("schön\x00\x00", False)
 
 
-def test_a_given_encoding_is_believed() -> None:
+def test_a_configured_encoding_is_used() -> None:
     assert decode.decode(b"sch\xf6n", "latin-1") == ("schön", False)
     assert decode.decode(b"sch\xf6n", "utf-8") == ("sch\ufffdn", True)
     assert decode.decode(b"sch\xf6n", "ascii") == ("sch\ufffdn", True)
@@ -186,7 +186,7 @@ def test_whole_messages_are_decoded_by_their_mark_or_their_zeros(encoding: str) 
         (b"", ""),
     ],
 )
-def test_what_is_clearly_no_text_is_told(head: bytes, name: str) -> None:
+def test_binary_files_are_recognised(head: bytes, name: str) -> None:
     found = decode.not_text(head, "auto")
     assert name in found
     assert bool(found) == bool(name)

@@ -91,7 +91,7 @@ def test_japanese_that_is_made_of_ascii_is_decoded_as_declared(tmp_path: Path) -
         b"<p " + b" ".join(b"a%d=1" % n for n in range(100_000)) + b">text",
     ],
 )
-def test_a_page_that_would_take_for_ever_is_refused_at_once(tmp_path: Path, page: bytes) -> None:
+def test_a_page_that_would_take_hours_is_refused_at_once(tmp_path: Path, page: bytes) -> None:
     begin = time.process_time()
     assert problems(html(tmp_path, page)) == [(0, "bad HTML")]
     assert time.process_time() - begin < 2
@@ -198,7 +198,7 @@ def test_badly_chunked_bodies_give_what_they_can(tmp_path: Path) -> None:
     assert (found.text or "").endswith("text of a page.")
 
 
-def test_what_an_archive_cannot_mean_is_put_aside(tmp_path: Path) -> None:
+def test_invalid_archive_records_are_quarantined(tmp_path: Path) -> None:
     parts = [
         warc(b"no HTTP at all"),
         warc(http(b"\x89PNG\r\n" + os.urandom(500))),
@@ -225,7 +225,7 @@ def test_a_record_that_lies_about_its_length_ends_the_file_at_worst(
 
 
 @pytest.mark.parametrize("content", [PAGE, bytes(1000), b"WARC/1.0\r\n" + b"x" * 100_000])
-def test_what_is_no_archive_is_one_broken_record(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_archive_is_one_broken_record(tmp_path: Path, content: bytes) -> None:
     for name in ("a.warc", "a.arc"):
         found = records(tmp_path / name, content)
         assert problems(found) == [(0, DAMAGED)]
