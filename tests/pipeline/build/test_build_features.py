@@ -166,6 +166,7 @@ def test_broken_records_are_in_the_quarantine_with_their_reasons(tmp_path):
     assert all(row["file"] == str(path) and row["problem"] for row in rows)
     assert rows[1]["beginning"].startswith("nonsense")
     assert dropped(manifest)["broken"] == 2
+    assert manifest.splits["train"].documents == 1
     path.write_text('{"text": "Good one here."}\n')
     make(tmp_path / "out", CorpusConfig(sources=(str(path),), heldout={}))
     assert not (tmp_path / "out/quarantine.jsonl").exists()
@@ -223,7 +224,7 @@ def test_published_rules_act_where_they_are_named_and_can_be_tuned(tmp_path):
     assert make(tmp_path / "out", tuned).splits["train"].documents >= 2
 
 
-def test_the_report_tells_what_happened_and_hostile_text_stays_text(tmp_path):
+def test_report_of_a_build_names_the_rule_and_escapes_hostile_text(tmp_path):
     hostile = "<script>alert(1)</script> and more of the same hostile text"
     (tmp_path / "in.txt").write_text(f"{hostile}\n\n{some_text(100)}")
     config = CorpusConfig(sources=(str(tmp_path / "in.txt"),), max_words=9, min_words=9)

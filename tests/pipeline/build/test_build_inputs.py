@@ -32,14 +32,6 @@ def test_compressed_files_are_read_like_plain_ones(tmp_path, ending):
     assert sorted(sentences(tmp_path / "out", "train")) == ["Another fine day .", "One fine day ."]
 
 
-def test_broken_records_are_counted_and_skipped(tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"text": "Good one."}\n{"text": 3}\nnonsense\n{"text": "Good two."}\n')
-    manifest = make(tmp_path / "out", CorpusConfig(sources=(str(path),), heldout={}))
-    assert {s.rule: s.documents for s in manifest.funnel}["broken"] == 2
-    assert manifest.splits["train"].documents == 2
-
-
 SOME = some_text(60).encode()
 BAD = [
     ("none.txt", None, {}, "file-missing", "none.txt"),

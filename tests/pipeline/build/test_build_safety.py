@@ -108,7 +108,7 @@ def test_a_changed_evaluation_file_or_vocabulary_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("odd", ["\ufffd", "\u2581", "\ufffd\ufffd \ufffd"])
-def test_a_sentence_that_sentencepiece_leaves_nothing_of_is_still_a_sentence(tmp_path, odd):
+def test_sentence_of_which_sentencepiece_keeps_nothing_stays_a_sentence(tmp_path, odd):
     (tmp_path / "in.txt").write_text(f"{some_text(100)}\n\n{odd}\n")
     pieces = Pieces(size=60)
     config = CorpusConfig(
@@ -240,7 +240,7 @@ def test_worker_that_always_dies_is_a_mistake(tmp_path):
         runner.run("test", [task("one", die)])
 
 
-def test_other_versions_of_the_tools_are_other_tasks(monkeypatch):
+def test_task_digest_depends_on_the_versions_of_the_tools(monkeypatch):
     first = task("clean", make, 1)
     monkeypatch.setattr(ray_tasks, "_tools", lambda: ["sentencex 99"])
     assert task("clean", make, 1).digest != first.digest

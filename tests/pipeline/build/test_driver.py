@@ -171,7 +171,7 @@ def test_without_dedup_copies_stay_and_are_spread(tmp_path, shuffle):
     assert sum(a == b for a, b in pairwise(found)) < 80
 
 
-def test_given_heldout_files_stay_whole_and_train_gives_way(tmp_path):
+def test_given_heldout_files_stay_whole_and_train_loses_shared_sentences(tmp_path):
     (tmp_path / "train.txt").write_text("Shared words here.\n\nOnly in train. Ok.")
     (tmp_path / "valid.txt").write_text("Shared words here. Ok.\n\nShared words here. Ok.")
     config = CorpusConfig(
@@ -301,7 +301,7 @@ def test_progress_shows_one_full_bar_per_stage(tmp_path, corpus):
     assert results[5] == f"{sum(len(s.shards) for s in manifest.splits.values())} shards"
 
 
-def test_a_stage_of_copies_is_filled_piece_by_piece(tmp_path, corpus, monkeypatch):
+def test_count_pieces_is_the_number_of_task_runs(tmp_path, corpus, monkeypatch):
     """`count_pieces` is the number of pieces that are run."""
     counted: list[int] = []
     run = Runner.run

@@ -22,7 +22,7 @@ from tests.support.corpus.read_statistics import statistics_of
 pytestmark = pytest.mark.usefixtures("ray_here")
 
 
-def test_held_out_shares_are_named_disjoint_and_about_as_large_as_asked(tmp_path):
+def test_held_out_shares_are_disjoint_and_about_as_large_as_configured(tmp_path):
     draw = random.Random(1)
     source = write_documents(tmp_path / "in.jsonl", [random_document(draw, 30) for _ in range(800)])
     config = CorpusConfig(sources=(str(source),), heldout={"valid": 0.1, "test": 0.2})
@@ -34,7 +34,7 @@ def test_held_out_shares_are_named_disjoint_and_about_as_large_as_asked(tmp_path
     assert set(manifest.unigram_perplexity) == {"valid", "test"}
 
 
-def test_a_small_corpus_still_gets_each_held_out_set_it_asked_for(tmp_path):
+def test_small_corpus_gets_every_held_out_set(tmp_path):
     draw = random.Random(2)
     source = write_documents(tmp_path / "in.jsonl", [random_document(draw, 30) for _ in range(9)])
     config = CorpusConfig(sources=(str(source),), heldout={"valid": 0.001, "test": 0.001})
@@ -91,7 +91,7 @@ def test_near_copies_of_given_held_out_files_stay_out_of_train(tmp_path):
 
 
 @pytest.mark.parametrize("dedup", ["none", "near"])
-def test_what_a_given_held_out_file_shares_with_train_is_kept_on_demand(tmp_path, dedup):
+def test_overlap_with_a_given_held_out_file_is_kept_on_demand(tmp_path, dedup):
     draw = random.Random(8)
     documents = [random_document(draw, 40) for _ in range(30)]
     config = CorpusConfig(

@@ -102,7 +102,7 @@ def test_a_copy_is_known_by_its_content_which_is_read_once(
     assert is_current(corpus_of(target), KEY, CONFIG) is None, "changed after it was read"
 
 
-def test_a_manifest_with_absolute_paths_is_known_beside_its_original_too(
+def test_copy_of_a_manifest_with_absolute_paths_is_current(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As earlier versions wrote them: the copy's own files count, not those of the original."""
@@ -119,9 +119,7 @@ def test_a_manifest_with_absolute_paths_is_known_beside_its_original_too(
     assert is_current(corpus_of(target), KEY, CONFIG) is None, "another name"
 
 
-def test_a_corpus_that_cannot_be_written_is_current_all_the_same(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_corpus_is_current(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = copied(project)
     monkeypatch.chdir(target)
 
@@ -132,7 +130,7 @@ def test_a_corpus_that_cannot_be_written_is_current_all_the_same(
     assert is_current(corpus_of(target), KEY, CONFIG) is not None
 
 
-def test_an_unfinished_build_in_a_copy_does_no_task_again_but_the_digests(
+def test_unfinished_build_in_a_copy_repeats_only_the_digests(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = copied(project)

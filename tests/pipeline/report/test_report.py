@@ -95,7 +95,7 @@ def check(text: str) -> Checker:
     return checker
 
 
-def test_the_page_of_a_real_looking_corpus(tmp_path):
+def test_page_of_a_large_corpus_shows_every_section(tmp_path):
     text = render(demo_manifest(), demo_statistics(), title="English news and web, 2024")
     (tmp_path / "report.html").write_text(text, encoding="utf-8")
     checker = check(text)
@@ -226,7 +226,7 @@ def test_the_page_stays_below_a_megabyte_whatever_the_corpus():
     assert "948 more rules are not shown" in text
 
 
-def test_nothing_gathered_makes_a_short_page_without_empty_charts():
+def test_empty_statistics_give_a_short_page_without_charts():
     nothing = Statistics((), {}, {}, {}, {}, {}, {}, 0, (), (), {}, {}, ())
     bare = replace(demo_manifest(), funnel=(), splits={}, unigram_perplexity={}, config={})
     checker = check(render(bare, nothing, title=""))
@@ -236,7 +236,7 @@ def test_nothing_gathered_makes_a_short_page_without_empty_charts():
     assert "Languages" not in words
 
 
-def test_odd_numbers_do_not_stop_the_page():
+def test_page_is_rendered_for_nan_infinity_and_zero():
     statistics = replace(
         demo_statistics(),
         document_words={0: 1},

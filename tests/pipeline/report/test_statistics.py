@@ -58,13 +58,13 @@ STATISTICS = st.builds(
 
 
 @given(STATISTICS)
-def test_statistics_survive_the_file_whole_numbers_as_keys_included(statistics):
+def test_statistics_are_equal_after_writing_and_reading(statistics):
     content = to_json(statistics)
     assert read_statistics(content) == statistics
     assert to_json(read_statistics(content)) == content
 
 
-def test_half_a_surrogate_pair_survives_the_file():
+def test_half_a_surrogate_pair_is_written_and_read():
     statistics = read_statistics(to_json(_empty(examples={"rule": (Example("a", 0, "x\ud800y"),)})))
     assert statistics.examples["rule"][0].text == "x\ud800y"
 
