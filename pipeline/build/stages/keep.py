@@ -17,9 +17,9 @@ from elmwright.pipeline.build.stages.select import (
     Part,
     Sides,
     doc_keys,
+    lines_to_sentences,
     load_index,
     losers,
-    lost_sentences,
     times_taken,
 )
 from elmwright.pipeline.cleaning.funnel import KEPT, WEIGHT, ZERO, Counts, Funnel
@@ -122,8 +122,7 @@ def keep_part(
     `copies_left` says that equal texts may both be there. Their place then keeps them apart.
     """
     index = load_index(work, part)
-    arrow = join(work, f"{part.name}.arrow")
-    _, texts = tables.load_texts(arrow)
+    _, texts = tables.load_texts(join(work, f"{part.name}.arrow"))
     is_train = part.split == "train"
     split_names = ["train", *sides.names] if is_train else [part.split]
     side = sides.of(doc_keys(index)) if is_train else np.zeros(len(index), np.int64)
@@ -132,11 +131,7 @@ def keep_part(
         int(loser["row"]): dedup.RULES[int(loser["rule"])]
         for loser in losers(work, part, document_losers)[::-1]  # the first of a row counts
     }
-    lines = tables.load_lines(arrow) if line_losers else []
-    lost = lost_sentences(losers(work, part, line_losers), lines)
-    for loser in losers(work, part, sentence_losers):
-        rules = lost.setdefault(int(loser["row"]), {})
-        rules[int(loser["sentence"])] = dedup.RULES[int(loser["rule"])]
+    lost = _lost_sentences(work, part, line_losers, sentence_losers)
     funnel = Funnel()
     funnel.add(KEPT, *ZERO)
     examples: Gathered = {}
@@ -193,6 +188,18 @@ def keep_part(
         documents=(name,) if documents else (),
         words=sum(table.words for table in splits.values()),
     )
+
+
+def _lost_sentences(
+    work: str, part: Part, line_losers: Sequence[str], sentence_losers: Sequence[str]
+) -> dict[int, dict[int, str]]:
+    """The sentences that lost, by themselves or with their line: row → sentence → rule."""
+    lines = tables.load_lines(join(work, f"{part.name}.arrow")) if line_losers else []
+    lost = lines_to_sentences(losers(work, part, line_losers), lines)
+    for loser in losers(work, part, sentence_losers):
+        rules = lost.setdefault(int(loser["row"]), {})
+        rules[int(loser["sentence"])] = dedup.RULES[int(loser["rule"])]
+    return lost
 
 
 def _drop_sentences(text: str, lost: Mapping[int, str], funnel: Funnel) -> str:

@@ -236,7 +236,7 @@ def sentence_keys(
     _, texts = tables.load_texts(arrow)
     by_line = unit == dedup.LINE
     lines = tables.load_lines(arrow) if by_line or line_losers else []
-    lost = lost_sentences(losers(work, part, line_losers), lines)
+    lost = lines_to_sentences(losers(work, part, line_losers), lines)
     units: list[str] = []
     numbers: list[int] = []
     counts = np.zeros(len(texts), np.int64)
@@ -259,7 +259,7 @@ def _join_lines(sentences: list[str], counts: Sequence[int]) -> list[str]:
     return ["\n".join(sentences[end - n : end]) for end, n in zip(ends, counts, strict=True)]
 
 
-def lost_sentences(
+def lines_to_sentences(
     line_losers: NDArray[np.void], lines: Sequence[Sequence[int]]
 ) -> dict[int, dict[int, str]]:
     """The sentences of lines that lost: row → sentence → rule."""
