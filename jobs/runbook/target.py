@@ -32,7 +32,7 @@ SHAPES = {
     "gpus": r"\d+",
     "warning": r"\d{1,5}",
     "interface": r"[\w.-]{0,15}",
-    # As Kubernetes writes it; fractions of a byte and the like are left out.
+    # As Kubernetes writes it, without fractions.
     "memory": r"\d+([kMGT]|[KMGT]i)?",
     # Minutes, minutes:seconds, hours:minutes:seconds, days-hours, …
     "time": r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE",

@@ -150,12 +150,12 @@ def missing_dependencies() -> list[str]:
         if need.marker is not None and not need.marker.evaluate():
             continue
         try:
-            found = metadata.version(need.name)
+            installed = metadata.version(need.name)
         except metadata.PackageNotFoundError:
             problems.append(f"{need.name} is missing")
             continue
-        if not need.specifier.contains(found, prereleases=True):
-            problems.append(f"{need.name} is {found}, needed is {need.specifier}")
+        if not need.specifier.contains(installed, prereleases=True):
+            problems.append(f"{need.name} is {installed}, needed is {need.specifier}")
     return problems
 
 
