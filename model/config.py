@@ -7,7 +7,7 @@ The string under each field is its documentation, which `elmwright config --expl
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from elmwright.pipeline.bounds import Bound, Count, Natural, NotNegative, Positive
 
@@ -122,7 +122,7 @@ class OptimConfig:
 def shape_problem(ours: ModelConfig, theirs: ModelConfig) -> str:
     """A sentence about every setting in which a model to start from differs; empty if none."""
     differing = [
-        (f"model.{key}", _plain(value), _plain(getattr(theirs, key)))
+        (f"model.{key}", value, getattr(theirs, key))
         for key, value in vars(ours).items()
         if value != getattr(theirs, key)
     ]
@@ -133,7 +133,3 @@ def shape_problem(ours: ModelConfig, theirs: ModelConfig) -> str:
         for key, value, other in differing
     )
     return f"{sentence}; set {'it' if len(differing) == 1 else 'them'} to that"
-
-
-def _plain(value: Any) -> Any:
-    return [list(pair) for pair in value] if isinstance(value, tuple) else value

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from elmwright.model.chars import N_CHARS, char_ids
 from elmwright.model.config import ModelConfig
-from elmwright.pipeline.errors import UserError
 
 GROUP_LIMITS = (6, 8, 10, 13, 18, 28)
 """Words whose ids vary over at most this many positions are grouped. One more group has the rest.
@@ -91,14 +90,8 @@ class TokenEncoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        widest = max(width for width, _ in config.filters)
-        if widest > config.max_chars:
-            raise UserError(
-                "model-invalid",
-                f"model.filters has a filter of width {widest} but model.max_chars is "
-                f"{config.max_chars}; use narrower filters or read more characters",
-            )
-        self.config, self.widest = config, widest
+        self.config = config
+        self.widest = max(width for width, _ in config.filters)
         self.char_embed = nn.Parameter(torch.empty(N_CHARS - 1, config.char_dim))
         self.conv = nn.ModuleList(
             Convolution(width, config.char_dim, number) for width, number in config.filters

@@ -71,12 +71,8 @@ class Rows:
         dc, dh, part = torch.zeros_like(c0), torch.empty_like(c0), torch.empty_like(c0)
         # All views of all steps at once: taken one by one they cost 4 % of a small model's step.
         gates = list(zip(*(gate.unbind(1) for gate in window.gates.chunk(4, dim=-1)), strict=True))
-        cell, tanh_cell, out = (
-            window.cells.unbind(1),
-            window.tanh_cells.unbind(1),
-            window.y.unbind(1),
-        )
-        dz, dm_step = window.gates.unbind(1), dm.unbind(1)
+        cell, tanh_cell = window.cells.unbind(1), window.tanh_cells.unbind(1)
+        dz, out, dm_step = window.gates.unbind(1), window.y.unbind(1), dm.unbind(1)
         last = len(dz) - 1
         for t in range(last, -1, -1):
             if t < last:

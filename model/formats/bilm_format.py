@@ -71,11 +71,6 @@ def read_options(path: Path) -> ModelConfig:
             "model-invalid",
             f"{path} has char_cnn.n_characters {n_chars!r:.50}; a biLM has 261 or 262",
         )
-    if get("char_cnn", "activation") not in ("relu", "tanh"):
-        raise UserError(
-            "model-invalid",
-            f"{path} has char_cnn.activation {get('char_cnn', 'activation')!r:.50}; relu or tanh",
-        )
     try:
         config = ModelConfig(
             dim=get("lstm", "dim"),

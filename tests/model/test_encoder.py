@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from elmwright.model.bilm import BiLM
 from elmwright.model.chars import char_ids
-from elmwright.model.config import ModelConfig
 from elmwright.model.encoder import TokenEncoder
 from elmwright.model.reference import ReferenceBiLM
-from tests.support.mistakes import mistake
 from tests.support.shapes import TINY, configs, write_model
 
 
@@ -87,8 +85,3 @@ def test_initial_values_are_those_of_bilm_tf_and_a_function_of_the_seed():
     assert one.encoder.projection.weight.std().item() == pytest.approx(200**-0.5, rel=0.05)
     limit = (6 / (128 + 48)) ** 0.5
     assert 0.95 * limit < one.lstm[0].w.abs().max() <= limit
-
-
-def test_a_filter_wider_than_a_word_is_the_users_mistake():
-    with mistake("model-invalid", "model.filters", "model.max_chars", "7", "5"):
-        TokenEncoder(ModelConfig(max_chars=5))

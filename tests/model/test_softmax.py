@@ -255,12 +255,10 @@ def test_a_large_vocabulary_never_materialises(monkeypatch):
     assert 0 < largest <= module.PIECE
 
 
-def test_state_round_trip_and_misfit():
+def test_state_round_trip():
     one, other = Softmax.create(9, 4, 0), Softmax.create(9, 4, 1)
     other.load(one.state())
     assert torch.equal(one.weight, other.weight)
-    with pytest.raises(ValueError, match="softmax weight has shape"):
-        Softmax.create(8, 4, 0).load(one.state())
 
 
 def test_negatives_hold_no_correction_when_all_ids_are_there():

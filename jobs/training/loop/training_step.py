@@ -11,9 +11,8 @@ A step whose loss or gradient is not finite makes no update, and is recorded as 
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -184,7 +183,7 @@ def _window_loss(
         keyed_hash(config.run.seed, Stream.DROPOUT, window, lane) >> 1 for lane in process.lanes
     ]
     masks = dropout_masks(config.model, settings.dropout, seeds, settings.window, device)
-    with _autocast(config, device):
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=settings.bf16):
         output = process.bilm(batch.chars, batch.forward_index, batch.backward_index, states, masks)
     weights = batch.weights.reshape(-1)
     size = process.trainer.softmax.vocab_size
@@ -212,9 +211,3 @@ def learning_rate(optim: OptimConfig, step: int, max_steps: int) -> float:
     if optim.schedule == "inverse-sqrt":
         return optim.lr * math.sqrt(max(1, optim.warmup_steps) / max(1, step + 1))
     return optim.lr
-
-
-def _autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
-    if not config.train.bf16:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
