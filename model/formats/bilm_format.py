@@ -14,7 +14,7 @@ The softmax is not part of this format.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -292,23 +292,41 @@ def _check_names(path: Path, shapes: dict[str, Any], config: ModelConfig) -> Non
             f"{path} is HDF5 of another layout: it has {some}, and none of the datasets of a "
             f"biLM (such as char_embed {expected['char_embed']})",
         )
-    for name, shape in expected.items():
+    if shapes.get("char_embed") == (N_CHARS, config.char_dim):  # with the mask row
+        shapes = {**shapes, "char_embed": expected["char_embed"]}
+    check_shapes(expected.items(), shapes, str(path), "dataset", "options.json")
+
+
+def check_shapes(
+    expected: Iterable[tuple[str, tuple[int, ...]]],
+    shapes: Mapping[str, Any],
+    source: str,
+    kind: str = "tensor",
+    description: str = "the config",
+) -> None:
+    """Refuse names and shapes that are not those that a config requires.
+
+    Ends at the first that is missing, so a config of a larger model costs neither time nor memory.
+    """
+    names = set()
+    for name, shape in expected:
         if name not in shapes:
             raise UserError(
-                "model-invalid", f"{path} has no dataset {name} (expected with shape {shape})"
+                "model-invalid", f"{source} has no {kind} {name} (expected with shape {shape})"
             )
-        with_mask = name == "char_embed" and shapes[name] == (N_CHARS, config.char_dim)
-        if shapes[name] != shape and not with_mask:
+        if shapes[name] != shape:
             raise UserError(
                 "model-invalid",
-                f"{path}: dataset {name} has shape {shapes[name]}, but the options require {shape}",
+                f"{source}: {kind} {name} has shape {shapes[name]}, but {description} "
+                f"requires {shape}",
             )
-    for name, shape in shapes.items():
-        if name not in expected:
-            raise UserError(
-                "model-invalid",
-                f"{path} has a dataset {name} with shape {shape} that the options do not explain",
-            )
+        names.add(name)
+    for name in shapes.keys() - names:
+        raise UserError(
+            "model-invalid",
+            f"{source} has a {kind} {name:.100} with shape {shapes[name]} that {description} "
+            "does not explain",
+        )
 
 
 def _finite(path: Path, name: str, dataset: Any) -> Array:

@@ -9,7 +9,7 @@ them, and which also resolves a registry URI to a folder.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -22,7 +22,12 @@ from torch import Tensor
 
 from elmwright.model.bilm import BiLM
 from elmwright.model.config import ModelConfig
-from elmwright.model.formats.bilm_format import read_options, read_weights, tensor_shapes
+from elmwright.model.formats.bilm_format import (
+    check_shapes,
+    read_options,
+    read_weights,
+    tensor_shapes,
+)
 from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.untrusted import AGAIN, read_object, read_words
@@ -65,7 +70,7 @@ def load_folder(
     else:
         config = read_config(folder / CONFIG)
         tensors = read_tensors(folder / MODEL)
-    check_shapes(tensor_shapes(config, len(tensors)), tensors, str(folder))
+    check_shapes(tensor_shapes(config, len(tensors)), shapes_of(tensors), str(folder))
     with _enough_memory(folder):
         bilm = BiLM(config)
         load_tensors(bilm, tensors, source=str(folder))
@@ -177,38 +182,16 @@ def model_tensors(bilm: BiLM) -> dict[str, Tensor]:
 def load_tensors(bilm: BiLM, tensors: Mapping[str, Tensor], source: str = "the model file") -> None:
     """Copy tensors into a biLM; `UserError` if they are not its parameters, or not finite."""
     own = model_tensors(bilm)
-    shapes = ((name, tuple(tensor.shape)) for name, tensor in own.items())
-    check_shapes(shapes, tensors, source)
+    check_shapes(shapes_of(own).items(), shapes_of(tensors), source)
     for name in own:
         _check_finite(tensors[name], name, source)
     for name, tensor in own.items():
         tensor.copy_(tensors[name])
 
 
-def check_shapes(
-    shapes: Iterable[tuple[str, tuple[int, ...]]], tensors: Mapping[str, Tensor], source: str
-) -> None:
-    """Refuse tensors whose names and shapes are not those that a config requires.
-
-    Ends at the first that is missing, so a config of a larger model costs neither time nor memory.
-    """
-    expected = set()
-    for name, shape in shapes:
-        if name not in tensors:
-            raise UserError(
-                "model-invalid", f"{source} has no tensor {name} (expected with shape {shape})"
-            )
-        if tuple(tensors[name].shape) != shape:
-            raise UserError(
-                "model-invalid",
-                f"{source}: tensor {name} has shape {tuple(tensors[name].shape)}, but the config "
-                f"requires {shape}",
-            )
-        expected.add(name)
-    for name in tensors.keys() - expected:
-        raise UserError(
-            "model-invalid", f"{source} has a tensor {name:.100} that the config does not explain"
-        )
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -28,13 +28,14 @@ from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.config import shape_problem
+from elmwright.model.formats.bilm_format import check_shapes
 from elmwright.model.formats.folder import (
     FORMAT,
-    check_shapes,
     load_folder,
     load_tensors,
     model_tensors,
     read_tensors,
+    shapes_of,
 )
 from elmwright.model.optim import Optimizer
 from elmwright.model.softmax import Softmax
@@ -189,8 +190,7 @@ def restore(
 def _read_fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a file, if their names, shapes and kinds of numbers are those of `own`."""
     tensors = read_tensors(path)
-    shapes = ((name, tuple(tensor.shape)) for name, tensor in own.items())
-    check_shapes(shapes, tensors, str(path))
+    check_shapes(shapes_of(own).items(), shapes_of(tensors), str(path))
     for name, tensor in own.items():
         if tensors[name].is_floating_point() != tensor.is_floating_point():
             raise UserError(
