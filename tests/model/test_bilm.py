@@ -57,7 +57,7 @@ def test_dropout_is_on_every_layer_input_and_the_top(batch):
     torch.testing.assert_close(got.layers[2], got.layers[1] * keep[1])
 
 
-def test_a_lane_draws_the_same_masks_in_any_company():
+def test_the_dropout_of_a_lane_does_not_depend_on_other_lanes():
     together = dropout_masks(TINY, 0.1, [11, 12, 13, 14], 20)
     apart = [dropout_masks(TINY, 0.1, seeds, 20) for seeds in ([11, 12, 13], [14])]
     assert len(together) == TINY.n_layers + 1

@@ -41,6 +41,6 @@ def test_hard_words():
     assert np.array_equal(ids[4], char_ids(["lone"], 50)[0])  # a lone surrogate is left out
 
 
-def test_a_word_needs_room():
+def test_max_chars_below_three_is_refused():
     with pytest.raises(ValueError, match="max_chars is 2"):
         char_ids(["a"], 2)

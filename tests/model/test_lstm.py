@@ -179,7 +179,7 @@ def test_a_kept_graph_gives_the_same_gradients_again():
         torch.autograd.grad(loss, args)
 
 
-def test_a_torch_without_its_private_modules_is_taken_to_keep_the_graph(monkeypatch):
+def test_without_the_private_modules_of_torch_the_graph_is_kept(monkeypatch):
     monkeypatch.delattr(torch._C, "_autograd")
     assert keeps_graph()
 

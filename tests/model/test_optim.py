@@ -96,7 +96,7 @@ def test_a_late_row_starts_with_a_first_step():
 
 
 @pytest.mark.parametrize("name", ["adagrad", "adamw"])
-def test_state_goes_through_safetensors_and_training_continues_bit_for_bit(name, tmp_path):
+def test_state_saved_as_safetensors_resumes_bit_for_bit(name, tmp_path):
     def advance(parts, steps):
         dense, softmax, optimizer = parts
         for k in steps:

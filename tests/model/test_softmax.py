@@ -236,7 +236,7 @@ def test_expected_counts_are_exact_for_the_rarest_words():
     assert got == pytest.approx(float(wanted), rel=1e-6)
 
 
-def test_a_large_vocabulary_never_materialises(monkeypatch):
+def test_logits_of_a_large_vocabulary_are_computed_in_pieces(monkeypatch):
     largest = 0
     addmm = torch.addmm
 
@@ -261,7 +261,7 @@ def test_state_round_trip():
     assert torch.equal(one.weight, other.weight)
 
 
-def test_negatives_hold_no_correction_when_all_ids_are_there():
+def test_negatives_have_no_correction_when_all_ids_are_present():
     negatives = draw_negatives(0, 0, 99, 10)
     assert negatives.tries == 0
     assert isinstance(negatives, Negatives)

@@ -139,7 +139,7 @@ def test_options_that_do_not_fit_are_named(tmp_path, change, name):
         read_options(options)
 
 
-def test_hdf5_of_another_layout_is_told_from_a_damaged_file(tmp_path):
+def test_hdf5_of_another_layout_is_not_called_damaged(tmp_path):
     _, weights = write_model(tmp_path, BiLM(TINY, 1))
     with h5py.File(weights, "w") as file:  # bilm-tf's dump of vectors: one dataset per sentence
         file["0"], file["1"] = np.zeros((3, 5, 12), np.float32), np.zeros((3, 2, 12), np.float32)
@@ -178,7 +178,7 @@ def test_groups_nested_deeper_than_weights_are_refused(tmp_path):
         check_members(weights, TINY)
 
 
-def test_text_in_the_place_of_numbers_is_seen_without_reading_it(tmp_path):
+def test_a_dataset_of_strings_is_refused_without_reading_it(tmp_path):
     _, weights = write_model(tmp_path, BiLM(TINY, 1))
     with h5py.File(weights, "r+") as file:
         shape = file["char_embed"].shape
@@ -188,7 +188,7 @@ def test_text_in_the_place_of_numbers_is_seen_without_reading_it(tmp_path):
         check_members(weights, TINY)
 
 
-def test_files_that_are_something_else(tmp_path):
+def test_files_of_another_format_are_refused(tmp_path):
     options, weights = write_model(tmp_path, BiLM(TINY, 1))
     weights.write_bytes(b"not hdf5")
     with mistake("model-invalid", "weights.hdf5", "HDF5"):

@@ -52,7 +52,7 @@ def test_bundle_checkpoint_and_published_format_load_alike(bundle):
             assert dict(model.bilm.named_parameters())[name].requires_grad
 
 
-def test_what_is_not_a_model_folder(tmp_path):
+def test_folders_without_a_model_are_refused(tmp_path):
     with mistake("model-missing", "absent"):
         load_folder(tmp_path / "absent")
     with mistake("model-missing", "config.json", "model.safetensors", "options.json"):
@@ -147,13 +147,13 @@ def test_only_newlines_separate_words(tmp_path):
     assert read_vocab(tmp_path / "vocab.txt") == words
 
 
-def test_a_config_nested_without_end_is_no_json(bundle):
+def test_a_deeply_nested_config_is_refused(bundle):
     (bundle / "config.json").write_text("[" * 100_000)
     with mistake("file-damaged", "config.json"):
         load_folder(bundle)
 
 
-def test_a_config_that_asks_for_more_than_the_file_holds_takes_no_memory(bundle):
+def test_a_config_of_a_larger_model_takes_no_memory(bundle):
     content = json.loads((bundle / "config.json").read_text())
     content["model"]["dim"] = 10**9
     (bundle / "config.json").write_text(json.dumps(content))

@@ -176,7 +176,7 @@ def test_hdf5_with_any_byte_changed_ends_in_a_sentence(bilm: Path) -> None:
     assert refused > len(cases) / 10
 
 
-def test_a_model_that_reads_long_words_costs_what_the_words_cost(ours: Path) -> None:
+def test_a_model_for_long_words_costs_no_more_on_short_words(ours: Path) -> None:
     words = ["a", "longer", "x" * 30]
     wide = ModelConfig(**{**vars(TINY), "max_chars": MOST_CHARS})
     write_config(ours / "config.json", wide)
@@ -234,7 +234,7 @@ def test_a_vocabulary_that_is_one_endless_line_is_not_read(ours: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "options.json"])
-def test_a_description_of_gigabytes_is_not_read(ours: Path, bilm: Path, name: str) -> None:
+def test_a_config_of_gigabytes_is_not_read(ours: Path, bilm: Path, name: str) -> None:
     folder = ours if name == "config.json" else bilm
     with (folder / name).open("r+b") as file:
         file.truncate(4 << 30)

@@ -39,7 +39,7 @@ def test_any_model_and_text_equals_the_reference(tmp_path_factory, config, sente
         np.testing.assert_allclose(got, wanted, **CLOSE)
 
 
-def test_a_sentence_has_one_representation_whatever_its_company(elmo):
+def test_a_sentence_has_the_same_vectors_in_any_batch(elmo):
     together = elmo.embed(SENTENCES)
     for options in ({"max_tokens": 1}, {"batch_size": 2}):
         for a, b in zip(together, elmo.embed(SENTENCES, **options), strict=True):
@@ -178,7 +178,7 @@ def test_cached_types_follow_the_weights(elmo, monkeypatch):
         np.testing.assert_allclose(a, b, **CLOSE)
 
 
-def test_the_users_mistakes(elmo, tmp_path):
+def test_user_errors_and_from_pretrained(elmo, tmp_path):
     with mistake("input", "not a list"):
         elmo.embed(["not a list"])
     with mistake("input", "(2, 3, 50)", "12"):

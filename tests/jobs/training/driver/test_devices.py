@@ -67,9 +67,7 @@ def run(tmp_path: Path) -> tuple[RunConfig, RunFolder]:
     return config, folder
 
 
-def test_auto_decides_once_and_keeps_to_it(
-    cluster: Cluster, run: tuple[RunConfig, RunFolder]
-) -> None:
+def test_auto_decides_once_per_run(cluster: Cluster, run: tuple[RunConfig, RunFolder]) -> None:
     assert cluster.settle(*run) == "cuda"
     assert cluster.said == ["Training on 2 GPUs."]
     assert at(f"{run[1].train}/device.json").read_json() == {"device": "cuda"}
@@ -96,7 +94,7 @@ def test_a_checkpoint_of_an_earlier_version_binds_a_run_to_its_gpus(
         cluster.settle(*run)
 
 
-def test_cpus_are_never_chosen_without_a_word(
+def test_a_message_says_why_cpus_were_chosen(
     cluster: Cluster, run: tuple[RunConfig, RunFolder]
 ) -> None:
     cluster.machines = [{"CPU": 8.0}]
@@ -111,7 +109,7 @@ def test_cpus_are_never_chosen_without_a_word(
     assert len(cluster.said + cluster.warned) == 2, "what is decided is not said again"
 
 
-def test_gpus_that_were_never_there_do_not_bind_a_run(
+def test_a_run_is_not_bound_to_gpus_it_never_had(
     cluster: Cluster, run: tuple[RunConfig, RunFolder]
 ) -> None:
     """A mistake stays one, and can be taken back."""
@@ -132,7 +130,7 @@ def test_a_torch_without_cuda_is_named_with_its_machine(
     assert past_device(run[1]) is None, "it has trained on nothing yet"
 
 
-def test_a_damaged_record_counts_for_nothing(run: tuple[RunConfig, RunFolder]) -> None:
+def test_a_damaged_device_record_is_ignored(run: tuple[RunConfig, RunFolder]) -> None:
     for content in ({"device": "tpu"}, {"device": 3}, {}):
         at(f"{run[1].train}/device.json").write_json(content)
         assert bound_device(*run) is None
@@ -149,7 +147,7 @@ def test_a_damaged_record_counts_for_nothing(run: tuple[RunConfig, RunFolder]) -
     ],
     ids=["slurm", "k8s", "cpu is said", "no gpus", "ray"],
 )
-def test_a_target_with_gpus_promises_them(
+def test_auto_means_cuda_on_a_target_with_gpus(
     target: Target, asked: str, device: str, run: tuple[RunConfig, RunFolder]
 ) -> None:
     config = run[0] if asked == "auto" else with_device(run[0], "cpu")

@@ -98,7 +98,7 @@ def hang(rank: int, world: int, config_path: str, port: int) -> None:
         os._exit(3)
 
 
-def test_a_process_that_stands_still_is_given_up_and_named(corpus: Path, tmp_path: Path) -> None:
+def test_a_hanging_process_is_named_after_the_timeout(corpus: Path, tmp_path: Path) -> None:
     _, run = prepare(tmp_path, corpus, train_processes=3, train_lanes=6, eval_lanes=6)
     begin_attempt(run.attempt)
     port = free_port()
@@ -182,7 +182,7 @@ def test_two_processes_then_one_then_four_follow_the_undisturbed_curve(
 
 
 @pytest.mark.parametrize("how", ["truncate", "flip", "delete"])
-def test_a_damaged_newest_checkpoint_costs_only_the_way_from_the_one_before(
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     corpus: Path, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One run for each kind of damage, every file of the newest checkpoint in turn."""

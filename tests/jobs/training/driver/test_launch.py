@@ -70,14 +70,14 @@ def test_failed_workers_are_started_again_under_a_higher_attempt_number(
     assert "✓ training         12 steps" in output
 
 
-def test_after_the_last_restart_it_fails_in_a_sentence(
+def test_training_fails_after_the_last_restart(
     run: tuple[RunConfig, RunFolder, Console],
 ) -> None:
     with pytest.raises(Failed, match=r"3 times without .*bad memory.*checkpoints are safe"):
         launch(*run, stopped=lambda: False, fit=Fits(*[RuntimeError("bad memory")] * 3))
 
 
-def test_a_users_mistake_is_not_tried_again(run: tuple[RunConfig, RunFolder, Console]) -> None:
+def test_a_user_error_is_not_retried(run: tuple[RunConfig, RunFolder, Console]) -> None:
     fits = Fits(UserError("device", "no such GPU"))
     with mistake("device", "no such GPU"):
         launch(*run, stopped=lambda: False, fit=fits)
@@ -89,7 +89,7 @@ def test_a_users_mistake_is_not_tried_again(run: tuple[RunConfig, RunFolder, Con
         launch(*run, stopped=lambda: False, fit=Fits(WorkerGroupError()))
 
 
-def test_a_store_that_is_away_for_a_moment_does_not_end_the_run(
+def test_a_short_failure_of_the_store_does_not_end_the_run(
     run: tuple[RunConfig, RunFolder, Console], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -109,7 +109,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_run(
     assert len(calls) >= 5
 
 
-def test_a_cluster_that_has_lost_machines_is_no_mistake_of_the_users(
+def test_losing_machines_interrupts_the_run_and_is_no_user_error(
     run: tuple[RunConfig, RunFolder, Console],
 ) -> None:
     lost = launching.NoCapacity("capacity", "needs 2 CPUs, the cluster has 1")
@@ -129,7 +129,7 @@ def one_machine(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
     return have
 
 
-def test_an_attempt_that_can_never_be_placed_is_given_up(
+def test_an_attempt_without_capacity_is_given_up(
     run: tuple[RunConfig, RunFolder, Console],
     one_machine: list[dict[str, float]],
 ) -> None:
@@ -159,7 +159,7 @@ def test_an_attempt_waits_for_machines_that_come_back(
     assert fits.attempts == [1]
 
 
-def test_an_attempt_that_has_begun_is_left_to_itself(
+def test_capacity_is_not_checked_once_an_attempt_has_begun(
     run: tuple[RunConfig, RunFolder, Console],
     one_machine: list[dict[str, float]],
 ) -> None:
@@ -174,7 +174,7 @@ def test_an_attempt_that_has_begun_is_left_to_itself(
     assert fits.attempts == [1]
 
 
-def test_a_stop_leaves_a_note_for_the_workers_and_ends_as_resumable(
+def test_a_stop_request_reaches_the_workers_and_the_run_is_resumable(
     run: tuple[RunConfig, RunFolder, Console],
 ) -> None:
     _, folder, _ = run

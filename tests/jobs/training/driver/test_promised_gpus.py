@@ -103,7 +103,7 @@ def test_gpus_that_come_while_they_are_waited_for_are_used(head: RayHead, run: R
     assert waiting.returncode == 2
 
 
-def test_auto_takes_gpus_and_a_run_on_gpus_never_falls_to_cpus(head: RayHead, run: Run) -> None:
+def test_auto_uses_gpus_and_a_run_on_gpus_never_moves_to_cpus(head: RayHead, run: Run) -> None:
     with ray_worker(head, cpus=1, gpus=1, **NO_TOKEN):
         code, said = run()
         assert "Training on 1 GPU." in said
@@ -120,7 +120,7 @@ def test_auto_takes_gpus_and_a_run_on_gpus_never_falls_to_cpus(head: RayHead, ru
     assert run.device() == "cpu"
 
 
-def test_a_run_that_falls_to_cpus_says_so(head: RayHead, run: Run) -> None:
+def test_a_run_that_auto_puts_on_cpus_says_so(head: RayHead, run: Run) -> None:
     code, said = run()
     assert code == 0, said
     assert "Training on CPUs, because no machine has a GPU now" in said

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from elmwright.jobs.training.loop.exchange import Beats, PeerLost, Ranks
 
 
-def test_a_torch_without_its_private_store_tells_that_a_peer_is_lost_but_not_which(
+def test_without_the_private_store_of_torch_a_lost_peer_has_no_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(dist.distributed_c10d, "_get_default_store")

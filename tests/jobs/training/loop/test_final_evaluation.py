@@ -91,7 +91,7 @@ def test_the_probe_is_exactly_the_first_sentences(trained: Path, sentences: int)
     assert not hasattr(whole.saved(), "probe")
 
 
-def test_the_first_sentence_of_the_probe_scores_as_score_says(trained: Path) -> None:
+def test_the_first_sentence_of_the_probe_has_the_score_of_the_score_command(trained: Path) -> None:
     """States begin at zero there: nothing was read before it."""
     from elmwright.jobs.publishing.compare_bundle import heldout_sentences
 
@@ -127,7 +127,7 @@ def test_several_processes_agree_on_the_probe(trained: Path, tmp_path: Path) -> 
         assert found["perplexity"] == pytest.approx(one.perplexity, rel=1e-6)
 
 
-def test_export_scores_the_probe_only_and_tells_the_trainers_number(
+def test_export_scores_only_the_probe_and_reports_the_trainers_perplexity(
     trained: Path, tmp_path: Path
 ) -> None:
     bars = Bars()
@@ -162,7 +162,7 @@ def test_a_run_of_an_older_version_is_scored_by_export_with_the_same_bytes(
     assert digest(target) == digest(bundle)
 
 
-def test_a_limit_holds_for_training_for_export_and_for_what_is_compared(
+def test_final_tokens_limits_training_export_and_comparison(
     corpus: Path, trained: Path, bundle: Path, tmp_path: Path
 ) -> None:
     config, run = prepare(tmp_path, corpus, eval_final_tokens=450, train_max_steps=6)
@@ -183,13 +183,13 @@ def test_a_limit_holds_for_training_for_export_and_for_what_is_compared(
     assert other["heldout_sha256"] == mine["heldout_sha256"]
 
 
-def test_a_checkpoint_says_nothing_new_where_the_limit_has_its_default(trained: Path) -> None:
+def test_a_checkpoint_omits_final_tokens_with_its_default(trained: Path) -> None:
     newest = list_checkpoints(trained / "train" / "checkpoints")[-1]
     saved = at(Path(newest.path) / "config.json").read_json() or {}
     assert "final_tokens" not in saved["run_config"]["eval"], "earlier versions would refuse it"
 
 
-def test_asked_to_stop_in_the_last_evaluation_it_saves_and_evaluates_when_resumed(
+def test_a_stop_in_the_final_evaluation_is_resumable(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "whole").mkdir()
@@ -216,7 +216,7 @@ def test_asked_to_stop_in_the_last_evaluation_it_saves_and_evaluates_when_resume
         assert (at(run.result).read_json() or {})[key] == (at(whole.result).read_json() or {})[key]
 
 
-def test_the_last_checkpoint_is_on_disk_before_the_last_evaluation_begins(
+def test_the_last_checkpoint_is_on_disk_before_the_final_evaluation(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kill in the evaluation, which may take an hour, costs no step."""
@@ -239,9 +239,7 @@ def test_the_last_checkpoint_is_on_disk_before_the_last_evaluation_begins(
     assert (at(run.result).read_json() or {})["step"] == 6
 
 
-def test_a_machine_that_is_taken_away_ends_the_last_evaluation(
-    corpus: Path, tmp_path: Path
-) -> None:
+def test_a_drained_machine_stops_the_final_evaluation(corpus: Path, tmp_path: Path) -> None:
     """Its checkpoint is there, and the next attempt evaluates on other machines."""
     config, run = prepare(tmp_path, corpus, train_max_steps=6)
     done: list[int] = []
@@ -271,7 +269,7 @@ def test_the_last_checkpoint_is_listed_with_the_perplexity_of_the_last_evaluatio
     assert list_scored(run)[-1].perplexity == {}
 
 
-def test_the_journal_says_now_and_then_how_far_the_last_evaluation_is(
+def test_the_journal_has_the_progress_of_the_final_evaluation(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluate_training, "SCORING_SECONDS", 0.0)
@@ -286,7 +284,7 @@ def test_the_journal_says_now_and_then_how_far_the_last_evaluation_is(
     assert len(done) > 3
 
 
-def test_where_nothing_is_held_out_nothing_is_said_to_be_scored(
+def test_without_held_out_sets_no_progress_is_recorded(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluate_training, "planned_tokens", lambda *_: 0)

@@ -86,7 +86,7 @@ def test_a_cluster_that_does_not_answer_leaves_the_state_unknown(
 
 
 @pytest.mark.parametrize("status", [401, 403, 502, 503])
-def test_a_cluster_that_refuses_us_keeps_no_run_from_being_resumed_elsewhere(
+def test_a_run_can_leave_a_cluster_that_refuses_the_token(
     status: int,
     dashboard: Dashboard,
     other: Dashboard,
@@ -102,7 +102,7 @@ def test_a_cluster_that_refuses_us_keeps_no_run_from_being_resumed_elsewhere(
     assert any(key == "POST /api/jobs/" for key, _, _ in other.asked)
 
 
-def test_a_run_that_is_going_on_is_not_sent_elsewhere_by_another_machine(
+def test_another_machine_does_not_resume_a_running_job(
     dashboard: Dashboard,
     other: Dashboard,
     submission: Submission,
@@ -120,7 +120,7 @@ def test_a_run_that_is_going_on_is_not_sent_elsewhere_by_another_machine(
 
 
 @pytest.mark.parametrize("answer", [(200, "<html>"), (200, {"other": "JSON"}), (200, [1])])
-def test_what_is_no_dashboard_any_more_is_told_without_a_traceback(
+def test_an_address_without_a_dashboard_is_a_user_error(
     answer: Answer,
     dashboard: Dashboard,
     submission: Submission,
@@ -137,7 +137,7 @@ def test_what_is_no_dashboard_any_more_is_told_without_a_traceback(
         submit(submission)
 
 
-def test_a_token_that_has_changed_since_is_read_from_where_it_is_now(
+def test_a_changed_token_is_read_from_its_present_place(
     dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     targets = tmp_path / "config" / "elmwright" / "targets.toml"

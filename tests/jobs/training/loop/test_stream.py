@@ -252,7 +252,7 @@ def test_a_cache_smaller_than_the_corpus_never_exceeds_its_limit(
     assert sum(kept(tmp_path).values()) <= limit // 2
 
 
-def test_what_was_used_last_stays(tmp_path: Path) -> None:
+def test_the_least_recently_used_block_is_removed_first(tmp_path: Path) -> None:
     contents = {sha256_bytes(bytes([n]) * 100): bytes([n]) * 100 for n in range(12)}
     cache = BlockCache(tmp_path, 1000)
     digests = list(contents)
@@ -264,7 +264,7 @@ def test_what_was_used_last_stays(tmp_path: Path) -> None:
     assert kept(tmp_path).keys() == {digests[0], *digests[2:11]}
 
 
-def test_nothing_but_its_own_files_is_counted_or_removed(tmp_path: Path) -> None:
+def test_the_cache_counts_and_removes_only_its_own_files(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(b"x" * 5000)
     stale, fresh = (tmp_path / f".tmp-{sha256_bytes(name)}.17" for name in (b"a", b"b"))
     for path in (stale, fresh):
@@ -322,7 +322,7 @@ def test_processes_share_a_cache_and_its_limit(tmp_path: Path) -> None:
     assert sum(kept(tmp_path).values()) <= 10_000
 
 
-def test_a_full_disk_costs_the_cache_and_not_the_training(
+def test_training_continues_without_the_cache_on_a_full_disk(
     corpus: Path, stored: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mounted = subprocess.run(
@@ -346,7 +346,7 @@ def test_a_full_disk_costs_the_cache_and_not_the_training(
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_a_transfer_that_is_damaged_once_is_repeated_and_twice_is_told(
+def test_a_damaged_transfer_is_repeated_once_and_then_reported(
     stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, calls = StoreLocation.read_range, []
@@ -365,7 +365,7 @@ def test_a_transfer_that_is_damaged_once_is_repeated_and_twice_is_told(
     assert len(calls) == 4
 
 
-def test_a_store_that_drops_connections_is_asked_again_and_given_up_in_a_sentence(
+def test_dropped_connections_are_retried_and_then_reported(
     stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store, "PAUSE", 0.001)

@@ -75,7 +75,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bytes(corpus: Path, tmp_path: P
     assert losses(parts) == losses(whole)
 
 
-def test_killed_between_the_last_checkpoint_and_the_result_it_is_evaluated_all_the_same(
+def test_a_run_killed_before_its_result_is_evaluated_when_resumed(
     corpus: Path, tmp_path: Path
 ) -> None:
     config, run = prepare(tmp_path, corpus)
@@ -87,7 +87,7 @@ def test_killed_between_the_last_checkpoint_and_the_result_it_is_evaluated_all_t
     assert at(run.result).read_json() == result
 
 
-def test_the_journal_is_whole_before_the_result_is_there(
+def test_the_journal_is_complete_before_the_result_is_written(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kill right after the result: nobody would ever write the rest of the journal."""
@@ -138,7 +138,7 @@ def test_a_loss_that_is_not_finite_skips_the_update_and_is_recorded(
     assert (state["step"], state["skipped"]) == (STEPS, [4])
 
 
-def test_batches_hold_the_same_words_whoever_asks(corpus: Path) -> None:
+def test_batches_are_the_same_for_any_number_of_processes(corpus: Path) -> None:
     """The lanes of two processes, put together, are the lanes of one."""
     manifest = Manifest.load(corpus)
     blocks = Blocks(corpus, manifest, "train", 12)
@@ -186,7 +186,7 @@ def test_a_batch_refers_to_each_distinct_word_once(corpus: Path) -> None:
     np.testing.assert_array_equal(used, np.arange(len(batch.chars)))
 
 
-def test_what_goes_wrong_while_reading_ahead_is_raised_in_the_loop(
+def test_prefetch_error_reaches_the_training_loop(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = Blocks(corpus, Manifest.load(corpus), "train", 12)
@@ -201,7 +201,7 @@ def test_what_goes_wrong_while_reading_ahead_is_raised_in_the_loop(
     prefetch.close()
 
 
-def test_of_a_large_softmax_only_the_touched_rows_are_exchanged() -> None:
+def test_only_touched_softmax_rows_are_exchanged() -> None:
     """Two processes of 2,560 positions, every target another word: under 3 % of the dense one."""
     vocabulary, width = 793_471, 513
     negatives = draw_negatives(1, 7, 8192, vocabulary)

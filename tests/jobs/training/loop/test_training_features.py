@@ -89,7 +89,7 @@ def scores(nll: dict[int, float]) -> object:
     return evaluate
 
 
-def test_it_stops_when_evaluations_bring_nothing_and_the_best_is_the_result(
+def test_training_stops_early_with_the_best_checkpoint_as_result(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EVALUATE, scores({1: 3.0, 2: 2.0, 3: 2.5, 4: 2.4}))
@@ -137,7 +137,7 @@ def broken_by(update: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def test_after_bad_steps_it_goes_back_and_leaves_out_what_led_there(
+def test_bad_steps_rewind_to_a_checkpoint_and_skip_the_updates_before_them(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = broken_by(10, monkeypatch)
@@ -148,7 +148,7 @@ def test_after_bad_steps_it_goes_back_and_leaves_out_what_led_there(
     assert list(losses(run)) == list(range(1, STEPS + 1)), "each step is in the journal once"
 
 
-def test_going_back_before_the_first_checkpoint_begins_anew(
+def test_rewinding_before_the_first_checkpoint_starts_from_the_seed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken_by(2, monkeypatch)
@@ -157,7 +157,7 @@ def test_going_back_before_the_first_checkpoint_begins_anew(
     assert state(run)["skipped"] == [1, 2, 3, 4]
 
 
-def test_going_back_that_does_not_help_is_reported_and_not_tried_for_ever(
+def test_training_fails_if_rewinding_does_not_help(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw, loss, calls = training_step.draw_negatives, training_step.sampled_loss, []
@@ -176,7 +176,7 @@ def test_going_back_that_does_not_help_is_reported_and_not_tried_for_ever(
     assert max(calls) == 12
 
 
-def test_it_starts_from_another_model_and_takes_over_the_rows_of_shared_words(
+def test_init_from_copies_the_bilm_and_the_softmax_rows_of_shared_words(
     corpus: Path, tmp_path: Path
 ) -> None:
     first = trained(tmp_path / "first", corpus)
@@ -215,7 +215,7 @@ def prepare_blank(folder: Path, corpus: Path) -> tuple[RunConfig, RunFolder]:
     return prepare(folder, corpus)
 
 
-def test_from_a_bilm_folder_the_softmax_is_fresh_and_the_rest_can_be_held_still(
+def test_init_from_a_bilm_folder_has_a_new_softmax_and_hold_steps_freeze_the_rest(
     corpus: Path, tmp_path: Path
 ) -> None:
     first = trained(tmp_path / "first", corpus)
@@ -245,7 +245,7 @@ def test_a_model_of_another_shape_cannot_be_trained_further(corpus: Path, tmp_pa
         trained(tmp_path / "second", corpus, train_init_from=model, model_dim=24)
 
 
-def test_what_is_logged_of_a_step(corpus: Path, tmp_path: Path) -> None:
+def test_the_metrics_of_a_step(corpus: Path, tmp_path: Path) -> None:
     run = trained(tmp_path / "run", corpus)
     records = [r for r, _ in read_journal(run.journal, 0) if r.kind == "metrics"]
     values = records[-1].values

@@ -69,7 +69,7 @@ def expected(text: str) -> list[list[str]]:
     return [words for line in text.split("\n") if (words := [w for w in line.split(" ") if w])]
 
 
-def test_every_line_comes_out_in_order_with_its_words_as_they_stand(ray_here, tmp_path):
+def test_every_line_keeps_its_order_and_words(ray_here, tmp_path):
     manifest = build(tmp_path, TRAIN.encode(), VALID.encode())
     corpus = tmp_path / "corpus"
     assert lines_of(corpus, "train") == expected(TRAIN)
@@ -84,7 +84,7 @@ def test_every_line_comes_out_in_order_with_its_words_as_they_stand(ray_here, tm
 
 @pytest.mark.heavy
 @pytest.mark.skipif(not TEXT.is_dir(), reason=f"{TEXT} is not there (ELMWRIGHT_SHARED)")
-def test_the_whole_text_comes_out_word_for_word(ray_here, tmp_path):
+def test_the_whole_text_is_kept_word_for_word(ray_here, tmp_path):
     texts = {
         split: lzma.decompress((TEXT / f"wiki.{split}.tokens.xz").read_bytes())
         for split in ("train", "valid")
