@@ -109,17 +109,9 @@ class BiLM(nn.Module):
         backward_index: Tensor,
         states: States,
         dropout: Sequence[Tensor] | None = None,
-        lengths: Tensor | None = None,
-        all_layers: bool = False,
     ) -> Output:
-        """Encode the types `chars` [U, max_chars], then run both directions over a window.
-
-        `forward_index` and `backward_index` [N, T] are the types that each direction reads,
-        `dropout` the result of `dropout_masks`, and `lengths` [N] the lengths of rows that are
-        shorter than T (outputs past a row's end have no meaning).
-        """
-        types = self.encoder(chars)
-        return self.run(types, forward_index, backward_index, states, dropout, lengths, all_layers)
+        """Encode the types `chars` [U, max_chars], then run both directions over a window."""
+        return self.run(self.encoder(chars), forward_index, backward_index, states, dropout)
 
     def run(
         self,
@@ -131,7 +123,12 @@ class BiLM(nn.Module):
         lengths: Tensor | None = None,
         all_layers: bool = False,
     ) -> Output:
-        """`forward` for types that are already encoded, [U, projection_dim]."""
+        """Run both directions over a window of encoded types [U, projection_dim].
+
+        `forward_index` and `backward_index` [N, T] are the types that each direction reads,
+        `dropout` the result of `dropout_masks`, and `lengths` [N] the lengths of rows that are
+        shorter than T (outputs past a row's end have no meaning).
+        """
         index = torch.stack([forward_index, backward_index]).transpose(1, 2)
         x = F.embedding(index, types)
         layers, cells, projections = [x], [], []

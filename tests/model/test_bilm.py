@@ -46,14 +46,16 @@ def test_rows_do_not_see_each_other(batch):
 def test_dropout_is_on_every_layer_input_and_the_top(batch):
     bilm, (chars, forward, backward) = BiLM(TINY, 0), batch
     masks = dropout_masks(TINY, 0.3, [1, 2, 3], 8)
-    got = bilm(chars, forward, backward, States.zeros(TINY, 3), masks, all_layers=True)
+    types, states = bilm.encoder(chars), States.zeros(TINY, 3)
+    got = bilm.run(types, forward, backward, states, masks, all_layers=True)
     keep = [mask.transpose(1, 2) for mask in masks]
     assert got.layers[0].shape == (2, 3, 8, TINY.projection_dim)
     torch.testing.assert_close(got.top_forward, got.layers[-1][0] * keep[-1][0])
     # The residual adds the dropped input: without the LSTM's own part it is all that is left.
     with torch.no_grad():
         bilm.lstm[1].w_proj.zero_()
-    got = bilm(chars, forward, backward, States.zeros(TINY, 3), masks, all_layers=True)
+    types, states = bilm.encoder(chars), States.zeros(TINY, 3)
+    got = bilm.run(types, forward, backward, states, masks, all_layers=True)
     torch.testing.assert_close(got.layers[2], got.layers[1] * keep[1])
 
 
