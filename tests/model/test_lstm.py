@@ -115,7 +115,7 @@ def check_against_numpy(group, args, clips, lengths, outputs):
 
 
 def test_inputs_of_any_memory_layout_give_the_same():
-    """The layer's own output lies by feature in memory; a caller's may lie as it likes."""
+    """The output of a layer is by feature in memory. Inputs may have any layout."""
     args = inputs(2, 4, 3, 3, 4, 2)
     strange = [a.detach().transpose(0, -1).contiguous().transpose(0, -1) for a in args]
     strange = [a.requires_grad_() for a in strange]
@@ -166,7 +166,7 @@ def test_autocast_changes_nothing_but_the_inputs():
 
 
 def test_a_kept_graph_gives_the_same_gradients_again():
-    """The backward pass reuses the memory of what was saved, unless it is told to keep it."""
+    """The backward pass overwrites saved tensors, unless the graph is kept."""
     args = inputs(2, 5, 3, 3, 4, 2)
     outputs = projected_lstm(*args, 0.4, 0.3)
     loss = sum((out * (k + 1)).sin().sum() for k, out in enumerate(outputs))

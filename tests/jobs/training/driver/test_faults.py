@@ -35,7 +35,7 @@ LONG = 200
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder that is a disk of its own, with room for one checkpoint and a half."""
+    """A folder on its own small disk, with space for one and a half checkpoints."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)]
@@ -73,7 +73,7 @@ def test_a_full_disk_does_not_stop_training_and_earlier_checkpoints_stay(
 
 
 def hang(rank: int, world: int, config_path: str, port: int) -> None:
-    """Like `process`, but rank 1 stands still for good when it comes to its fifth step."""
+    """Like `process`, but rank 1 hangs at its fifth step."""
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://127.0.0.1:{port}",

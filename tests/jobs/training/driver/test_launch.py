@@ -26,7 +26,7 @@ from tests.support.tiny import manifest, write_config
 
 
 class Fits:
-    """Attempts that do what they are told, one after the other."""
+    """Attempts with the given outcomes, one after the other."""
 
     def __init__(self, *outcomes: Exception | str) -> None:
         self.outcomes = list(outcomes)

@@ -74,7 +74,7 @@ def heldout_of(run: Path, window: int, ranks: Ranks = ONE_PROCESS) -> HeldOut:
 
 @pytest.mark.parametrize("sentences", [1, 7, 40, 10_000])
 def test_the_probe_is_exactly_the_first_sentences(trained: Path, sentences: int) -> None:
-    """However they are found: in a pass over everything, or alone; with any window."""
+    """In a pass over everything or alone, with any window."""
     heldout = heldout_of(trained, window=10)
     whole = evaluate(heldout, "heldout", probe=sentences)
     alone = evaluate_probe(heldout_of(trained, window=50), "heldout", sentences)

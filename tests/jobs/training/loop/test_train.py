@@ -90,7 +90,7 @@ def test_a_run_killed_before_its_result_is_evaluated_when_resumed(
 def test_the_journal_is_complete_before_the_result_is_written(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill right after the result: nobody would ever write the rest of the journal."""
+    """After a kill right after the result, the rest of the journal would never be written."""
     seen: list[tuple[str, int]] = []
 
     write_json = DiskLocation.write_json

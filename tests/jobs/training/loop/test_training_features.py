@@ -60,7 +60,7 @@ def test_a_step_of_two_windows_has_the_mean_loss_of_both(corpus: Path, tmp_path:
 def test_gradients_of_several_windows_are_those_of_one_larger_step(
     corpus: Path, tmp_path: Path
 ) -> None:
-    """Two windows in a step move the weights; one window a step moves them differently."""
+    """Two windows per step change the weights differently from one window per step."""
     two = trained(tmp_path / "two", corpus, train_accumulate=2)
     again = trained(tmp_path / "again", corpus, train_accumulate=2)
     one = trained(tmp_path / "one", corpus)
