@@ -62,7 +62,7 @@ def evaluate_folder(
 
     with progress("evaluating", planned_tokens(manifest, max_tokens, split), "tokens") as advance:
         scores = side_by_side(heldout.lanes, work, advance)
-    return {name: score.saved() for name, score in scores.items()}
+    return {name: score.saved for name, score in scores.items()}
 
 
 def probe_folder(folder: Path, corpus: str, probes: Probes, progress: Progress = silent) -> Probes:

@@ -35,66 +35,35 @@ def final_limit(final_tokens: int, vocabulary: int) -> int | None:
 class Score:
     """How well a model predicts a held-out set."""
 
-    tokens: int
-    """Predictions scored in each direction."""
-    forward_nll: float
-    """Mean negative log-likelihood per token, forward, in nats."""
-    backward_nll: float
-    """The same, backward."""
-    unk_share: float
-    """Share of the targets that are `<UNK>`."""
-    lanes: int
-    """Rows the set was read in: states pass along a row, so the result depends on it a little."""
-    characters: int
-    """Characters of the words scored, and one for the space or line end after each."""
+    saved: SavedScore
+    """The score as it is written to files and the journal."""
     probe: Probe | None = None
-    """The set's first sentences, where they were scored separately. Not part of `saved`."""
-
-    @property
-    def perplexity(self) -> float:
-        """exp of the mean of both directions."""
-        return exp((self.forward_nll + self.backward_nll) / 2)
-
-    @property
-    def bits_per_character(self) -> float:
-        """The same mean in bits per character: comparable between vocabularies if `<UNK>` (which
-        has no spelling) is equally rare in both."""
-        bits = (self.forward_nll + self.backward_nll) / 2 / math.log(2) * self.tokens
-        return bits / self.characters
-
-    def saved(self) -> SavedScore:
-        """The score as it is written to files and the journal."""
-        return SavedScore(
-            perplexity=self.perplexity,
-            bits_per_character=self.bits_per_character,
-            forward_perplexity=exp(self.forward_nll),
-            backward_perplexity=exp(self.backward_nll),
-            tokens=self.tokens,
-            forward_nll=self.forward_nll,
-            backward_nll=self.backward_nll,
-            unk_share=self.unk_share,
-            lanes=self.lanes,
-            characters=self.characters,
-        )
+    """The score of the set's first sentences, where they were scored separately."""
 
 
 def evaluate(heldout: HeldOut, split: str, max_tokens: int | None = None, probe: int = 0) -> Score:
     """Score a held-out set, or its first blocks of about `max_tokens` tokens.
 
-    The first `probe` sentences are also scored separately.
+    The first `probe` sentences are also scored separately. Bits per character are comparable
+    between vocabularies if `<UNK>` (which has no spelling) is equally rare in both.
     """
     scoring = Pass(heldout, split, probe)
     scoring.run(_block_limit(heldout.manifest, split, max_tokens))
     forward, backward, tokens, unknown, characters, *_ = scoring.totals()
-    return Score(
+    mean = (forward / tokens + backward / tokens) / 2
+    saved = SavedScore(
+        perplexity=exp(mean),
+        bits_per_character=mean / math.log(2) * tokens / characters,
+        forward_perplexity=exp(forward / tokens),
+        backward_perplexity=exp(backward / tokens),
         tokens=int(tokens),
         forward_nll=forward / tokens,
         backward_nll=backward / tokens,
         unk_share=unknown / tokens,
         lanes=heldout.lanes,
         characters=int(characters),
-        probe=scoring.probe() if probe else None,
     )
+    return Score(saved, scoring.probe() if probe else None)
 
 
 def evaluate_probe(heldout: HeldOut, split: str, sentences: int) -> Probe:

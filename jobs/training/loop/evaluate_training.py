@@ -91,5 +91,5 @@ def _values(scores: dict[str, Score]) -> dict[str, float]:
     return {
         f"{split}/{name}": value
         for split, score in scores.items()
-        for name, value in to_data(score.saved()).items()
+        for name, value in to_data(score.saved).items()
     }

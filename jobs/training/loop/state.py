@@ -91,10 +91,9 @@ class Trainer:
 
         Evaluations of different numbers of tokens are not compared.
         """
-        first = next(iter(scores.values()), None)
-        if first is None:
+        if not scores:
             return False
-        old = self.progress
+        first, old = next(iter(scores.values())).saved, self.progress
         if old.best is None or old.best_of != first.tokens or first.perplexity < old.best:
             self.progress = replace(
                 old, best=first.perplexity, best_step=old.step, best_of=first.tokens, stale=0
@@ -236,7 +235,7 @@ def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: Fi
 
 def saved_scores(scores: dict[str, Score]) -> Scores:
     """The scores as they are written to a checkpoint and to result.json."""
-    return {split: score.saved() for split, score in scores.items()}
+    return {split: score.saved for split, score in scores.items()}
 
 
 def saved_probes(scores: dict[str, Score]) -> Probes:
@@ -293,6 +292,6 @@ def snapshot(
             "model": to_dict(config)["model"],
             "run_config": _saved_config(config),
         },
-        perplexity={split: score.perplexity for split, score in scores.items()},
-        tokens=sum(score.tokens for score in scores.values()),
+        perplexity={split: score.saved.perplexity for split, score in scores.items()},
+        tokens=sum(score.saved.tokens for score in scores.values()),
     )

@@ -131,7 +131,7 @@ def score_alone(rank: int, world: int, config_path: str, port: int, model: str) 
     heldout = HeldOut(loaded.bilm, loaded.softmax, folder.corpus, manifest, 4, 10, ranks)
     score = evaluate(heldout, "heldout")
     if rank == 0:
-        at(f"{folder.root}/score-{world}.json").write_json(to_data(score.saved()))
+        at(f"{folder.root}/score-{world}.json").write_json(to_data(score.saved))
     if world > 1:
         dist.destroy_process_group()
 

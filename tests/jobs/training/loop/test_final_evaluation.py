@@ -84,11 +84,10 @@ def test_the_probe_is_exactly_the_first_sentences(trained: Path, sentences: int)
     assert whole.probe.tokens == alone.tokens
     assert alone.perplexity == pytest.approx(whole.probe.perplexity, rel=1e-6)
     if sentences > there:
-        assert whole.probe.tokens == whole.tokens
-        assert whole.probe.perplexity == pytest.approx(whole.perplexity, rel=1e-12)
+        assert whole.probe.tokens == whole.saved.tokens
+        assert whole.probe.perplexity == pytest.approx(whole.saved.perplexity, rel=1e-12)
     else:
-        assert whole.probe.tokens < whole.tokens
-    assert not hasattr(whole.saved(), "probe")
+        assert whole.probe.tokens < whole.saved.tokens
 
 
 def test_the_first_sentence_of_the_probe_has_the_score_of_the_score_command(trained: Path) -> None:

@@ -1,6 +1,7 @@
 """What the loop does besides going on: several windows a step, early stopping, going back,
 starting from another model."""
 
+import math
 import time
 from itertools import count
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
+from elmwright.jobs.checkpoints.contents import SavedScore
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
@@ -83,7 +85,8 @@ def scores(nll: dict[int, float]) -> object:
     def evaluate(*_: object, max_tokens: int | None = None, **__: object) -> Score:
         evaluate.calls += 1  # type: ignore[attr-defined]
         value = nll[evaluate.calls] if max_tokens is not None else 1.0  # type: ignore[attr-defined]
-        return Score(100 if max_tokens is not None else 1000, value, value, 0.0, 4, 500)
+        tokens = 100 if max_tokens is not None else 1000
+        return Score(SavedScore(perplexity=math.exp(value), tokens=tokens))
 
     evaluate.calls = 0  # type: ignore[attr-defined]
     return evaluate
