@@ -80,13 +80,13 @@ def test_states_can_begin_at_zero_with_every_block(corpus: Path, tmp_path: Path)
 
 
 def scores(nll: dict[int, float]) -> object:
-    """An evaluation that gives what is wanted at each step."""
+    """A fake evaluation with these results, one after the other."""
 
     def evaluate(*_: object, max_tokens: int | None = None, **__: object) -> Score:
         evaluate.calls += 1  # type: ignore[attr-defined]
         value = nll[evaluate.calls] if max_tokens is not None else 1.0  # type: ignore[attr-defined]
         tokens = 100 if max_tokens is not None else 1000
-        return Score(SavedScore(perplexity=math.exp(value), tokens=tokens))
+        return Score(SavedScore(perplexity=math.exp(value), tokens=tokens, forward_nll=value))
 
     evaluate.calls = 0  # type: ignore[attr-defined]
     return evaluate
@@ -102,7 +102,7 @@ def test_training_stops_early_with_the_best_checkpoint_as_result(
     infos = {info.step: info for info in list_checkpoints(run.checkpoints)}
     assert (result["step"], result["stopped_early"]) == (8, 2)
     assert result["checkpoint_sha256"] == infos[8].sha256
-    assert sorted(infos) == [8, 16], "the best, and the newest to go on from"
+    assert sorted(infos) == [8, 16], "the best, and the newest to resume from"
     assert result["evaluation"]["heldout"]["forward_nll"] == 1.0
 
 
