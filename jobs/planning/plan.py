@@ -34,7 +34,7 @@ from elmwright.jobs.planning.plan_warnings import warnings_of
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.secrets.hiding import hide, without_secret
-from elmwright.jobs.stages.corpus_inputs import find_given, find_train
+from elmwright.jobs.stages.corpus_inputs import find_heldout, find_train
 from elmwright.jobs.stages.places import check_places
 from elmwright.jobs.stages.preflight import preflight
 from elmwright.jobs.stages.problems import Problems
@@ -222,7 +222,7 @@ def _text(
     if _embedded(config) and not train:
         tokens, size = tokens + estimate.HARVEST_STEPS, size + estimate.HARVEST_BYTES
     heldout = {name: round(tokens * share) for name, share in shares.items()}
-    for file in find_given(Problems(), config.corpus) if size else ():
+    for file in find_heldout(Problems(), config.corpus) if size else ():
         more = round(text_bytes(file) * tokens / size)
         heldout[file.split] = heldout.get(file.split, 0) + more
     tokens -= round(tokens * sum(shares.values()))

@@ -45,10 +45,10 @@ from elmwright.jobs.rundir.journal_records import (
     CheckpointSaved,
     Record,
     WarningGiven,
-    record_data,
 )
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import plural
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import at, join
 
 log = logging.getLogger("elmwright")
@@ -189,7 +189,8 @@ class Journal:
                 with self._lock:
                     self._waiting.clear()  # a newer attempt has begun
                 raise
-            data = "".join(json.dumps(record_data(record)) + "\n" for record in records).encode()
+            lines = [json.dumps({"kind": r.kind, **to_data(r)}) + "\n" for r in records]
+            data = "".join(lines).encode()
             if self._descriptor >= 0:
                 self._append(data)
             else:

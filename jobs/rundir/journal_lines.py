@@ -76,9 +76,7 @@ def damaged_lines(path: str | Path) -> list[Line]:
 
 def journal_end(path: str | Path) -> int:
     """Size of the journal in bytes; 0 if there is none."""
-    if at(path).is_url:
-        return max((begin + segment.bytes for begin, segment in segments(path)), default=0)
-    return Path(path).stat().st_size if Path(path).is_file() else 0
+    return max((begin + segment.bytes for begin, segment in segments(path)), default=0)
 
 
 def read_lines(path: str | Path, start: int) -> Iterator[Line]:
@@ -104,24 +102,27 @@ def _lines_of_file(file: BinaryIO, start: int) -> Iterator[Line]:
         start = end
 
 
-def segments(folder: str | Path) -> list[tuple[int, Stat]]:
-    """The segments of a journal in a store, each with the byte at which it begins, in order."""
-    found = []
-    for file in at(folder).list_files():
+def segments(path: str | Path) -> list[tuple[int, Stat]]:
+    """The files of a journal, each with the byte at which it begins, in order; one on a disk."""
+    if not at(path).is_url:
+        stat = at(path).stat()
+        return [(0, stat)] if stat else []
+    files = {}
+    for file in at(path).list_files():
         name, _, kind = file.path.rpartition("/")[2].partition(".")
         if kind == "jsonl" and name.isascii() and name.isdigit():
-            found.append((int(name), file))
-    return sorted(found, key=lambda pair: pair[0])
+            files[int(name)] = file
+    return sorted(files.items())
 
 
 def _lines_of_segments(folder: str | Path, start: int) -> Iterator[Line]:
     for begin, segment in segments(folder):
         if begin + segment.bytes <= start:
             continue
-        if begin > start:  # a listing that is behind: what is between comes with the next one
+        if begin > start:  # an old listing: a later one will have what is missing
             return
         data = at(segment.path).read_range(start - begin, segment.bytes)
-        for piece in data.removesuffix(b"\n").split(b"\n"):  # a segment holds whole lines
+        for piece in data.removesuffix(b"\n").split(b"\n"):  # a segment has complete lines only
             end = min(start + len(piece) + 1, begin + segment.bytes)
             yield _line(piece[:LINE_BYTES], start, end)
             start = end

@@ -7,9 +7,9 @@ use, and a plain `Record` for an unknown kind.
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from elmwright.pipeline.records import from_data, to_data
+from elmwright.pipeline.records import from_data
 
 LARGEST = 1 << 53
 """Whole numbers in a record are smaller than this: floats are exact up to here."""
@@ -136,11 +136,6 @@ class WarningGiven(Record):
     kind = "warning"
     identified_by = "text"
     text: str
-
-
-def record_data(record: Record) -> dict[str, Any]:
-    """The JSON object of a record."""
-    return {"kind": record.kind, **to_data(record)}
 
 
 def parse_record(data: object) -> Record | None:

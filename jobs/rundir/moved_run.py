@@ -183,8 +183,8 @@ def _rewrite(
 
 
 def _has(connection: sqlite3.Connection, table: str, column: str) -> bool:
-    found = connection.execute("SELECT name FROM pragma_table_info(?)", (table,)).fetchall()
-    return (column,) in found
+    columns = connection.execute("SELECT name FROM pragma_table_info(?)", (table,)).fetchall()
+    return (column,) in columns
 
 
 def _open(database: Path, mode: str) -> sqlite3.Connection:

@@ -36,23 +36,23 @@ def check_inputs(problems: Problems, config: RunConfig, folder: RunFolder) -> No
         if wrong := code_problem(code):
             problems.note(f"corpus.{key}: {wrong}")
     train = find_train(problems, corpus, folder.corpus)
-    given = find_given(problems, corpus)
+    heldout = find_heldout(problems, corpus)
     evaluation = problems.of(evaluation_files, corpus) or []
     vocab = problems.of(vocab_file, config.vocab.file) or []
     if vocab:
         problems.of(load_vocab, config.vocab.file)
     problems.note(_sentencepiece_problem(corpus))
     before = len(problems)
-    problems.of(sources.check_readable, [*train, *given, *evaluation])
+    problems.of(sources.check_readable, [*train, *heldout, *evaluation])
     if len(problems) == before:
         if train and not any(source.path == EMBEDDED for source in corpus.sources):
             problems.note(_too_little(train, config))
             problems.note(problems.of(_field_problem, train, corpus))
             for file in [file for file in train if file.format == "parquet"][:COLUMNS]:
                 problems.of(_check_columns, file, corpus)
-        _check_given(problems, given, corpus)
+        _check_heldout(problems, heldout, corpus)
     problems.of(check_claim, folder.corpus)
-    problems.of(check_space, [*train, *given, *evaluation, *vocab], folder.corpus)
+    problems.of(check_space, [*train, *heldout, *evaluation, *vocab], folder.corpus)
 
 
 def find_train(problems: Problems, corpus: CorpusConfig, folder: str) -> list[SourceFile]:
@@ -65,7 +65,7 @@ def find_train(problems: Problems, corpus: CorpusConfig, folder: str) -> list[So
     return list(unique.values())
 
 
-def find_given(problems: Problems, corpus: CorpusConfig) -> list[SourceFile]:
+def find_heldout(problems: Problems, corpus: CorpusConfig) -> list[SourceFile]:
     """The files of held-out sets that are given as files."""
 
     def expand(name: str, path: str) -> list[SourceFile]:
@@ -136,11 +136,11 @@ def _field_problem(train: Sequence[SourceFile], corpus: CorpusConfig) -> str:
     )
 
 
-def _check_given(problems: Problems, given: list[SourceFile], corpus: CorpusConfig) -> None:
+def _check_heldout(problems: Problems, heldout: list[SourceFile], corpus: CorpusConfig) -> None:
     """Note held-out sets whose files are all empty."""
-    has_text = {file.path: problems.of(_has_text, file, corpus) for file in given[:FILES]}
-    for name in dict.fromkeys(file.split for file in given):
-        paths = [file.path for file in given if file.split == name]
+    has_text = {file.path: problems.of(_has_text, file, corpus) for file in heldout[:FILES]}
+    for name in dict.fromkeys(file.split for file in heldout):
+        paths = [file.path for file in heldout if file.split == name]
         if all(has_text.get(path) is False for path in paths):
             which = paths[0] if len(paths) == 1 else f"each of the {len(paths)} files"
             problems.note(f"{which} of corpus.heldout.{name} holds no text; check it")
