@@ -1,4 +1,4 @@
-"""What is built is what is in the tree, and it works where nothing of ours is on the path."""
+"""The wheel contains the tree, and works without the checkout on the path."""
 
 import email
 import json

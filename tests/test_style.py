@@ -1,4 +1,4 @@
-"""What `make check` promises, so that CI, which runs the tests, holds to it too."""
+"""The rules of `make check`, as tests, so that CI applies them too."""
 
 import ast
 import io

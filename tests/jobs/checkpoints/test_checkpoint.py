@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there; a damaged one is found; a stale writer writes nothing."""
+"""Checkpoints are complete or absent, damage is found, and a stale writer writes nothing."""
 
 import json
 import threading
@@ -133,7 +133,7 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, name: str,
 
 
 def test_checkpoint_of_a_later_version_is_refused(tmp_path: Path) -> None:
-    """Skipped, it would make training repeat the steps since the one before, and lose it."""
+    """If it were skipped, training would repeat its steps and replace it."""
     written = Written(tmp_path)
     written.save(1)
     written.save(2)

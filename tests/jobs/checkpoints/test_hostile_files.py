@@ -1,4 +1,4 @@
-"""Files of runs, checkpoints and bundles that claim what they do not hold: one sentence each."""
+"""Hostile files of runs, checkpoints and bundles are refused with one sentence each."""
 
 import json
 import shutil
@@ -64,7 +64,7 @@ def seal(checkpoint: Path, **changes: object) -> None:
 
 @pytest.fixture
 def checkpoint(trained: Path, tmp_path: Path) -> Path:
-    """A copy of the newest checkpoint of a tiny run, in a run of its own."""
+    """A copy of the newest checkpoint of a tiny run, in its own run."""
     run = tmp_path / "run"
     shutil.copytree(trained, run, symlinks=True)
     return Path(list_checkpoints(run / "train" / "checkpoints")[-1].path)

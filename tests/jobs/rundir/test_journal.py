@@ -1,4 +1,4 @@
-"""The journal keeps the first record of every step, and survives being cut off."""
+"""The journal keeps the first record of every step, and an incomplete last line is harmless."""
 
 import json
 import os

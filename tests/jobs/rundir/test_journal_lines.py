@@ -1,4 +1,4 @@
-"""A journal that a power cut or a bad disk has damaged: every other line of it still counts."""
+"""A damaged journal: every other line is still read."""
 
 import json
 import shutil
@@ -82,7 +82,7 @@ def test_damaged_line_is_skipped_and_warned_of_once(kind: str, tmp_path: Path) -
     assert kept["bytes"].encode("latin-1") == damaged[found.begin : found.end][:65536]
     before = path.read_bytes()
     Journal(path).close()
-    assert path.read_bytes() == before, "it is said once"
+    assert path.read_bytes() == before, "it is recorded once"
 
 
 def test_reader_continues_at_its_position_after_damage(tmp_path: Path) -> None:

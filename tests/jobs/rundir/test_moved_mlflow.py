@@ -126,8 +126,8 @@ def test_moved_run_keeps_its_curve_and_copy_gets_its_own(
         )
         for run in runs
     }
-    mine = {other.root: 30}
-    assert found == (mine if how == "move" else {folder.root: 20, **mine})
+    moved = {other.root: 30}
+    assert found == (moved if how == "move" else {folder.root: 20, **moved})
 
 
 @pytest.mark.parametrize("how", ["publish", "train"])
@@ -155,7 +155,7 @@ def test_named_database_is_corrected_only_if_its_old_place_is_gone(
 
     before = locations()
     at_home(here / "all.db")
-    assert locations() == before, "nobody knows which of the two is meant"
+    assert locations() == before, "it is unknown which of the two is meant"
     (there / "all.db").unlink()
     at_home(here / "all.db")
     assert locations() == before, "the artifacts are still where the database says"

@@ -1,4 +1,4 @@
-"""A project folder that is moved or copied goes on as if nothing had happened."""
+"""A project folder that was moved or copied continues to work."""
 
 import hashlib
 import json
@@ -124,7 +124,7 @@ def names(folder: RunFolder, place: Path) -> list[str]:
     with closing(sqlite3.connect(folder.mlflow / "mlflow.db")) as database:
         texts = [str(place), place.as_uri()]
         rows = [row for row in database.iterdump() if any(text in row for text in texts)]
-    # MLflow's own experiment, which nobody uses, is where the first command was run.
+    # MLflow's own experiment, which is not used, is where the first command was run.
     return found + [row for row in rows if "'Default'" not in row]
 
 
@@ -168,14 +168,14 @@ def test_stopped_run_resumes_elsewhere_with_the_same_bytes(
         shutil.rmtree(halfway)
     folder = finish(target, monkeypatch)
     assert weights(folder) == weights(straight)
-    mine, other = Path(folder.bundle), Path(straight.bundle)
-    for file in mine.iterdir():
+    moved, other = Path(folder.bundle), Path(straight.bundle)
+    for file in moved.iterdir():
         if file.name not in ("provenance.json", "SHA256SUMS"):
             same = file.read_bytes() == (other / file.name).read_bytes()
             # The card tells how fast training was.
             assert same or file.name in ("README.md", "training.svg"), file.name
     steps = [r.step for r, _ in read_journal(folder.journal, 0) if r.kind == "metrics"]
-    assert steps == sorted(set(steps)), "no step is told twice"
+    assert steps == sorted(set(steps)), "no step is recorded twice"
     assert set(range(2, STEPS + 1, 2)) <= set(steps)
 
     client = MlflowClient(f"sqlite:///{folder.mlflow}/mlflow.db")

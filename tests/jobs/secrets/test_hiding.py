@@ -1,4 +1,4 @@
-"""What of a text is shown to others, and in what time it is found."""
+"""Texts without secrets, and the time that it takes to find them."""
 
 import time
 
@@ -98,8 +98,8 @@ def test_short_or_common_passwords_do_not_change_other_texts(
     uri: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    said = "run 'elmwright doctor'; postgres, runs/research/mlflow/mlflow.db"
-    assert for_others(said) == (said.replace("research", "***") if hidden else said)
+    text = "run 'elmwright doctor'; postgres, runs/research/mlflow/mlflow.db"
+    assert for_others(text) == (text.replace("research", "***") if hidden else text)
     assert for_others(f"no answer of {uri}").count(":***@") == 1
 
 

@@ -1,4 +1,4 @@
-"""No secret in a config, on a screen or in a submission; a job looks for its secrets by name."""
+"""No secret is in a config, on a screen or in a submission; a job names those it needs."""
 
 import json
 import logging
@@ -126,9 +126,9 @@ def test_secret_in_a_config_is_refused_with_the_variable_to_use(
         assert main([command, str(plain), "--set", f"{key}={value}"]) == 2
     assert main(["run", str(plain), "--set", value]) == 2
     assert main(["submit", str(plain), "--to", "local", "--set", f"{key}={value}"]) == 2
-    told = capsys.readouterr()
-    assert PLANTED not in told.out + told.err
-    assert told.err.count("holds ") >= 4
+    output = capsys.readouterr()
+    assert PLANTED not in output.out + output.err
+    assert output.err.count("holds ") >= 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.toml"]  # nothing was written
 
 
@@ -180,9 +180,9 @@ def test_password_with_spaces_is_not_in_the_message(
     assert shown_word(word).partition("=")[0] in word + "***"
     config = write_config(tmp_path, tmp_path / "text.txt")
     assert main(["check", str(config), "--set", word]) == 2
-    told = capsys.readouterr()
-    assert told.err
-    assert PLANTED not in told.out + told.err
+    output = capsys.readouterr()
+    assert output.err
+    assert PLANTED not in output.out + output.err
 
 
 QUOTED = st.text(min_size=8, max_size=20).map(lambda text: quote(text, safe=""))
@@ -262,9 +262,9 @@ def test_lock_and_error_file_have_no_password(
         main(["run", "x.toml", "--to", f"http://me:{PLANTED}@host"])
     with pytest.raises(SystemExit):
         main([f"http://me:{PLANTED}@host"])
-    told = capsys.readouterr()
-    assert "Traceback" in told.err
-    assert PLANTED not in told.out + told.err
+    output = capsys.readouterr()
+    assert "Traceback" in output.err
+    assert PLANTED not in output.out + output.err
 
 
 @pytest.mark.parametrize(
@@ -281,9 +281,9 @@ def test_a_login_in_the_address_of_a_store_is_refused_and_not_repeated(
     monkeypatch.setenv("ELMWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     assert main([*words, f"s3://{login}@bucket/x"]) == 2
-    told = capsys.readouterr()
-    assert all(name in told.err for name in AWS)
-    assert PLANTED not in told.out + told.err
+    output = capsys.readouterr()
+    assert all(name in output.err for name in AWS)
+    assert PLANTED not in output.out + output.err
     assert not any(PLANTED in file.read_text() for file in tmp_path.rglob("*") if file.is_file())
 
 
@@ -311,21 +311,21 @@ def test_secrets_of_the_environment_are_removed_from_library_messages(
 ) -> None:
     secret = "p%40ss wörd/42" if name == "AWS_SECRET_ACCESS_KEY" else "p%40ss-w0rd%2F42"
     monkeypatch.setenv(name, ENVIRONMENT[name].format(secret))
-    said = f"FATAL: cannot use {unquote(secret)!r} or {secret} (dsn: host=db password={PLANTED})"
-    shown = for_others(said)
+    message = f"FATAL: cannot use {unquote(secret)!r} or {secret} (dsn: host=db password={PLANTED})"
+    shown = for_others(message)
     assert shown == "FATAL: cannot use '***' or *** (dsn: host=db password=***"
     log_file = tmp_path / "log.txt"
     with console_for_run(log_file) as console:
-        logging.getLogger("urllib3").warning(said)
+        logging.getLogger("urllib3").warning(message)
         try:
-            raise OSError(said)
+            raise OSError(message)
         except OSError:
             logging.getLogger("other").exception("it failed")
-        console.warn(said)
-    tell(said)
-    logged, told = log_file.read_text(), capsys.readouterr().out
+        console.warn(message)
+    tell(message)
+    logged, printed = log_file.read_text(), capsys.readouterr().out
     assert logged.count("FATAL: cannot use '***' or ***") == 3
-    for text in (logged, told):
+    for text in (logged, printed):
         assert unquote(secret) not in text
         assert secret not in text
         assert PLANTED not in text

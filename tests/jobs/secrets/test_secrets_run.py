@@ -1,4 +1,4 @@
-"""Secrets of the environment are used, and are nowhere to be found afterwards."""
+"""Secrets of the environment are used and stored nowhere."""
 
 import base64
 import json
@@ -162,16 +162,16 @@ def test_mlflow_password_is_used_from_the_environment_and_stored_nowhere(
     assert main(["ui", folder.root]) == 0
     monkeypatch.setenv("MLFLOW_TRACKING_URI", with_password(server).replace("77aa", "wrong"))
     assert main(["versions", name]) == 2
-    told = capfd.readouterr()
-    assert f"charts   {server}/#/experiments" in told.out
-    assert f"MLflow at {server} did not let us" in told.err
-    assert not [text for text in SECRETS if text in told.out + told.err]
+    output = capfd.readouterr()
+    assert f"charts   {server}/#/experiments" in output.out
+    assert f"MLflow at {server} did not let us" in output.err
+    assert not [text for text in SECRETS if text in output.out + output.err]
     assert not found_in(planted)
     assert not found_in_commands()
 
 
 @pytest.mark.parametrize(
-    ("said", "variable", "used"),
+    ("setting", "variable", "used"),
     [
         ("", "sqlite:////elsewhere/mlflow.db", "own"),
         ("", "http://me:pw@h:5000", "http://me:pw@h:5000"),
@@ -185,9 +185,9 @@ def test_mlflow_password_is_used_from_the_environment_and_stored_nowhere(
     ],
 )
 def test_which_mlflow_a_run_reports_to(
-    planted: Path, said: str, variable: str, used: str, monkeypatch: pytest.MonkeyPatch
+    planted: Path, setting: str, variable: str, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, folder = write_run(planted, tracking_uri=said)
+    config, folder = write_run(planted, tracking_uri=setting)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", variable)
     own = f"sqlite:///{folder.mlflow / 'mlflow.db'}"
     assert tracking_uri(config, folder) == (own if used == "own" else used)
@@ -225,16 +225,16 @@ def test_saved_config_with_a_password_is_read_with_a_warning(
     folder = old_run(planted)
     before = Path(folder.config).read_bytes()
     assert main(["ui", folder.root]) == 0
-    told = capfd.readouterr()
-    assert "tracking.uri holds a password (saved by an earlier version)" in told.err
-    assert "MLFLOW_TRACKING_PASSWORD" in told.err
-    assert "http://mlflow.lab:5000/#/experiments/7" in told.out
+    output = capfd.readouterr()
+    assert "tracking.uri holds a password (saved by an earlier version)" in output.err
+    assert "MLFLOW_TRACKING_PASSWORD" in output.err
+    assert "http://mlflow.lab:5000/#/experiments/7" in output.out
     main(["status", folder.root])
     main(["prune", folder.root])
     main(["export", folder.root, "-o", str(planted / "out")])
-    told = capfd.readouterr()
-    assert not [text for text in SECRETS if text in told.out + told.err]
-    assert "unexpected" not in told.err
+    output = capfd.readouterr()
+    assert not [text for text in SECRETS if text in output.out + output.err]
+    assert "unexpected" not in output.err
     assert Path(folder.config).read_bytes() == before  # only a run that holds the lock may write
 
 
@@ -307,7 +307,7 @@ def test_whole_run_has_no_secret_in_files_output_or_command_lines(
     monkeypatch.setenv("TMPDIR", str(short))  # Ray's logs are looked through as well
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # so that it says what went wrong
     config = write_config(planted, write_text(planted / "text.txt", 200))
-    said = ""
+    output = ""
     dead = "http://127.0.0.1:9"
     for address, until in ((dead, "train"), (server, "publish")):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", with_password(address))
@@ -317,10 +317,10 @@ def test_whole_run_has_no_secret_in_files_output_or_command_lines(
             while process.poll() is None:
                 assert not found_in_commands()
                 time.sleep(0.2)
-        said += (planted / f"{until}.txt").read_text()
-        assert process.returncode == 0, said
-    assert "MLflow at http://127.0.0.1:9 does not answer" in said
-    assert "Registered tiny version" in said
+        output += (planted / f"{until}.txt").read_text()
+        assert process.returncode == 0, output
+    assert "MLflow at http://127.0.0.1:9 does not answer" in output
+    assert "Registered tiny version" in output
     run = planted / "run"
     assert "Max retries exceeded" in (run / "elmwright.log").read_text()
     assert next(short.rglob("*.log"))

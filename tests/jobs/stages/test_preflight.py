@@ -1,4 +1,4 @@
-"""What a run would refuse later is said before anything is started, all of it at once."""
+"""Mistakes are reported before a run starts, all at once."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A run that lives in an object store: the same bytes, the same promises, no rename and no lock."""
+"""A run in an object store gives the same bytes, without rename and without locks."""
 
 import os
 import pickle
@@ -228,7 +228,7 @@ def test_lease_that_is_not_renewed_is_free(tmp_path: Path, monkeypatch: pytest.M
     assert not lease.is_held(place)
     left = {"owner": "x", "count": 3, **to_data(lease.this_process())}
     at(place).write_json({**left, "host": "another-machine"})
-    assert not lease.is_held(place), "its counter stands still"
+    assert not lease.is_held(place), "its counter does not change"
     monkeypatch.setattr(lease, "EXPIRES", 20.0)
     assert lease.is_held(place)
     at(place).write_json({**left, "pid": 2**22 + 1})
@@ -310,7 +310,7 @@ def test_a_store_run_needs_an_mlflow_server_and_is_locked(tmp_path: Path) -> Non
 
 
 def test_ray_train_may_create_existing_folders(s3: Path) -> None:
-    """A store that keeps folders on a disk refuses the empty object that stands for one."""
+    """A store that keeps folders on a disk refuses the empty object for a folder."""
     at("s3://bucket/there/one.json").write_json({})
     storage = _storage(RunFolder("s3://bucket/there", Path("scratch")))
     system, inner = storage["storage_filesystem"], storage["storage_path"]
@@ -326,8 +326,8 @@ def test_ray_train_may_create_existing_folders(s3: Path) -> None:
 
 
 def test_reason_of_a_failure_has_no_location() -> None:
-    told = RuntimeError("The actor died:\nTraceback …\n  File x\nOSError: no such bucket\n")
-    assert _reason(told) == "OSError: no such bucket"
+    error = RuntimeError("The actor died:\nTraceback …\n  File x\nOSError: no such bucket\n")
+    assert _reason(error) == "OSError: no such bucket"
     assert _reason(RuntimeError("one\ntwo")) == "one"
 
 

@@ -1,4 +1,4 @@
-"""What counts as done, and what a run does about what it finds; training runs in this process."""
+"""Which stages of a run are done, and what is done again; training runs in this process."""
 
 import io
 import json
@@ -97,7 +97,7 @@ class Flow:
         return dict(json.loads((self.folder.bundle / "provenance.json").read_text()))
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.console.stream.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -154,7 +154,7 @@ def test_a_damaged_final_checkpoint_is_computed_again(flow: Flow) -> None:
     weights.write_bytes(data)
     shutil.rmtree(flow.folder.bundle)
     flow.run()
-    assert "model.safetensors does not match its digest" in flow.said
+    assert "model.safetensors does not match its digest" in flow.output
     assert list_checkpoints(flow.folder.checkpoints)[-1].sha256 == before.sha256
     assert flow.provenance["checkpoint_sha256"] == before.sha256
 
@@ -183,7 +183,7 @@ def test_damaged_settings_in_the_newest_checkpoint_are_ignored(flow: Flow, name:
     assert newest.read_text() != before
     shutil.rmtree(flow.folder.bundle)
     flow.run()
-    assert f"{name} does not match its digest" in flow.said
+    assert f"{name} does not match its digest" in flow.output
     verify_checkpoint(newest.parent)  # computed again
     assert lanes in newest.read_text()
 
@@ -243,7 +243,7 @@ def test_a_bundle_with_a_flipped_bit_is_written_again_before_it_is_published(flo
     words.write_bytes(data)
     Path(flow.folder.published).unlink()
     assert flow.run().published == first.published
-    assert "vocab.txt does not match its digest" in flow.said
+    assert "vocab.txt does not match its digest" in flow.output
 
 
 def test_damaged_state_files_raise_no_traceback(flow: Flow) -> None:
@@ -305,7 +305,7 @@ def test_a_closed_connection_stays_an_exception(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("When reading key 'a' in bucket 'b': AWS Error NETWORK_CONNECTION", "the object store"),
         ("Could not resolve s3 endpoint", "the object store"),
@@ -314,7 +314,7 @@ def test_a_closed_connection_stays_an_exception(capsys: pytest.CaptureFixture[st
 )
 def test_only_errors_of_a_store_are_reported_as_such(
     text: str,
-    said: str,
+    sentence: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -325,7 +325,7 @@ def test_only_errors_of_a_store_are_reported_as_such(
         raise OSError(text)
 
     assert exit_codes.exit_code(fail) == 1
-    assert capsys.readouterr().err.startswith(f"failed: {said}")
+    assert capsys.readouterr().err.startswith(f"failed: {sentence}")
 
 
 def test_broken_connection_is_not_treated_as_a_closed_pipe(

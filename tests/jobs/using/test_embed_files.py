@@ -1,4 +1,4 @@
-"""`elmwright embed` into every format, from any text, killed or not, on one process or more."""
+"""`elmwright embed`: formats, texts, resuming after a kill, several processes."""
 
 import io
 import os
@@ -314,5 +314,5 @@ def test_signal_during_ray_start_is_resumable(
     monkeypatch.setattr(ray, "init", init)
     command = ["embed", str(model), str(text), "-o", str(tmp_path / "o.npz"), "--workers", "2"]
     assert main(command) == 75
-    said = capsys.readouterr().err
-    assert said.endswith("stopped: while Ray was starting; the same command resumes\n")
+    error = capsys.readouterr().err
+    assert error.endswith("stopped: while Ray was starting; the same command resumes\n")

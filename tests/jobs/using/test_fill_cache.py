@@ -1,4 +1,4 @@
-"""A table of token vectors, made once: it changes no vector, and a wrong one is refused."""
+"""A table of token vectors changes no vector, and an unsuitable one is refused."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A text that is not tokenised as the model expects gets one sentence of warning."""
+"""The warning for a text that is not tokenised as the model expects."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What people do with a model: open it, score text, look for neighbours, feed scikit-learn."""
+"""Using a model: open it, score text, find neighbours, transform for scikit-learn."""
 
 import json
 import os
@@ -108,7 +108,7 @@ def test_long_sentences_are_scored_in_windows(model: Path) -> None:
 
 
 def test_score_agrees_with_eval_for_a_model_without_memory(corpus: Path, tmp_path: Path) -> None:
-    """Eval has read the sentence before; a model that forgets everything does not care."""
+    """Eval carries states between sentences, which makes no difference to this model."""
     vocab = (corpus / "vocab.txt").read_text(encoding="utf-8").splitlines()
     model = write_random_model(tmp_path / "bundle", vocab)
     tensors = load_file(model / "model.safetensors")
@@ -127,12 +127,12 @@ def test_score_agrees_with_eval_for_a_model_without_memory(corpus: Path, tmp_pat
         ends = np.cumsum(block.lengths)
         sentences += [words[end - n : end] for n, end in zip(block.lengths, ends, strict=True)]
     scores = Scorer(model).score(sentences)
-    said = evaluate_model(str(model), str(corpus), "heldout")["heldout"]
+    evaluation = evaluate_model(str(model), str(corpus), "heldout")["heldout"]
     tokens = sum(len(score.forward) for score in scores)
-    assert tokens == said.tokens
+    assert tokens == evaluation.tokens
     for direction in ("forward", "backward"):
         mean = -sum(getattr(score, direction).sum() for score in scores) / tokens
-        assert mean == pytest.approx(getattr(said, f"{direction}_nll"), rel=1e-5)
+        assert mean == pytest.approx(getattr(evaluation, f"{direction}_nll"), rel=1e-5)
 
 
 def test_a_model_without_its_softmax_cannot_score(tmp_path: Path, text: Path) -> None:
