@@ -244,7 +244,7 @@ class Cleaner:
     def _judge_size(self, documents: Sequence[Document], tokens: Tokens) -> Tokens:
         """The words of the documents that pass the last rules."""
         config = self._config
-        letters = tokens.total((tokens.lexicon.flags[tokens.ids] & LETTER) != 0)
+        letters = tokens.total((tokens.lexicon.facts.flags[tokens.ids] & LETTER) != 0)
         sizes = tokens.sizes
         for document, count, lettered in zip(
             documents, sizes.tolist(), letters.tolist(), strict=True

@@ -15,7 +15,7 @@ LETTER, WORD = 1, 2
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 """English function words that the Gopher rules look for. Word n of these has bit n in
-`Lexicon.stops`."""
+`Facts.stops`."""
 
 STOP_BITS = {word: 1 << bit for bit, word in enumerate(STOP_WORDS)}
 

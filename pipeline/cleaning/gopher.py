@@ -60,7 +60,7 @@ def _stop_words(tokens: Tokens) -> NDArray[np.int64]:
     seen = np.zeros(len(tokens), np.uint8)
     full = np.flatnonzero(tokens.sizes)
     if full.size:
-        bits = tokens.lexicon.stops[tokens.ids]
+        bits = tokens.lexicon.facts.stops[tokens.ids]
         seen[full] = np.bitwise_or.reduceat(bits, tokens.offsets[full])
     return np.bitwise_count(seen).astype(np.int64)
 
@@ -107,7 +107,7 @@ def repetition(texts: Sequence[str], tokens: Tokens, rules: GopherRepetition) ->
     for number in np.flatnonzero(suspects).tolist():
         if drops[number] is None:
             ids = tokens.ids[tokens.offsets[number] : tokens.offsets[number + 1]]
-            sizes = tokens.lexicon.chars[ids].tolist()
+            sizes = tokens.lexicon.facts.chars[ids].tolist()
             drops[number] = _repeated_ngrams(ids.tolist(), sizes, len(texts[number]), rules)
     return drops
 
@@ -177,7 +177,7 @@ def _may_have_top(
         return suspects
     counts, chars = _top(tokens, 2)
     suspects |= chars > lengths * limits[0]
-    longest = tokens.largest(tokens.lexicon.chars[tokens.ids])
+    longest = tokens.largest(tokens.lexicon.facts.chars[tokens.ids])
     for n, limit in enumerate(limits[1:], 3):
         near = np.flatnonzero(counts * (n * longest + n - 1) > lengths * limit)
         near = near[~suspects[near]]
@@ -192,7 +192,9 @@ def _top(tokens: Tokens, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     firsts = np.flatnonzero(~again)
     counts = np.diff(firsts, append=places.size)
     places = places[firsts]
-    running = np.concatenate([[0], np.cumsum(tokens.lexicon.chars[tokens.ids], dtype=np.int64)])
+    running = np.concatenate(
+        [[0], np.cumsum(tokens.lexicon.facts.chars[tokens.ids], dtype=np.int64)]
+    )
     chars = (running[places + n] - running[places] + n - 1) * counts
     most, best = np.zeros((2, len(tokens)), np.int64)
     np.maximum.at(most, tokens.owners[places], counts)
@@ -206,7 +208,7 @@ def _covered(tokens: Tokens, n: int = 5) -> NDArray[np.int64]:
     covered = np.zeros(tokens.ids.size, bool)
     for place in range(n):
         covered[places[again] + place] = True
-    return tokens.total(np.where(covered, tokens.lexicon.chars[tokens.ids], 0))
+    return tokens.total(np.where(covered, tokens.lexicon.facts.chars[tokens.ids], 0))
 
 
 def _repeated_ngrams(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,21 @@ MOST_TYPES, MOST_CHUNKS, MOST_CHARACTERS = 1_000_000, 700_000, 20_000_000
 about a hundred MB."""
 
 
+class Facts(NamedTuple):
+    """What is known of every distinct word, by its number."""
+
+    chars: NDArray[np.int32]
+    """[types] Characters."""
+    flags: NDArray[np.uint8]
+    """[types] `LETTER` and `WORD`, or-ed."""
+    stops: NDArray[np.uint8]
+    """[types] The bit of its place in `STOP_WORDS`."""
+    hashes: NDArray[np.uint64]
+    """[types] 64-bit hash of the lower-case word; 0 for pure punctuation."""
+    parts: NDArray[np.int32]
+    """[types, 4] What a word adds to what is `COUNTED`. Compounds add their parts."""
+
+
 class Lexicon:
     """Distinct words seen so far, numbered in order of appearance, and what is known of each."""
 
@@ -46,55 +61,30 @@ class Lexicon:
         self.number: Callable[[str], int] = self._numbers.__getitem__
         """The number of a word, which may be new."""
         self._known = 0
-        self._chars = np.zeros(1024, np.int32)
-        self._flags = np.zeros(1024, np.uint8)
-        self._stops = np.zeros(1024, np.uint8)
-        self._hashes = np.zeros(1024, np.uint64)
-        self._parts = np.zeros((1024, len(COUNTED)), np.int32)
+        self._facts = Facts(
+            np.zeros(1024, np.int32),
+            np.zeros(1024, np.uint8),
+            np.zeros(1024, np.uint8),
+            np.zeros(1024, np.uint64),
+            np.zeros((1024, len(COUNTED)), np.int32),
+        )
 
     def __len__(self) -> int:
         """How many words it knows."""
         return len(self._numbers)
 
     @property
-    def chars(self) -> NDArray[np.int32]:
-        """[types] Characters of each word."""
-        self._learn()
-        return self._chars
-
-    @property
-    def flags(self) -> NDArray[np.uint8]:
-        """[types] `LETTER` and `WORD`, or-ed."""
-        self._learn()
-        return self._flags
-
-    @property
-    def stops(self) -> NDArray[np.uint8]:
-        """[types] For each word, the bit of its place in `STOP_WORDS`."""
-        self._learn()
-        return self._stops
-
-    @property
-    def hashes(self) -> NDArray[np.uint64]:
-        """[types] 64-bit hash of the lower-case word; 0 for pure punctuation."""
-        self._learn()
-        return self._hashes
-
-    @property
-    def parts(self) -> NDArray[np.int32]:
-        """[types, 4] What each word adds to what is `COUNTED`: compounds add their parts."""
-        self._learn()
-        return self._parts
-
-    def _learn(self) -> None:
+    def facts(self) -> Facts:
+        """The facts of all words, computed for new ones."""
         count = len(self._numbers)
-        if count == self._known:
-            return
-        if count > self._chars.size:
-            size = max(count, 2 * self._chars.size)
-            self._chars, self._flags = _grown(self._chars, size), _grown(self._flags, size)
-            self._stops, self._hashes = _grown(self._stops, size), _grown(self._hashes, size)
-            self._parts = _grown(self._parts, size)
+        if count > self._known:
+            if count > self._facts.chars.size:
+                size = max(count, 2 * self._facts.chars.size)
+                self._facts = Facts(*(_grown(column, size) for column in self._facts))
+            self._learn(self._facts, count)
+        return self._facts
+
+    def _learn(self, facts: Facts, count: int) -> None:
         fresh, new = self._numbers.fresh, slice(self._known, count)
         lengths = np.fromiter(map(len, fresh), np.int32, len(fresh))
         flags = np.full(len(fresh), LETTER | WORD, np.uint8)
@@ -105,13 +95,13 @@ class Lexicon:
         for number in np.flatnonzero(~plain).tolist():
             flags[number] = flags_of(fresh[number])
             parts[number] = counted_word(fresh[number])
-        self._chars[new], self._flags[new], self._parts[new] = lengths, flags, parts
-        self._hashes[new] = [
+        facts.chars[new], facts.flags[new], facts.parts[new] = lengths, flags, parts
+        facts.hashes[new] = [
             xxhash.xxh3_64_intdigest(word.lower().encode()) or 1 if flag & WORD else 0
             for word, flag in zip(fresh, flags.tolist(), strict=True)
         ]
         for word in STOP_BITS.keys() & self._numbers.keys():
-            self._stops[self._numbers[word]] = STOP_BITS[word]
+            facts.stops[self._numbers[word]] = STOP_BITS[word]
         fresh.clear()
         self._known = count
 
@@ -302,13 +292,13 @@ class _Chunks(dict[str, int]):
         starts = np.frombuffer(self._starts, np.int64)[known:]
         ids = np.frombuffer(self._ids, np.int32)[starts[0] :]
         begins = starts[:-1] - starts[0]
-        parts = self._lexicon.parts[ids]
+        parts = self._lexicon.facts.parts[ids]
         sums = np.add.reduceat(parts, begins, axis=0, dtype=np.int32)
         is_word, places = parts[:, 1] > 0, np.arange(ids.size)
         words = np.add.reduceat(is_word, begins, dtype=np.int64)
         first = np.minimum.reduceat(np.where(is_word, places, ids.size), begins)
         last = np.maximum.reduceat(np.where(is_word, places, -1), begins)
-        flags = self._lexicon.flags
+        flags = self._lexicon.facts.flags
         for number in np.flatnonzero((words > 1) & (last - first + 1 > words)).tolist():
             places_of = slice(starts[number] - starts[0], starts[number + 1] - starts[0])
             chunk = self._texts[known + number][:-1].split(" ")

@@ -56,7 +56,7 @@ class Words:
 
 def words_of(tokens: Tokens) -> Words:
     """The words of a batch without punctuation."""
-    hashes = tokens.lexicon.hashes[tokens.ids]
+    hashes = tokens.lexicon.facts.hashes[tokens.ids]
     places = np.flatnonzero(hashes)
     return Words(hashes[places], np.searchsorted(places, tokens.offsets), places)
 

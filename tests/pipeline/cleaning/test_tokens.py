@@ -45,20 +45,20 @@ def test_a_lexicon_knows_what_the_rules_ask():
     known = ["the", "The", "don't", "42", "½", "...", "€", "#", "مرحبا"]
     numbers = [lexicon.number(word) for word in known]
     assert numbers == list(range(len(known)))
-    assert lexicon.chars[numbers].tolist() == list(map(len, known))
-    flags = dict(zip(known, lexicon.flags[numbers].tolist(), strict=True))
+    assert lexicon.facts.chars[numbers].tolist() == list(map(len, known))
+    flags = dict(zip(known, lexicon.facts.flags[numbers].tolist(), strict=True))
     assert flags["the"] == LETTER | WORD
     assert flags["The"] == flags["don't"] == flags["مرحبا"] == LETTER | WORD
     assert flags["42"] == flags["½"] == flags["€"] == WORD
     assert flags["..."] == flags["#"] == 0
-    assert lexicon.hashes[0] == lexicon.hashes[1] != 0
-    assert lexicon.hashes[known.index("...")] == 0
+    assert lexicon.facts.hashes[0] == lexicon.facts.hashes[1] != 0
+    assert lexicon.facts.hashes[known.index("...")] == 0
 
 
 def test_sums_and_choices_of_documents():
     reader = Reader(words.whitespace_chunk)
     _, read = reader.read([["a bb", "ccc"], [], ["dd"], ["a"]])
-    chars = reader.lexicon.chars[read.ids]
+    chars = reader.lexicon.facts.chars[read.ids]
     assert read.total(chars).tolist() == [6, 0, 2, 1]
     assert read.largest(chars).tolist() == [3, 0, 2, 1]
     assert read.owners.tolist() == [0, 0, 0, 2, 3]
