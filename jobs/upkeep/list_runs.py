@@ -1,7 +1,7 @@
 """`elmwright runs`: the runs in a folder, how far each is, how good, how large.
 
-Everything is read from the runs' own files; nothing is started and no lock is taken. A size is the
-room that a run takes on the disk: a file with two names (the shards of a corpus have a second one
+Everything is read from the runs' own files. Nothing is started, and no lock is taken. A size is the
+space that a run takes on the disk: a file with two names (the shards of a corpus have a second one
 in its work folder) counts once.
 """
 
@@ -14,9 +14,11 @@ from pathlib import Path
 
 from elmwright.jobs.runbook.find_run import RUNS, runs_in
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.terminal.listing import table
 from elmwright.jobs.terminal.wording import size
 from elmwright.jobs.upkeep.status import asked_until, read_progress, state_here, submission_here
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.progress import plural
 from elmwright.pipeline.records import to_data
 
 
@@ -31,15 +33,15 @@ class Run:
     state: str
     """running, finished or interrupted."""
     stage: str
-    """The stage it is at; "done" behind the last one asked for."""
+    """The stage it is at; "done" after the last requested one."""
     step: int
     """Optimiser steps made."""
     max_steps: int
-    """Steps asked for."""
+    """Steps requested."""
     perplexity: dict[str, float]
     """Newest held-out perplexity, by set."""
     bytes: int
-    """Room it takes on the disk."""
+    """Space it takes on the disk."""
     changed: float
     """When a file of it changed last, in seconds since 1970."""
 
@@ -72,7 +74,7 @@ def _look(path: Path) -> Run:
 
 
 def measure(folder: Path) -> tuple[int, float]:
-    """The room that a folder takes on the disk, and when a file in it changed last."""
+    """The space that a folder takes on the disk, and when a file in it changed last."""
     sizes: dict[tuple[int, int], int] = {}
     changed = 0.0
     for status in statuses(folder):
@@ -100,18 +102,9 @@ def as_json(runs: list[Run]) -> str:
 
 
 def as_table(runs: list[Run]) -> list[str]:
-    """The runs for a reader, a line each, at most 80 columns wide where the names allow it."""
+    """The runs as a table, at most 80 columns wide where the names allow it."""
     header = ("run", "state", "step", "perplexity", "size", "changed")
-    rows = [header, *(_row(run) for run in runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    right = (False, False, True, True, True, False)
-    return [
-        "  ".join(
-            cell.rjust(width) if end else cell.ljust(width)
-            for cell, width, end in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
+    return table(header, map(_row, runs), None, text=(0, 1, 5))
 
 
 def _row(run: Run) -> tuple[str, ...]:
@@ -132,5 +125,5 @@ def ago(seconds: float) -> str:
     for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         count = int(max(0, seconds) // length)
         if count:
-            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+            return f"{plural(count, unit)} ago"
     return "just now"

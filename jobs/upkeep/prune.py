@@ -28,6 +28,7 @@ from elmwright.jobs.checkpoints.checkpoint import (
     list_checkpoints,
     verify_checkpoint,
 )
+from elmwright.jobs.checkpoints.contents import read_result
 from elmwright.jobs.checkpoints.retention import Keep
 from elmwright.jobs.config.toml_file import config_from
 from elmwright.jobs.rundir.journal import Journal
@@ -56,7 +57,7 @@ class Removal:
     why: str
     """What it is."""
     bytes: int = 0
-    """Room that its removal frees."""
+    """Bytes that its removal frees."""
     step: int = -1
     """Of a checkpoint: its step."""
 
@@ -67,7 +68,7 @@ def prune(
     dry_run: bool = False,
     tell: Callable[[list[Removal]], None] = lambda _found: None,
 ) -> list[Removal]:
-    """Remove what can be made again; `tell` hears of it first. With `dry_run` that is all."""
+    """Remove what can be made again, after calling `tell` with it; `dry_run` removes nothing."""
     if folder.remote:
         raise UserError(
             "run-state",
@@ -116,13 +117,13 @@ def spare_checkpoints(folder: RunFolder) -> list[CheckpointInfo]:
     except UserError:
         return []
     settings = (at(folder.config).read_json() or {}).get("checkpoint", {})
-    ended = (at(folder.result).read_json() or {}).get("checkpoint_sha256")
+    result = read_result(folder.result)
     doomed = Keep(1, int(settings.get("keep_every_steps", 0))).doomed(infos)
-    return [info for info in doomed if info.sha256 != ended]
+    return [info for info in doomed if not result or info.sha256 != result.checkpoint_sha256]
 
 
 def _sized(found: list[Removal]) -> list[Removal]:
-    """The same with the room that each frees: a file whose other name stays frees none."""
+    """Removals with the bytes that each frees; a file that has another name frees none."""
     names: Counter[tuple[int, int]] = Counter()
     sized = []
     for removal in found:
@@ -151,7 +152,7 @@ def _remove(folder: RunFolder, found: list[Removal]) -> None:
 
 
 def _forget(folder: RunFolder, steps: list[int]) -> None:
-    """Tell the journal first, as training does, and MLflow if it was up to date before."""
+    """Note it in the journal first, as training does, and in MLflow if that was up to date."""
     config = config_from(at(folder.config).read_json() or {}, folder.config, saved=True)
     caught_up = is_caught_up(config, folder)
     with Journal(folder.journal) as journal:
@@ -159,7 +160,7 @@ def _forget(folder: RunFolder, steps: list[int]) -> None:
             journal.write(CheckpointPruned(step=step))
     if journal.damage:
         print(f"warning: {journal.damage}", file=sys.stderr)
-    if not caught_up:  # the next command at the run sends it all
+    if not caught_up:  # the next command on the run sends everything
         return
     tracker = Tracker(config, folder, Manifest.load(folder.corpus))
     tracker.start()

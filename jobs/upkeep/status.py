@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+from elmwright.jobs.checkpoints.contents import TrainingResult, read_result
 from elmwright.jobs.registry.find_registry import short
 from elmwright.jobs.runbook.find_run import last_holder, user_of
 from elmwright.jobs.runbook.runbook import outcome_of
@@ -89,8 +89,8 @@ def read_progress(submission: Submission) -> Progress | None:
             return None
         newest = _newest_checkpoint(root)
         records = [record for record, _ in read_journal(RunFolder(root, Path()).journal, 0)]
-        result = _json(join(root, "train", "result.json"))
-        attempts = _json(join(root, "train", "attempt.json")).get("attempt", 1)
+        result = read_result(join(root, "train", "result.json"))
+        attempt = (at(join(root, "train", "attempt.json")).read_json() or {}).get("attempt", 1)
         stage = _stage(submission, result)
     except (OSError, UserError):
         return None
@@ -101,8 +101,8 @@ def read_progress(submission: Submission) -> Progress | None:
         if isinstance(record, Metrics) and TOKENS_PER_S.key in record.values
     ]
     scores: dict[str, float] = {}
-    if result.get("evaluation"):
-        scores = {split: score["perplexity"] for split, score in result["evaluation"].items()}
+    if result and result.evaluation:
+        scores = {split: score.perplexity for split, score in result.evaluation.items()}
     elif evaluations:
         scores = perplexities(evaluations[-1])
     return Progress(
@@ -111,7 +111,7 @@ def read_progress(submission: Submission) -> Progress | None:
         max_steps=submission.setting("train", "max_steps", 0),
         perplexity=scores or None,
         tokens_per_s=speeds[-1] if speeds else 0.0,
-        restarts=max(0, attempts - 1),
+        restarts=max(0, attempt - 1),
         checkpoint_step=newest[0],
         checkpoint=newest[1],
         tracking=submission.setting("tracking", "uri", "")
@@ -142,15 +142,18 @@ def corpus_folder(submission: Submission) -> str:
     return at(join(submission.cwd, corpus) if at(corpus).is_relative else corpus).absolute()
 
 
-def _stage(submission: Submission, result: dict[str, Any]) -> str:
+def _stage(submission: Submission, result: TrainingResult | None) -> str:
     """The first stage asked for that is not done."""
     root = submission.dir
     corpus = corpus_folder(submission)
     done: dict[str, Callable[[], bool]] = {
         "corpus": lambda: at(join(corpus, "MANIFEST.json")).exists(),
         "train": lambda: (
-            int(result.get("step", -1)) >= submission.setting("train", "max_steps", 0)
-            or bool(result.get("stopped_early"))
+            result is not None
+            and (
+                result.step >= submission.setting("train", "max_steps", 0)
+                or result.stopped_early > 0
+            )
         ),
         "export": lambda: at(join(root, "bundle", "SHA256SUMS")).exists(),
         "publish": lambda: at(join(root, "published.json")).exists(),
@@ -168,16 +171,6 @@ def _newest_checkpoint(root: str) -> tuple[int, str]:
         if match and int(match[2]) > found[0]:
             found = int(match[2]), file.path.removesuffix("/MANIFEST.json")
     return found
-
-
-def _json(path: str) -> dict[str, Any]:
-    if not at(path).exists():
-        return {}
-    try:
-        content = json.loads(at(path).read_bytes())
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """`elmwright ui [RUN]`: the charts of a run in a browser, in one command.
 
-MLflow opens on a page about something else; the link printed here leads to the run's own charts. A
-run that keeps its records in a SQLite file gets an MLflow server of this environment, on this
-machine only, which reads while training writes and ends with the command. Where the run reports to
-a server that is already there, nothing is started.
+MLflow opens on a page about something else. The link printed here leads to the run's own charts.
+For a run that reports to a SQLite file, an MLflow server is started on this machine only. It reads
+while training writes, and ends with the command. For a run that reports to a server, nothing is
+started.
 """
 
 import math
@@ -21,16 +21,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO
 from urllib.parse import quote
 
+from elmwright.jobs.publishing.publish import read_published
+from elmwright.jobs.registry.find_registry import registry_of_run
 from elmwright.jobs.runbook.find_run import RUNS, find_run
-from elmwright.jobs.rundir.layout import RunFolder, from_project
+from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.moved_run import at_home
 from elmwright.jobs.secrets.hiding import for_others, without_secret
 from elmwright.jobs.secrets.in_configs import advise
 from elmwright.jobs.terminal.wording import nearby
-from elmwright.jobs.tracking.store import artifact_folder, elsewhere, sqlite_file, with_login
+from elmwright.jobs.tracking.store import artifact_folder, sqlite_file
+from elmwright.jobs.tracking.tracking_state import TrackingState, read_tracking
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.storage.files import at, join
 
@@ -38,18 +41,18 @@ HOST = "127.0.0.1"
 PORT = 5000
 """The first port that is tried; MLflow's own."""
 PORTS = 100
-"""So many are tried, if none was asked for."""
+"""How many ports are tried if none was given."""
 START_SECONDS = 180.0
 """How long MLflow may take to start; a few seconds on a quiet machine."""
 STOP_SECONDS = 10.0
 FLAG_SECONDS = 0.1
-"""How soon a wish to stop is seen."""
+"""How often the request to stop is checked."""
 
 
 class Flag:
-    """What a signal handler may set at any time.
+    """A flag that a signal handler may set at any time.
 
-    Not a `threading.Event`: the main thread waits for it, and may hold its lock just then.
+    Not a `threading.Event`: the main thread waits for it, and may hold its lock at that moment.
     """
 
     def __init__(self) -> None:
@@ -94,14 +97,14 @@ def show(folder: RunFolder, port: int, opened: Callable[[str], object]) -> None:
             "run-missing", f"{folder.root} is not a run's folder (it has no config.json of a run)"
         )
     advise(saved, nearby(folder.config))
-    state = at(folder.tracking).read_json() or {}
-    if not (state.get("run_id") and state.get("experiment_id")):
+    state = read_tracking(folder.tracking)
+    if state is None or not (state.run_id and state.experiment_id):
         raise UserError(
             "run-missing",
             f"{nearby(folder.root)} has no charts yet: they begin with training"
             + (f"; the corpus report is {report}" if (report := _report(folder)) else ""),
         )
-    uri = _store(folder, str(saved["tracking"].get("uri") or ""))
+    uri = _store(folder)
     if uri.startswith(("http://", "https://")):
         links = _links(folder, state, without_secret(uri).rstrip("/"))
         _print("Open one of these in a browser:", links)
@@ -121,38 +124,32 @@ def show(folder: RunFolder, port: int, opened: Callable[[str], object]) -> None:
     print("\nMLflow has ended." if sys.stdout.isatty() else "MLflow has ended.", flush=True)
 
 
-def _store(folder: RunFolder, uri: str) -> str:
-    """The MLflow of a run, as a URI that holds in every folder; a moved file is put right."""
-    scheme = "sqlite:///"
-    if not uri:
-        uri = elsewhere(folder) or f"{scheme}{folder.mlflow / 'mlflow.db'}"
-    elif uri.startswith(scheme):
-        home = (at(folder.config).read_json() or {}).get("run", {}).get("dir", "")
-        place = from_project(folder.root, str(home), uri.removeprefix(scheme))
-        uri = f"{scheme}{Path(place).absolute()}"
+def _store(folder: RunFolder) -> str:
+    """The MLflow of a run, with an absolute path; a database that was moved is updated."""
+    uri = registry_of_run(folder.root)
     database = sqlite_file(uri)
-    if database is not None:
-        if not database.is_file():
-            raise UserError("file-missing", f"there is no MLflow database {database}; train first")
-        at_home(database)
-    return with_login(uri)
+    if database is None:
+        return uri
+    if not database.is_file():
+        raise UserError("file-missing", f"there is no MLflow database {database}; train first")
+    at_home(database)
+    return f"sqlite:///{database}"
 
 
-def _links(folder: RunFolder, state: dict[str, Any], address: str) -> dict[str, str]:
-    """What to open: the charts of this very run, its version if it is published, the report."""
-    run = f"experiments/{quote(state['experiment_id'])}/runs/{quote(state['run_id'])}"
-    # Without this word MLflow shows the page inside its menus for language-model applications.
+def _links(folder: RunFolder, state: TrackingState, address: str) -> dict[str, str]:
+    """The links to the charts of this run, its version if it is published, and the report."""
+    run = f"experiments/{quote(state.experiment_id or '')}/runs/{quote(state.run_id)}"
+    # Without this parameter MLflow shows the page inside its menus for language-model applications.
     charts = f"{address}/#/{run}/model-metrics?workflowType=machine_learning"
-    found = {"charts": charts}
-    published = at(folder.published).read_json()
+    links = {"charts": charts}
+    published = read_published(folder.published)
     if published:
-        found["model"] = f"{address}/#/models/{quote(published['name'])}/versions/" + str(
-            published["version"]
-        )
+        model = f"{quote(published.name)}/versions/{published.version}"
+        links["model"] = f"{address}/#/models/{model}"
     report = _report(folder)
     if report:
-        found["report"] = report
-    return found
+        links["report"] = report
+    return links
 
 
 def _report(folder: RunFolder) -> str:

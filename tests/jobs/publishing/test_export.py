@@ -131,6 +131,24 @@ def test_a_bundle_with_another_perplexity_than_the_trainers_is_never_written(
         assert not list(tmp_path.iterdir())
 
 
+def test_weights_that_were_not_copied_exactly_are_never_written(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Path(list_checkpoints(trained / "train" / "checkpoints")[-1].path)
+    other = list_checkpoints(trained / "train" / "checkpoints")[0].path
+    copyfile = shutil.copyfile
+
+    def copy_other(source: Path, target: Path) -> None:
+        wrong = source == checkpoint / "model.safetensors"
+        copyfile(Path(other) / source.name if wrong else source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", copy_other)
+    monkeypatch.setattr(export_module, "measure", lambda *_: ({}, ""))
+    with pytest.raises(Failed, match="were not copied exactly"):
+        export_run(str(trained), "latest", str(tmp_path / "bundle"), overrides=[])
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["char_embed", "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/B"])
 def test_a_bundle_whose_weights_differ_a_little_is_never_written(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

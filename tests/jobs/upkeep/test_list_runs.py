@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from elmwright.jobs.checkpoints.contents import SavedScore, TrainingResult
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.runbook.find_run import find_run
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.upkeep.list_runs import ago, as_table, list_runs, measure
+from elmwright.pipeline.records import to_data
 from tests.support.tiny_runs.started_run import start, write
 
 
@@ -29,7 +31,13 @@ def trained_to(root: Path, step: int, perplexity: float = 0.0) -> None:
 
 def finish(root: Path) -> None:
     trained_to(root, 12)
-    write(root / "train" / "result.json", {"step": 12, "evaluation": {"h": {"perplexity": 1234.5}}})
+    result = TrainingResult(
+        step=12,
+        checkpoint="step-00000012",
+        checkpoint_sha256="0" * 64,
+        evaluation={"h": SavedScore(perplexity=1234.5, tokens=1)},
+    )
+    write(root / "train" / "result.json", to_data(result))
     write(root / "bundle" / "SHA256SUMS", "")
     write(root / "published.json", {})
 

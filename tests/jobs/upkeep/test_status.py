@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from elmwright.jobs.checkpoints.contents import SavedScore, TrainingResult
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.runbook.submission import State, Submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.send import prepare
 from elmwright.jobs.upkeep.status import as_lines, read_progress
+from elmwright.pipeline.records import to_data
 from tests.support.tiny import write_config
 from tests.support.tiny_runs.started_run import write
 
@@ -74,7 +76,13 @@ def test_a_training_run_tells_how_far_it_is(sent: Submission) -> None:
 def test_a_trained_run_has_its_final_perplexity_and_the_next_stage(sent: Submission) -> None:
     root = Path(sent.dir)
     write(root / "corpus" / "MANIFEST.json", {})
-    write(root / "train" / "result.json", {"step": 12, "evaluation": {"test": {"perplexity": 7.5}}})
+    result = TrainingResult(
+        step=12,
+        checkpoint="step-00000012",
+        checkpoint_sha256="0" * 64,
+        evaluation={"test": SavedScore(perplexity=7.5, tokens=1)},
+    )
+    write(root / "train" / "result.json", to_data(result))
     progress = read_progress(sent)
     assert progress is not None
     assert progress.stage == "export"

@@ -18,10 +18,12 @@ import pytest
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.publishing.promotion import publish_bundle
+from elmwright.jobs.publishing.publish import Published
 from elmwright.jobs.registry.mlflow_registry import MlflowRegistry
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.tracking.tracker import Tracker
 from elmwright.jobs.upkeep import ui
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import at
 from tests.support.browser import Browser, chromium
 from tests.support.servers import free_port
@@ -137,7 +139,7 @@ def test_a_server_that_is_there_is_linked_to_and_none_is_started(
     _, folder = write_run(tmp_path, tracking_uri="http://mlflow.lab:5000/")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@mlflow.lab:5000")
     at(folder.tracking).write_json({"uri": "x", "run_id": "abc", "experiment_id": "7", "cursor": 0})
-    at(folder.published).write_json({"name": "my model", "version": 3})
+    at(folder.published).write_json(to_data(Published("my model", 3, "candidate", "0", "x")))
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda link: bool(opened.append(link)) or True)
     monkeypatch.setattr(subprocess, "Popen", None)
@@ -203,7 +205,8 @@ def test_a_browser_shows_charts_in_order_and_a_clean_console(
     folder = shown[1]
     registry = MlflowRegistry(f"sqlite:///{folder.mlflow / 'mlflow.db'}")
     version = publish_bundle(registry, bundle, "tiny", "candidate")
-    at(folder.published).write_json({"name": "tiny", "version": version})
+    published = Published("tiny", version, "candidate", "0", registry.uri)
+    at(folder.published).write_json(to_data(published))
     here, port = Path(folder.root).parents[1], str(free_port())
     with serving("runs/tiny", "--port", port, cwd=here) as links, Browser() as browser:
         browser.open(links["charts"])
