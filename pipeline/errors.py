@@ -2,7 +2,7 @@
 
 `UserError`: the user can put it right (exit 2). `Interrupted`: the same command resumes (75).
 `Failed`: the run could not continue (1). An `OSError` whose cause is known (a full disk) becomes a
-UserError. Any other exception is a defect; the command writes its traceback to a file.
+UserError. Any other exception is a defect, and the command writes its traceback to a file.
 
 Every UserError has a code for programs. Codes are stable; docs/errors.md lists them.
 """
@@ -60,7 +60,7 @@ class UserError(Exception):
     """A mistake that the user can put right: a code, and what happened and what to do."""
 
     def __init__(self, code: Code, sentence: str) -> None:
-        # Both are arguments of Exception: so the error survives pickling, as Ray does it.
+        # Both are arguments of Exception, so that Ray can pickle the error.
         super().__init__(code, sentence)
         self.code: Code = code
 

@@ -1,11 +1,10 @@
-"""How long work tells how far it is, without knowing who is watching.
+"""How long work reports its progress, without knowing how it is shown.
 
-A stage takes a `Progress` and opens a bar with it; what a bar looks like (a live display, a plain
-line a minute, nothing) is decided by the caller. `Stage` makes one bar of several pieces of work
-that are one thing to a user.
+A stage takes a `Progress` and opens a bar with it. The caller decides what a bar looks like: a live
+display, a plain line per minute, or nothing. `Stage` shows several pieces of work as one bar.
 
-Digests are computed in many places, deep below whoever shows a bar. They tell `count_bytes` what
-they have read, and `counting_bytes` says who wants to know.
+Digests are computed in many places, deep below the code that shows a bar. They call `count_bytes`,
+which reports to the bar of `counting_bytes`.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Protocol
 
 
 class Advance(Protocol):
-    """Report that this many more units are done, and how fast it goes."""
+    """Report that this many more units are done, and how fast."""
 
     def __call__(self, n: int, detail: str = "", /) -> None: ...
 
@@ -23,18 +22,17 @@ class Advance(Protocol):
 Progress = Callable[[str, int, str], AbstractContextManager[Advance]]
 """`with progress("cleaning", 40, "files") as advance: advance(1, "1,000 words/s")`
 
-An empty unit means that only the share of the total says something. The detail given last is what
-a finished bar says of itself."""
+With an empty unit, only the share of the total is shown. A finished bar shows the last detail."""
 
 
 @contextmanager
 def silent(_name: str, _total: int, _unit: str) -> Iterator[Advance]:
-    """A progress display nobody sees, for tests and notebooks."""
+    """A progress display that shows nothing, for tests and notebooks."""
     yield lambda _n, _detail="": None
 
 
 def plural(count: int, unit: str, many: str = "") -> str:
-    """1 shard, 2 shards, 1,200 shards; `many` for plurals that take more than an ending."""
+    """1 shard, 2 shards, 1,200 shards; `many` is an irregular plural."""
     if count == 1:
         return f"1 {unit}"
     if not many:
@@ -49,8 +47,8 @@ SHARE = 1000
 class Stage:
     """One bar for several pieces of work, each of which knows only its own size.
 
-    How many pieces there will be is said beforehand, roughly: fewer leave a jump at the end, and
-    more share what is left.
+    The number of pieces is an estimate: with fewer, the bar jumps at the end, and with more, they
+    share the rest of the bar.
     """
 
     def __init__(self, advance: Advance, pieces: int) -> None:
@@ -58,38 +56,37 @@ class Stage:
         self._advance, self._total = advance, pieces * SHARE
         self._pieces, self._begun, self._shown = pieces, 0, 0
         self.result = ""
-        """What the finished bar says."""
+        """The text of the finished bar."""
 
     @contextmanager
     def piece(self, total: int) -> Iterator[Advance]:
         """The next piece of the stage, of this many units."""
-        left = max(1, self._pieces - self._begun)
+        start = self._shown
+        width = (self._total - start) / max(1, self._pieces - self._begun)
         self._begun += 1
-        start, room = self._shown, (self._total - self._shown) / left
         done = 0
 
         def advance(n: int, detail: str = "", /) -> None:
             nonlocal done
             done += n
-            reached = start + int(room * done / total)
+            reached = start + int(width * done / total)
             self._advance(reached - self._shown, detail)
             self._shown = reached
 
         yield advance
 
     def finish(self) -> None:
-        """Fill the bar and give it its last word."""
+        """Fill the bar and show the result."""
         self._advance(self._total - self._shown, self.result)
-        self._shown = self._total
 
 
 @contextmanager
 def stage(progress: Progress, name: str, pieces: int) -> Iterator[Stage]:
     """A stage under the name a user would give it."""
     with progress(name, pieces * SHARE, "") as advance:
-        one = Stage(advance, pieces)
-        yield one
-        one.finish()
+        open_stage = Stage(advance, pieces)
+        yield open_stage
+        open_stage.finish()
 
 
 _counter: ContextVar[Advance | None] = ContextVar("counter", default=None)
@@ -106,7 +103,7 @@ def counting_bytes(advance: Advance) -> Iterator[None]:
 
 
 def count_bytes(n: int) -> None:
-    """The digest of so many bytes was computed, or is known already."""
+    """Report that the digest of `n` more bytes was computed, or is known already."""
     advance = _counter.get()
     if advance is not None:
         advance(n)

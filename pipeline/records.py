@@ -1,10 +1,9 @@
 """Dataclasses to and from plain data: the one way in which JSON and TOML become typed values.
 
 `to_data` gives dicts, lists and scalars. `from_data` builds a dataclass from them by the types of
-its fields, and names the first field that does not fit. Nothing is converted by guessing: a whole
-number may stand for a number, a list for a tuple, digits for the whole number that is a key of a
-table (JSON has no other keys than strings), and that is all. Where a dataclass has a method
-`from_text`, a string may stand for it.
+its fields, and names the first field that does not fit. Only these values are converted: a whole
+number for a number, a list for a tuple, digits for a whole number as a key of a table (JSON has
+only strings as keys), and a string for a dataclass with a method `from_text`.
 """
 
 import dataclasses

@@ -100,11 +100,8 @@ def _shard(path: Path, progress: Progress) -> str:
     for split in manifest.splits.values():
         for shard in split.shards:
             if Path(shard.tar).name == path.name:
-                try:
-                    with _bytes(progress, _deep_bytes([shard])):
-                        verify_shard(path, shard)
-                except ValueError as error:
-                    raise UserError("file-damaged", str(error)) from error
+                with _bytes(progress, _deep_bytes([shard])):
+                    verify_shard(path, shard)
                 return f"shard {path} ({shard.blocks} blocks)"
     raise UserError("file-missing", f"{path} is not in the manifest of its corpus")
 

@@ -10,13 +10,13 @@ the text as small integers into that table. So training touches no strings, the 
 batch are known for free, and another vocabulary needs no new shards (`remap`).
 
 On disk a block is one WebDataset sample of six members that numpy and json read with no code of
-ours: about 10 bytes a word for K = 1280, less for larger K, most of it the types' surface forms.
+ours: about 10 bytes per word for K = 1280, less for larger K, most of it the types' surface forms.
 Packing runs at 2 M words/s and more, reading at about 1,400 blocks/s with their streams (one core).
 """
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise, repeat
 
@@ -30,7 +30,7 @@ BOS, EOS, UNK = "<S>", "</S>", "<UNK>"
 BOS_ID, EOS_ID, UNK_ID = 0, 1, 2
 FORMAT = 1
 MEMBERS = ("block.json", "documents.npy", "ids.npy", "lengths.npy", "tokens.npy", "types.txt")
-"""The members of a block's sample, in the order in which they lie in the tar."""
+"""The members of a block's sample, in the order of the tar."""
 
 Ints = NDArray[np.int32]
 
@@ -67,7 +67,7 @@ class Streams:
     forward_targets: Ints
     """`w1…wn </S>`."""
     backward_inputs: Ints
-    """`</S> wn…w1`; the sentences stand in the same order as forward."""
+    """`</S> wn…w1`, with the sentences in the same order as forward."""
     backward_targets: Ints
     """`wn…w1 <S>`."""
     weights: NDArray[np.float32]
@@ -112,15 +112,11 @@ def streams(block: Block) -> Streams:
     )
 
 
-def _ids(types: Sequence[str], word_id: Mapping[str, int]) -> Ints:
-    ids = np.fromiter(map(word_id.get, types, repeat(UNK_ID)), np.int32, len(types))
-    ids[:2] = BOS_ID, EOS_ID
-    return ids
-
-
 def remap(block: Block, word_id: Mapping[str, int]) -> Block:
     """The same text under another vocabulary: ids looked up again from the surface forms."""
-    return replace(block, ids=_ids(block.types, word_id))
+    ids = np.fromiter(map(word_id.get, block.types, repeat(UNK_ID)), np.int32, len(block.types))
+    ids[:2] = BOS_ID, EOS_ID
+    return replace(block, ids=ids)
 
 
 def to_members(block: Block) -> dict[str, bytes]:
@@ -165,7 +161,7 @@ def from_members(members: Mapping[str, bytes]) -> Block:
 
 
 def _check(block: Block) -> None:
-    """Refuse a block whose parts contradict each other."""
+    """Raise ValueError if the parts of a block contradict each other."""
     n_types = len(block.types)
     if block.types[:2] != (BOS, EOS):
         raise ValueError(f"types do not begin with {BOS} and {EOS}")

@@ -7,7 +7,7 @@ can drift, and the number of processes may change between runs.
 
 The permutation is an argsort of our own 64-bit hash (the finaliser of splitmix64), not a numpy
 Generator, whose streams may change between versions. A permutation costs about 0.2 s and 8 MB for
-a million blocks, once an epoch.
+a million blocks, once per epoch.
 """
 
 from functools import lru_cache
@@ -84,6 +84,6 @@ def position(
 def block_at(
     seed: int, step: int, lane: int, lanes: int, blocks: int, windows_per_block: int
 ) -> tuple[int, int, int]:
-    """What a lane reads at a step: the epoch, the block's number in the split, the window in it."""
+    """What a lane reads at a step: epoch, number of the block in the split, window in the block."""
     epoch, slot, window = position(step, lane, lanes, blocks, windows_per_block)
     return epoch, int(block_order(seed, epoch, blocks)[slot]), window

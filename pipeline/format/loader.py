@@ -9,9 +9,9 @@ differ by at most one block. The stages are
 
 Sharing out comes before shuffling, as in `webdataset.WebDataset`: whatever seed or epoch a process
 has, all of them together see every sentence exactly once per epoch. A process shuffles the shards,
-then the blocks within each, by the keyed hash of (seed, epoch). So it has one shard open at a time,
-and that is no loss, because documents were shuffled globally when the corpus was built. Last comes
-a buffer of sentences.
+then the blocks within each, by the keyed hash of (seed, epoch). It reads one shard at a time, which
+is enough, because documents were shuffled globally when the corpus was built. Last comes a buffer
+of sentences.
 
 Blocks are read by `ShardReader`: each is compared with its sha256, in an object store too, and
 padding never appears. The stages are plain callables, so that a pipeline can be pickled.
@@ -29,6 +29,7 @@ from elmwright.pipeline.format.block import Block, sentences
 from elmwright.pipeline.format.lanes import keyed_hash
 from elmwright.pipeline.format.manifest import Manifest, Split
 from elmwright.pipeline.format.shards import ShardReader
+from elmwright.pipeline.progress import plural
 from elmwright.pipeline.storage.files import join
 from elmwright.pipeline.storage.object_store import with_patience
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 BUFFER = 10_000
 """Sentences among which the next one is drawn: a few megabytes."""
 FETCHES = 8
-"""Blocks of an object store that are fetched at a time."""
+"""Blocks that are fetched at a time."""
 
 Place = tuple[int, int]
 """(number of the shard in the split, number of the block in the shard)."""
@@ -83,9 +84,9 @@ class Places:
         if nodes > blocks:
             raise UserError(
                 "setting",
-                f"the split {self.split.name} of {self.corpus} has {blocks} "
-                f"block{'s' * (blocks != 1)} for {nodes} nodes, and each needs at least one; use "
-                "fewer nodes, or build the corpus with a smaller shards.block_steps",
+                f"the split {self.split.name} of {self.corpus} has {plural(blocks, 'block')} for "
+                f"{nodes} nodes, and each needs at least one; use fewer nodes, or build the corpus "
+                "with a smaller shards.block_steps",
             )
         for number, shard in enumerate(self.split.shards):
             for block in range(shard.blocks):
@@ -117,11 +118,10 @@ class Read:
     split: Split
 
     def __call__(self, places: Iterable[Place]) -> Iterator[tuple[int, Block]]:
-        for number, mine in groupby(places, lambda place: place[0]):
+        for number, group in groupby(places, lambda place: place[0]):
             shard = self.split.shards[number]
             reader = ShardReader(join(self.corpus, shard.tar), shard)
-            blocks = [block for _, block in mine]
-            for block in _read_ahead(reader, blocks):
+            for block in _read_ahead(reader, [block for _, block in group]):
                 yield number, block
 
 

@@ -54,7 +54,7 @@ class Shard:
     unknown: int
     """Of those words, how many are `<UNK>` to the vocabulary."""
     steps: int
-    """Real prediction steps a direction: words + sentences."""
+    """Real prediction steps in each direction: words + sentences."""
     padding: int
     """Steps of weight 0 that fill up blocks."""
     first_document: int = 0
@@ -83,17 +83,14 @@ class Split:
 
     @property
     def blocks(self) -> int:
-        """Blocks in all shards."""
         return sum(shard.blocks for shard in self.shards)
 
     @property
     def documents(self) -> int:
-        """Documents in all shards."""
         return sum(shard.documents for shard in self.shards)
 
     @property
     def sentences(self) -> int:
-        """Sentences in all shards."""
         return sum(shard.sentences for shard in self.shards)
 
     @property
@@ -103,7 +100,7 @@ class Split:
 
     @property
     def steps(self) -> int:
-        """Real prediction steps a direction: words + sentences."""
+        """Real prediction steps in each direction: words + sentences."""
         return sum(shard.steps for shard in self.shards)
 
     @property
@@ -113,7 +110,7 @@ class Split:
 
     @property
     def unk_share(self) -> float:
-        """Share of the targets (words and one mark a sentence) that are `<UNK>`."""
+        """Share of the targets (words and one mark per sentence) that are `<UNK>`."""
         return sum(shard.unknown for shard in self.shards) / max(1, self.steps)
 
 
@@ -135,7 +132,7 @@ class Vocab:
 
 @dataclass(frozen=True)
 class FunnelStep:
-    """What one rule did. The first step is what was read, the last what was kept."""
+    """What one rule dropped; the first step is what was read, the last is what was kept."""
 
     rule: str
     """The rule's name."""
@@ -152,13 +149,13 @@ class Input:
     """One file the corpus was built from."""
 
     path: str
-    """A URL, an absolute path, or one that is relative to the corpus folder."""
+    """A URL, an absolute path, or a path relative to the corpus folder."""
     bytes: int
     """Its size."""
     mtime_ns: int
-    """Its time of change: a quick sign that it is the same file still."""
+    """Its time of change, to see quickly that it is the same file."""
     sha256: str
-    """Its digest: the proof. Empty for objects in a store, which are not read twice."""
+    """Its digest; empty for objects in a store, which are not read twice."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +220,7 @@ class Manifest:
         return json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False).encode() + b"\n"
 
     def save(self, folder: str | Path) -> None:
-        """Write it, atomically: from now on the corpus is complete."""
+        """Write the manifest, atomically: then the corpus is complete."""
         at(join(folder, NAME)).write_bytes(self.to_json())
 
     @staticmethod

@@ -1,8 +1,8 @@
 """From tokenised texts to blocks, and to word counts, by array operations.
 
-`block.pack` says what a block is, sentence by sentence; this does the same for a whole shard at
-once, several times as fast: Arrow numbers the distinct words, and each block is then cut out of one
-array of numbers. A test holds the two to the same blocks. Words are counted the same way.
+A whole shard is packed at once: Arrow numbers the distinct words, and each block is then cut out of
+one array of numbers. That is several times as fast as packing sentence by sentence, and a test
+compares the two. Words are counted the same way.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ def words_of(texts: Sequence[str]) -> Words:
     ends = np.flatnonzero(between)
     last = breaks[ends]
     lengths = np.diff(np.flatnonzero(last), prepend=-1)
-    # Without the separators, words lie one after the other, as Arrow wants them.
+    # Arrow expects the words one after the other, without separators.
     offsets = np.zeros(ends.size + 1, np.int32)
     offsets[1:] = ends - np.arange(ends.size)
     buffers = [pyarrow.py_buffer(offsets), pyarrow.py_buffer(data[~between].tobytes())]
@@ -62,7 +62,7 @@ def words_of(texts: Sequence[str]) -> Words:
 def pack_words(
     found: Words, documents: NDArray[Any], word_id: Mapping[str, int], steps: int
 ) -> Iterator[Block]:
-    """The blocks that `block.pack` would make; `documents` are the numbers of the texts."""
+    """Texts as blocks of `steps` steps, filled in order; `documents` are the texts' numbers."""
     known = set(found.words)
     if BOS in known or EOS in known or "" in known:
         raise ValueError(f"{BOS} and {EOS} are marks, not words, and a word is not empty")

@@ -1,10 +1,10 @@
 """Shards: blocks in a tar that `webdataset` reads, with an index for reading any block at once.
 
 The tar is the same bytes every time (USTAR, time 0, owner 0, fixed names), so that a corpus built
-twice has the same digests. Beside `train-00003.tar` lies `train-00003.index.json` with the offset
-and size of every member of every block: `ShardReader.read` is one `pread` a block, no scan and no
-lock. The index also holds the sha256 of the bytes that such a read gives, and the manifest holds
-the sha256 of the index: a block is checked whenever it is read, in a chain from the manifest down.
+twice has the same digests. `train-00003.index.json`, beside `train-00003.tar`, has the offset and
+size of every member of every block: `ShardReader.read` reads one range per block, without a scan
+or a lock. The index also has the sha256 of each of these ranges, and the manifest has the sha256 of
+the index: a block is checked whenever it is read, in a chain from the manifest down.
 `read_tar` derives the index from the tar itself, and `verify_shard` compares the two.
 
 The tar is written here and not by `webdataset.TarWriter`, which gives the same bytes (`user=""`,
@@ -14,12 +14,11 @@ alone, with nothing stored and no digest taken, costs 20 % of the stage, 160 to 
 Measured by `tests/bench/bench_tar_writer.py` in CPU time, on 2 cores that had other work too.
 """
 
-import errno
 import hashlib
 import json
-import os
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
@@ -41,7 +40,7 @@ INDEX_FORMAT = 2
 _FAR = 1 << 60
 """Behind the end of any file."""
 INDEX_BYTES = 1 << 16
-"""An index is at most so much larger than its tar."""
+"""An index is larger than its tar by at most this."""
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_-]{1,60}\Z")
 """Names of splits: a dot would end the key of a WebDataset sample."""
 
@@ -49,7 +48,7 @@ Spans = list[list[tuple[int, int]]]
 """For every block, (offset, size) of its members in the order of `MEMBERS`."""
 
 Keeper = Callable[[str, Callable[[], bytes]], bytes]
-"""Gives the bytes of a sha256: those it has kept, or what the function given reads and checks."""
+"""Returns the bytes with a sha256: those it has kept, or what the function reads and checks."""
 
 
 def shard_name(split: str, number: int) -> str:
@@ -60,7 +59,7 @@ def shard_name(split: str, number: int) -> str:
 
 
 def index_path(tar: str | Path) -> str:
-    """Where the index of a tar lies."""
+    """The path of a tar's index."""
     return f"{str(tar).removesuffix('.tar')}.index.json"
 
 
@@ -102,7 +101,7 @@ def write_shard(folder: str | Path, split: str, number: int, blocks: Iterable[Bl
 
 
 class _Digest:
-    """A file that is written from beginning to end, its size and sha256 at hand."""
+    """A file that is written from beginning to end, with its size and sha256 so far."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._sha256, self.size = file, hashlib.sha256(), 0
@@ -117,7 +116,7 @@ class _Digest:
 
 
 def _write_block(file: _Digest, key: str, block: Block) -> tuple[list[tuple[int, int]], str]:
-    """Where the members lie, and the sha256 from the first one's begin to the last one's end."""
+    """The spans of the members, and the sha256 of the bytes from the first to the last."""
     spans = []
     members = to_members(block)
     whole = bytearray()
@@ -139,7 +138,7 @@ def _range(spans: list[tuple[int, int]]) -> tuple[int, int]:
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """What `tarfile` writes for a plain file of time 0 and owner 0, ten times as fast."""
+    """The header that `tarfile` writes for a file of time 0 and owner 0, ten times as fast."""
     field = name.encode("ascii")
     if len(field) > 100:
         raise ValueError(f"{name} is too long a name for a tar")
@@ -175,18 +174,13 @@ class ShardReader:
         """
         self.path = str(path)
         self._keep: Keeper = keep or (lambda _digest, read: read())
-        name = index_path(self.path)
-        try:
-            if shard is None:
-                data = self._read_index()
-            else:
-                digest = shard.index_sha256
-                data = self._keep(digest, lambda: self._checked(digest, name, self._read_index))
-        except FileNotFoundError as error:
-            raise UserError(
-                "file-damaged", f"{error.filename} is missing; {self._advice()}"
-            ) from None
         self._shard = shard
+        self._index = index_path(self.path)
+        if shard is None:
+            data = self._read_index()
+        else:
+            digest = shard.index_sha256
+            data = self._keep(digest, lambda: self._checked(digest, self._index, self._read_index))
         self._spans, self.digests = self._parse(data)
         """Places of each block's members, and the sha256 of its bytes."""
 
@@ -208,25 +202,20 @@ class ShardReader:
         try:
             block = from_members(members)
         except ValueError as error:
-            raise UserError(
-                "file-damaged", f"{what} is damaged ({error}); {self._advice()}"
-            ) from error
+            raise self._damaged(f"{what} is damaged ({error})") from error
         if self._shard is not None and block.padding > self._shard.padding:
-            raise UserError(
-                "file-damaged",
+            raise self._damaged(
                 f"{what} claims {block.steps} steps, and its shard has only {self._shard.padding} "
-                f"of padding; {self._advice()}",
+                "of padding"
             )
         return block
 
     def _read_index(self) -> bytes:
         """The index has fewer bytes than its tar: a block's members fill a kilobyte each."""
-        name = index_path(self.path)
-        sizes = [at(path).stat() for path in (name, self.path)]
-        for path, found in zip((name, self.path), sizes, strict=True):
-            if found is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return read_small(name, sum(found.bytes for found in sizes[1:] if found) + INDEX_BYTES)
+        index, tar = at(self._index).stat(), at(self.path).stat()
+        if index is None or tar is None:
+            raise self._damaged(f"{self.path if index else self._index} is missing")
+        return read_small(self._index, tar.bytes + INDEX_BYTES)
 
     def _checked(self, digest: str, what: str, read: Callable[[], bytes]) -> bytes:
         """The result of `read`, if it has that sha256; read again once, as a transfer may fail."""
@@ -234,43 +223,39 @@ class ShardReader:
             data = read()
             if sha256_bytes(data) == digest:
                 return data
-        raise UserError(
-            "file-damaged", f"{what} is damaged: its sha256 is not what it was; {self._advice()}"
-        )
+        raise self._damaged(f"{what} is damaged: its sha256 is not what it was")
 
     def _parse(self, data: bytes) -> tuple[NDArray[np.int64], list[str]]:
-        name = index_path(self.path)
         try:
             index = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise UserError(
-                "file-damaged", f"{name} is damaged ({error}); {self._advice()}"
-            ) from error
-        found = index.get("format") if isinstance(index, dict) else None
-        if found != INDEX_FORMAT or index.get("members") != list(MEMBERS):
+            raise self._damaged(f"{self._index} is damaged ({error})") from error
+        version = index.get("format") if isinstance(index, dict) else None
+        if version != INDEX_FORMAT or index.get("members") != list(MEMBERS):
             raise UserError(
                 "format",
-                f"{name} has format {found!r:.50}, and this version of elmwright reads format "
-                f"{INDEX_FORMAT}; build the corpus again",
+                f"{self._index} has format {version!r:.50}, and this version of elmwright reads "
+                f"format {INDEX_FORMAT}; build the corpus again",
             )
         try:
             spans = _spans(index["blocks"])
             digests = list(index["sha256"])
-            wrong = _problem(spans, digests)
+            problem = _problem(spans, digests)
         except (ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
-            wrong = f"{error!r:.100}"
-        if self._shard is not None and not wrong and len(spans) != self._shard.blocks:
-            wrong = f"{len(spans)} blocks, and the manifest says {self._shard.blocks}"
-        if wrong:
-            raise UserError("file-damaged", f"{name} is damaged ({wrong}); {self._advice()}")
+            problem = f"{error!r:.100}"
+        if self._shard is not None and not problem and len(spans) != self._shard.blocks:
+            problem = f"{len(spans)} blocks, and the manifest says {self._shard.blocks}"
+        if problem:
+            raise self._damaged(f"{self._index} is damaged ({problem})")
         return spans, digests
 
-    def _advice(self) -> str:
-        """How to find out what else is wrong, and how to put it right."""
+    def _damaged(self, what: str) -> UserError:
+        """The error to raise: what is damaged, and how to find out what else is."""
         corpus = self.path.rpartition("/")[0].rpartition("/")[0] or "CORPUS"
-        return (
-            f"`elmwright verify {corpus}` tells what is wrong; copy the file again, or remove it "
-            "and build the corpus again"
+        return UserError(
+            "file-damaged",
+            f"{what}; `elmwright verify {corpus}` tells what is wrong; copy the file again, or "
+            "remove it and build the corpus again",
         )
 
 
@@ -302,7 +287,7 @@ def _problem(spans: NDArray[np.int64], digests: list[Any]) -> str:
 
 
 def read_tar(path: str | Path) -> Spans:
-    """The index as the tar itself tells it, by scanning all headers: the slow way, to verify.
+    """The spans of a tar's members by its own headers: slow, to verify the index.
 
     Every header must be the very bytes that `tar_header` writes. So no extension of the format is
     followed, and a size is compared with the file's before anything is read.
@@ -320,10 +305,10 @@ def read_tar(path: str | Path) -> Spans:
             begin = offset + tarfile.BLOCKSIZE
             if length < 0 or head != tar_header(expected, length):
                 there = head[:100].rstrip(b"\x00").decode("ascii", "replace")
-                raise ValueError(f"{path} holds {there!r} where {expected} should be")
+                raise _damaged(f"{path} holds {there!r} where {expected} should be")
             offset = begin + length + -length % tarfile.BLOCKSIZE
             if offset > size:
-                raise ValueError(f"{path} claims {length} bytes of {expected}, and ends before")
+                raise _damaged(f"{path} claims {length} bytes of {expected}, and ends before")
             if position == 0:
                 spans.append([])
             spans[-1].append((begin, length))
@@ -331,49 +316,42 @@ def read_tar(path: str | Path) -> Spans:
             file.seek(offset)
     end = offset + 2 * tarfile.BLOCKSIZE
     if number % len(MEMBERS) or size != end + -end % tarfile.RECORDSIZE:
-        raise ValueError(f"{path} is not a whole tar: {number} members in {size} bytes")
+        raise _damaged(f"{path} is not a whole tar: {number} members in {size} bytes")
     return spans
 
 
 def verify_shard(path: str | Path, shard: Shard, *, deep: bool = True) -> None:
-    """Check a shard against its manifest entry; ValueError names the file and what is wrong.
+    """Check a shard against its manifest entry; UserError names the file and what is wrong.
 
     Deep also decodes every block and compares the index with the tar itself: its bytes are counted
     twice (`progress.count_bytes`), for the digest and for the blocks.
     """
-    found = at(path).stat()
-    size = found.bytes if found else 0
+    stat = at(path).stat()
+    size = stat.bytes if stat else 0
     if size != shard.bytes:
-        raise ValueError(f"{path} has {size} bytes, the manifest says {shard.bytes}")
+        raise _damaged(f"{path} has {size} bytes, the manifest says {shard.bytes}")
     if at(path).sha256() != shard.sha256:
-        raise ValueError(f"{path} was changed: its sha256 is not the manifest's")
-    try:
-        index = read_small(index_path(path), size + INDEX_BYTES)
-    except UserError as error:
-        raise ValueError(str(error)) from error
+        raise _damaged(f"{path} was changed: its sha256 is not the manifest's")
+    index = read_small(index_path(path), size + INDEX_BYTES)
     if sha256_bytes(index) != shard.index_sha256:
-        raise ValueError(f"{index_path(path)} was changed: its sha256 is not the manifest's")
+        raise _damaged(f"{index_path(path)} was changed: its sha256 is not the manifest's")
     if not deep:
         return
     spans = read_tar(path)
-    try:
-        reader = ShardReader(path, shard)
-    except UserError as error:
-        raise ValueError(str(error)) from error
+    reader = ShardReader(path, shard)
     if _index_json(shard.name, spans, reader.digests) != index:
-        raise ValueError(f"{index_path(path)} does not describe {path}")
-    counts = dict.fromkeys(("blocks", "sentences", "words", "padding"), 0)
-    try:
-        for number in range(len(reader)):
-            block = reader.read(number)
-            counts["blocks"] += 1
-            counts["sentences"] += block.lengths.size
-            counts["words"] += block.tokens.size
-            counts["padding"] += block.padding
-            before, behind = number * size // len(reader), (number + 1) * size // len(reader)
-            count_bytes(behind - before)
-    except UserError as error:
-        raise ValueError(str(error)) from error
+        raise _damaged(f"{index_path(path)} does not describe {path}")
+    counts = Counter(blocks=len(reader))
+    for number in range(len(reader)):
+        block = reader.read(number)
+        counts["sentences"] += block.lengths.size
+        counts["words"] += block.tokens.size
+        counts["padding"] += block.padding
+        count_bytes((number + 1) * size // len(reader) - number * size // len(reader))
     for name, count in counts.items():
         if count != getattr(shard, name):
-            raise ValueError(f"{path} has {count} {name}, the manifest says {getattr(shard, name)}")
+            raise _damaged(f"{path} has {count} {name}, the manifest says {getattr(shard, name)}")
+
+
+def _damaged(sentence: str) -> UserError:
+    return UserError("file-damaged", sentence)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import SHARDS, Manifest
 from elmwright.pipeline.format.shards import verify_shard
 from elmwright.pipeline.storage.files import at, join
@@ -25,6 +26,6 @@ def verify_corpus(manifest: Manifest, folder: str | Path, *, deep: bool = True) 
             if at(path).exists() and at(join(folder, shard.index)).exists():
                 try:
                     verify_shard(path, shard, deep=deep)
-                except ValueError as error:
+                except UserError as error:
                     problems.append(str(error))
     return problems

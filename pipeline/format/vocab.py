@@ -1,6 +1,6 @@
 """The vocabulary: which words the softmax can predict, and how often train has each.
 
-`vocab.txt` has one word a line: `<S>`, `</S>`, `<UNK>`, then by falling frequency in train, ties
+`vocab.txt` has one word per line: `<S>`, `</S>`, `<UNK>`, then by falling frequency in train, ties
 broken by the word's UTF-8 bytes, so that it is the same file wherever it is made. `counts.npy` has
 the exact number of train occurrences by id (sentences for the two marks, all words outside the
 vocabulary for `<UNK>`): the unigram model that a language model must beat.
@@ -47,7 +47,7 @@ def counts_by_id(words: list[str], counts: Mapping[str, int], sentences: int, to
 
 
 def save_vocab(prefix: str, words: list[str], counts: Counts) -> tuple[str, str]:
-    """Write `prefix`.vocab.txt and `prefix`.counts.npy; their sha256."""
+    """The sha256 of `prefix`.vocab.txt and `prefix`.counts.npy, which are written here."""
     buffer = io.BytesIO()
     np.save(buffer, counts, allow_pickle=False)
     text = "".join(f"{word}\n" for word in words).encode()
@@ -57,7 +57,7 @@ def save_vocab(prefix: str, words: list[str], counts: Counts) -> tuple[str, str]
 
 
 def load_vocab(path: str | Path) -> list[str]:
-    """Read a vocabulary file; a word's line number is its id."""
+    """The words of a vocabulary file, by id."""
     try:
         words = read_words(path)
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def load_vocab(path: str | Path) -> list[str]:
         if not word or word.split() != [word]:
             raise UserError(
                 "vocabulary",
-                f"line {number} of {path} is empty or holds white space; one word a line",
+                f"line {number} of {path} is empty or has white space; write one word per line",
             )
         if word in seen:
             raise UserError(
@@ -86,7 +86,7 @@ def load_vocab(path: str | Path) -> list[str]:
 
 
 def load_counts(path: str | Path) -> Counts:
-    """Read `counts.npy`."""
+    """The counts in `counts.npy`, by id."""
     try:
         counts: Counts = read_row(read_small(path, TEXT_BYTES)).astype(np.int64)
     except ValueError as error:

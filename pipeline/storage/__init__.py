@@ -1,5 +1,5 @@
 """Files on a disk or in an object store, by path or URL, written whole or not at all.
 
-`files.py` hands on bytes and file facts, `untrusted.py` checked JSON and arrays. Every other room
-reads and writes through it. May import config, progress and errors.
+`files.at` turns a path into a location with methods, and `untrusted.py` reads checked JSON and
+arrays. All other rooms read and write files through it. May import config, progress and errors.
 """

@@ -1,11 +1,11 @@
-"""Reading files that may be damaged or hostile: nothing is held that the bytes do not bear out.
+"""Reading files that may be damaged or hostile, without trusting the sizes they claim.
 
-A few bytes can claim anything: a JSON number that asks for 10⁹ layers, an npy header of 10¹² rows,
-a sparse file of a terabyte, brackets nested a million deep. So the size of a file is looked at
-before it is read, JSON gives an object or one sentence, and an array is as long as its bytes.
+A few bytes can claim anything: a JSON number of 10⁹ layers, an npy header of 10¹² rows, a sparse
+file of a terabyte, brackets nested a million deep. So the size of a file is checked before it is
+read, JSON becomes an object or a UserError, and an array is as long as its bytes.
 
 The limits here are far above what this program writes. Sizes that a model or a corpus may choose
-are not limited by a number but compared with the files that hold it, by whoever reads those.
+have no fixed limit: their readers compare them with the sizes of the files.
 """
 
 import io
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TEXT_BYTES = 1 << 30
-"""The largest vocabulary: a hundred million words."""
+"""The largest vocabulary file: a hundred million words."""
 LINE_BYTES = 1 << 20
 """Lines of a vocabulary are shorter than this."""
 _NO_HEADER = (
@@ -37,7 +37,7 @@ _NO_HEADER = (
     OSError,
     TokenError,
 )
-"""What numpy raises about a header that is none: it parses Python."""
+"""What numpy raises about an invalid header, which it parses as Python."""
 _PLAIN_ROW = re.compile(
     rb"\x93NUMPY\x01\x00(?P<length>..)\{'descr': '(?P<type>[<|][iu][1248])', "
     rb"'fortran_order': False, 'shape': \((?P<rows>\d{1,18}),\), \} *\n",
@@ -51,10 +51,10 @@ AGAIN = "copy it again from where it came from"
 
 def read_small(path: str | Path, limit: int = JSON_BYTES) -> bytes:
     """The content of a file of at most `limit` bytes."""
-    found = at(path).stat()
-    if found is not None and found.bytes > limit:
+    stat = at(path).stat()
+    if stat is not None and stat.bytes > limit:
         raise UserError(
-            "file-damaged", f"{path} has {found.bytes:,} bytes, and such a file is small; {AGAIN}"
+            "file-damaged", f"{path} has {stat.bytes:,} bytes, and such a file is small; {AGAIN}"
         )
     try:
         with explained(Path(path)):
@@ -72,7 +72,7 @@ def read_small(path: str | Path, limit: int = JSON_BYTES) -> bytes:
 
 
 def parse_object(data: bytes, where: str | Path, advice: str = AGAIN) -> dict[str, Any]:
-    """The object in some JSON; UserError where there is none."""
+    """The object in some JSON; UserError if there is none."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -83,17 +83,17 @@ def parse_object(data: bytes, where: str | Path, advice: str = AGAIN) -> dict[st
 
 
 def read_object(path: str | Path, limit: int = JSON_BYTES) -> dict[str, Any]:
-    """The object in a JSON file of at most `limit` bytes; UserError where there is none."""
+    """The object in a JSON file of at most `limit` bytes; UserError if there is none."""
     return parse_object(read_small(path, limit), path)
 
 
 def read_words(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 file. Only the newline ends a line: words may hold other separators."""
-    found = at(path).stat()
-    if found is not None and found.bytes > TEXT_BYTES:
+    """The lines of a UTF-8 file. Only a newline ends a line: words may contain other separators."""
+    stat = at(path).stat()
+    if stat is not None and stat.bytes > TEXT_BYTES:
         raise UserError(
             "file-damaged",
-            f"{path} has {found.bytes:,} bytes, too many for a list of words; {AGAIN}",
+            f"{path} has {stat.bytes:,} bytes, too many for a list of words; {AGAIN}",
         )
     data = bytearray()
     with at(path).reading() as file:
@@ -113,12 +113,12 @@ def read_words(path: str | Path) -> list[str]:
 
 
 def read_row(data: bytes, kinds: str = "iu") -> "NDArray[Any]":
-    """The row of integers in the bytes of an npy file; ValueError where there is none.
+    """The row of integers in the bytes of an npy file; ValueError if there is none.
 
-    `kinds` are numpy's letters for what the row may hold. numpy would allocate what the header
-    claims before it looks for the bytes.
+    `kinds` are numpy's letters for the types allowed. numpy itself would allocate what the header
+    claims before it looks at the bytes.
     """
-    import numpy as np  # here: the help of the command must not wait for it
+    import numpy as np  # here: `elmwright --help` must not wait for it
 
     if plain := _PLAIN_ROW.match(data):
         dtype, rows, begin = np.dtype(plain["type"].decode()), int(plain["rows"]), plain.end()
@@ -139,14 +139,14 @@ def read_row(data: bytes, kinds: str = "iu") -> "NDArray[Any]":
         raise ValueError(f"not a numpy array: {reason:.100}") from error
     if len(shape) != 1 or dtype.kind not in kinds or dtype.hasobject:
         raise ValueError("not a row of integers")
-    left = len(data) - file.tell()
-    if not whole(shape[0]) or left != shape[0] * dtype.itemsize:
-        raise ValueError(f"not a numpy array: {left} bytes for {shape[0]!r:.30} rows")
+    size = len(data) - file.tell()
+    if not whole(shape[0]) or size != shape[0] * dtype.itemsize:
+        raise ValueError(f"not a numpy array: {size} bytes for {shape[0]!r:.30} rows")
     return np.frombuffer(data, dtype, shape[0], file.tell())
 
 
 def whole(value: Any, least: int = 0, most: int = 2**63 - 1) -> bool:
-    """Whether this is a whole number in a range, and not something that Python takes for one."""
+    """Whether this is an int in a range, and not a bool."""
     return type(value) is int and least <= value <= most
 
 

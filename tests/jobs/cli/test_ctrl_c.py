@@ -99,7 +99,7 @@ def test_an_export_stops_at_once_and_the_same_command_gives_the_same_bytes(
     command = "export", trained, "-o", target
     for place in (
         "elmwright.jobs.training.loop.heldout_pass.nll",
-        "elmwright.pipeline.storage.location.Location.sha256",
+        "elmwright.jobs.bundles.bundle._sha256",
     ):
         check_stopped(Slow(tmp_path / "mark", place, *command), how)
         assert [path.name for path in tmp_path.iterdir()] == ["mark"]
@@ -116,7 +116,7 @@ def test_an_export_stops_at_once_and_the_same_command_gives_the_same_bytes(
             "elmwright.jobs.training.loop.heldout_pass.nll",
             ["eval", "{bundle}", "--corpus", "{trained}"],
         ),
-        ("elmwright.pipeline.storage.location.Location.sha256", ["verify", "{bundle}"]),
+        ("elmwright.jobs.bundles.bundle._sha256", ["verify", "{bundle}"]),
         ("elmwright.jobs.using.score.nll", ["score", "{bundle}", "{text}", "-o", "{out}.tsv"]),
         (
             "elmwright.jobs.using.embed.choose_layers",

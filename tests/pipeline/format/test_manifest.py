@@ -3,12 +3,11 @@
 import json
 import string
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import FunnelStep, Input, Manifest, Shard, Split, Vocab
+from tests.support.mistakes import mistake
 
 counts = st.integers(0, 10**12)
 digests = st.text(string.hexdigits.lower(), min_size=64, max_size=64)
@@ -70,5 +69,5 @@ def test_a_changed_shard_or_vocabulary_changes_the_fingerprint(tmp_path_factory,
     old = place[0][place[1]]
     place[0][place[1]] = ("1" if old[0] != "1" else "2") + old[1:]
     (folder / "MANIFEST.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="was changed after it was written"):
+    with mistake("file-damaged", "MANIFEST.json", "changed"):
         Manifest.load(folder)
