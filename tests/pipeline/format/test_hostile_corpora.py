@@ -243,7 +243,7 @@ def test_a_tar_that_is_not_as_written_is_named_without_being_unpacked(tmp_path: 
         ("more behind it", good + b"more"),
         ("another name", tar_header("x" * 40, 10) + good[512:]),
     ]
-    wrong, refused = refusals(cases, put(path), lambda: read_tar(path), str(path), (ValueError,))
+    wrong, refused = refusals(cases, put(path), lambda: read_tar(path), str(path))
     assert wrong == []
     assert refused >= len(cases) - 2, "an empty one and zeros may be shards of nothing"
 

@@ -241,7 +241,7 @@ def test_missing_corpus_split_or_text_is_refused(
         elmwright.shards("nothing")
     with mistake("split-missing", "'test'", "train, valid"):
         elmwright.shards(corpus, "test")
-    with mistake("argument", "shuffle", "epoch"):
+    with mistake("input", "shuffle", "epoch"):
         elmwright.shards(corpus, shuffle=-1)
     empty = Manifest.load(corpus)
     splits = {**empty.splits, "none": Split("none", ())}
