@@ -33,7 +33,7 @@ class Source:
     """How often a document is taken: 0.1 keeps every tenth (by its hash), 2.5 takes each twice and
     every second one a third time. Held-out documents are never repeated."""
     format: Literal["auto", "text", "jsonl", "parquet", "warc", "html"] = "auto"
-    """What the files are; "auto" goes by their endings, and takes the unknown for text."""
+    """What the files are; "auto" decides by their endings, and reads unknown endings as text."""
     documents: Literal["", "blank-line", "line", "file"] = ""
     """As corpus.documents, for this source."""
     text_field: str = ""
@@ -45,7 +45,7 @@ class Source:
 
     @classmethod
     def from_text(cls, path: str) -> "Source":
-        """A source of which only the path is given."""
+        """A source with only a path."""
         return cls(path=path)
 
 
@@ -175,11 +175,11 @@ class CorpusConfig:
     ({valid = 0.01, test = 0.01}), or files of their own ({valid = ["valid.txt"]}), which are never
     filtered; what train shares with those is removed from train (see heldout_overlap)."""
     heldout_overlap: Literal["drop", "keep"] = "drop"
-    """What to do with text of train that a held-out set given as files holds too: drop it from
-    train, or keep it, where a benchmark's own protocol is to be followed."""
+    """What to do with text of train that is also in a held-out set given as files: drop it from
+    train, or keep it, where a benchmark's protocol requires that."""
     decontaminate: tuple[str, ...] = ()
     """Evaluation files: documents that share an n-gram with them are removed and listed in
-    decontaminated.jsonl. Held-out sets given as files are treated so too, unless heldout_overlap
+    decontaminated.jsonl. The same is done for held-out sets given as files, unless heldout_overlap
     is "keep"."""
     decontaminate_ngram: Natural = 13
     """Words of such an n-gram; capitals and punctuation do not matter."""
@@ -191,9 +191,9 @@ class CorpusConfig:
     """Encoding of the sources: "auto" detects it, file by file, wherever UTF-8 does not fit."""
     strict: bool = False
     """Stop at the first broken file or record, instead of counting it, noting it in
-    quarantine.jsonl and going on."""
+    quarantine.jsonl and continuing."""
     max_document_mb: Count = 32
-    """Larger documents are put aside as broken, in megabytes: nothing is held in memory twice."""
+    """The largest document in megabytes; larger ones count as broken, to limit memory."""
     cut_documents: Annotated[
         int, Bound("0, or at least 500 characters", lambda value: value == 0 or value >= 500)
     ] = 0
@@ -201,9 +201,9 @@ class CorpusConfig:
     paragraphs where there are any, before anything else is done with them; 0 cuts none. For novels
     and the like, of which a held-out share would be a whole one or none: 10000 is some pages."""
     normalise: bool = True
-    """Bring text into one normal form: Unicode NFC, nothing invisible, every kind of blank a space.
-    Without it only control characters and white space are put in order, as for a benchmark whose
-    words must stay what they are."""
+    """Normalise text: Unicode NFC, nothing invisible, every kind of blank a space. Without it only
+    control characters and white space are cleaned up, as for a benchmark whose words must not
+    change."""
     quotes: Literal["keep", "straight"] = "keep"
     """Keep typographic quotes and dashes, or write them as ' " and -."""
     mojibake: bool = True
@@ -265,7 +265,7 @@ class CorpusConfig:
     """How much input one task reads, in megabytes."""
 
     def __post_init__(self) -> None:
-        """Let a bare path stand for a source, as it does in a config file."""
+        """Turn bare paths into sources, as in a config file."""
         sources = (Source(s) if isinstance(s, str) else s for s in self.sources)
         object.__setattr__(self, "sources", tuple(sources))
 
@@ -288,7 +288,7 @@ class VocabConfig:
     """Which words the softmax can predict. Inputs are spelled, so they need no vocabulary."""
 
     file: str = ""
-    """A vocabulary file to use instead of making one: a word a line, <S>, </S>, <UNK> first."""
+    """A vocabulary file to use instead of making one: one word per line, first <S>, </S>, <UNK>."""
     max_size: Annotated[
         int, Bound("at least 4: <S>, </S>, <UNK> and a word", lambda value: value >= 4)
     ] = 800_000
@@ -299,7 +299,7 @@ class VocabConfig:
 
 @dataclass(frozen=True)
 class ShardsConfig:
-    """How the training data lies on disk."""
+    """How the training data is stored."""
 
     block_steps: BlockSteps = 2560
     """Prediction steps in a block: a multiple of train.window, at most 4,194,304."""

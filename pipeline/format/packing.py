@@ -60,27 +60,26 @@ def words_of(texts: Sequence[str]) -> Words:
 
 
 def pack_words(
-    found: Words, documents: NDArray[Any], word_id: Mapping[str, int], steps: int
+    words: Words, documents: NDArray[Any], word_id: Mapping[str, int], steps: int
 ) -> Iterator[Block]:
     """Texts as blocks of `steps` steps, filled in order; `documents` are the texts' numbers."""
-    known = set(found.words)
-    if BOS in known or EOS in known or "" in known:
+    if {BOS, EOS, ""} & set(words.words):
         raise ValueError(f"{BOS} and {EOS} are marks, not words, and a word is not empty")
-    ids = np.fromiter(map(word_id.get, found.words, repeat(UNK_ID)), np.int32, len(found.words))
-    lengths, owners = _pieces(found.lengths, np.repeat(documents, found.sentences), steps - 1)
-    taken = np.concatenate([[0], np.cumsum(lengths + 1)])
-    words = np.concatenate([[0], np.cumsum(lengths)])
+    ids = np.fromiter(map(word_id.get, words.words, repeat(UNK_ID)), np.int32, len(words.words))
+    lengths, owners = _pieces(words.lengths, np.repeat(documents, words.sentences), steps - 1)
+    step_starts = np.concatenate([[0], np.cumsum(lengths + 1)])
+    word_starts = np.concatenate([[0], np.cumsum(lengths)])
     begin = 0
     while begin < lengths.size:
-        end = int(np.searchsorted(taken, taken[begin] + steps, side="right")) - 1
-        numbers = found.numbers[words[begin] : words[end]]
+        end = int(np.searchsorted(step_starts, step_starts[begin] + steps, side="right")) - 1
+        numbers = words.numbers[word_starts[begin] : word_starts[end]]
         distinct, first, place = np.unique(numbers, return_index=True, return_inverse=True)
         order = np.argsort(first)
         rank = np.empty(order.size, np.int32)
         rank[order] = np.arange(2, order.size + 2)
         distinct = distinct[order]
         yield Block(
-            types=(BOS, EOS, *map(found.words.__getitem__, distinct.tolist())),
+            types=(BOS, EOS, *map(words.words.__getitem__, distinct.tolist())),
             ids=np.concatenate([[BOS_ID, EOS_ID], ids[distinct]]).astype(np.int32),
             tokens=rank[place],
             lengths=lengths[begin:end].astype(np.int32),
