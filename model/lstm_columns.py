@@ -99,15 +99,15 @@ class Columns:
             end = None if end is None else end.transpose(1, 2)
             backward_step(parts, before, cell[t], tanh_cell[t], dh, dc, end, part, clips.cell)
             gates[t].copy_(dz)
+        dm0 = w_rec.bmm(dz).transpose(1, 2)
         flat = window.gates.flatten(2)
         read = y.new_empty(y.size(0), w.size(1), *y.shape[2:])  # by the gates: [x; m_before]
         _copy_columns(read[:, :width], x)
         read[:, width:, 0] = m0.transpose(1, 2)
         read[:, width:, 1:] = y[:, :, :-1]
-        dx = _by_step(w[:, :width].bmm(flat).view(*x.shape[:1], width, *x.shape[1:3]))
         dw = read.flatten(2).bmm(flat.transpose(1, 2))
         dw_proj = window.tanh_cells.flatten(2).bmm(dm.flatten(2).transpose(1, 2))
-        dm0 = w_rec.bmm(dz).transpose(1, 2)
+        dx = _by_step(w[:, :width].bmm(flat).view(*x.shape[:1], width, *x.shape[1:3]))
         return dx, dw, flat.sum(2), dw_proj, dc.transpose(1, 2), dm0
 
 
