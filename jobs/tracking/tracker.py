@@ -137,9 +137,9 @@ class Tracker:
                     log.warning("tracking: MLflow answers again, and has everything")
                 self._error = None
             except Exception as error:
-                if self._error is None:  # once an outage, however long it is
+                if self._error is None:  # once per outage
                     log.warning(
-                        "tracking: %s; training goes on, and MLflow is sent everything when it "
+                        "tracking: %s; training continues, and MLflow gets everything when it "
                         "answers",
                         for_others(str(error)),
                     )
@@ -265,7 +265,7 @@ class Tracker:
         self._flush(pending, position)
 
     def _tag(self, record: ValuesRecord) -> None:
-        """What is said once: tags, each sent when it is first seen or has changed."""
+        """Send the tags of a record, each when it is new or has changed."""
         if isinstance(record, Evaluation):
             self._evaluated[record.step] = record.time
         tags = tagged(record.kind, record.step, record.values)
