@@ -24,13 +24,14 @@ pytestmark = pytest.mark.slow(78)
 SLOW = """
 import sys, time
 from pathlib import Path
-import {module} as module
-real = module.{name}
+from pkgutil import resolve_name
+owner = resolve_name({owner!r})  # a module, or a class in one
+real = getattr(owner, {name!r})
 def slow(*arguments, **named):
     Path({mark!r}).touch()
     time.sleep({seconds})
     return real(*arguments, **named)
-module.{name} = slow
+setattr(owner, {name!r}, slow)
 from elmwright.jobs.stages.corpus import Corpus
 Corpus.is_done = lambda *_: True
 from elmwright.jobs.cli.command import main
@@ -48,9 +49,9 @@ class Slow:
     """A command of which one function takes its time."""
 
     def __init__(self, mark: Path, place: str, *arguments: object, seconds: float = 120) -> None:
-        module, _, name = place.rpartition(".")
+        owner, _, name = place.rpartition(".")
         mark.unlink(missing_ok=True)
-        script = SLOW.format(module=module, name=name, mark=str(mark), seconds=seconds)
+        script = SLOW.format(owner=owner, name=name, mark=str(mark), seconds=seconds)
         self.process = subprocess.Popen(
             [sys.executable, "-c", script, *map(str, arguments)],
             stdout=subprocess.PIPE,
