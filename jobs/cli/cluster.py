@@ -9,7 +9,7 @@ from dataclasses import replace
 from elmwright.jobs.cli.output import print_json
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.runbook import runbook
-from elmwright.jobs.runbook.find_run import find_attempts, last_holder, user_of
+from elmwright.jobs.runbook.find_run import find_attempts, last_holder, running_command
 from elmwright.jobs.runbook.submission import Job
 from elmwright.jobs.runbook.target import Target, find_target
 from elmwright.jobs.submit import send
@@ -45,26 +45,27 @@ def submit(options: Namespace) -> int:
     if not options.json:
         return _announce(job, follow=options.follow)
     handle = to_data(job.handle)
-    keys = {"run": submission.run, "id": submission.id, "dir": submission.dir, "handle": handle}
-    print(json.dumps(keys))
+    summary = {"run": submission.run, "id": submission.id, "dir": submission.dir, "handle": handle}
+    print(json.dumps(summary))
     return _follow(job) if options.follow else DONE
 
 
 def _announce(job: Job, *, follow: bool) -> int:
-    """Print how to watch a job that was sent, and with `follow` its log."""
-    sent = job.submission
+    """Print the commands for a submitted job; with `follow`, print its log and return its code."""
+    submission = job.submission
+    run = submission.run
     print(
-        f"submitted {sent.id} to {sent.target} (elmwright {sent.version})\n"
-        f"  watch   elmwright status {sent.run}\n"
-        f"  follow  elmwright logs -f {sent.run}\n"
-        f"  stop    elmwright cancel {sent.run}",
+        f"submitted {submission.id} to {submission.target} (elmwright {submission.version})\n"
+        f"  watch   elmwright status {run}\n"
+        f"  follow  elmwright logs -f {run}\n"
+        f"  stop    elmwright cancel {run}",
         flush=True,
     )
     return _follow(job) if follow else DONE
 
 
 def _follow(job: Job) -> int:
-    """Print the log of a job until it ends; its exit code."""
+    """Print the log of a job until it ends, and return its exit code."""
     run = job.submission.run
     state = send.follow(run, job, through=False)
     print(f"{run} is {state}")
@@ -75,19 +76,19 @@ def _follow(job: Job) -> int:
 
 def jobs(options: Namespace) -> None:
     rows = []
-    silent: dict[Target, str] = {}  # a cluster that does not answer is asked once
+    unreachable: dict[Target, str] = {}  # wait only once for a cluster that does not answer
     entries, damaged = runbook.read_all()
     for text in damaged:
         print(f"warning: {text}", file=sys.stderr)
     for job in entries:
         sent = job.submission
-        word, why = "unknown", silent.get(sent.target, "")
+        word, why = "unknown", unreachable.get(sent.target, "")
         if not why:
             try:
                 state = send.state_of(job)
                 word, why = state.word, state.why
             except (UserError, Failed) as error:
-                silent[sent.target] = why = str(error)
+                unreachable[sent.target] = why = str(error)
         rows.append(
             {
                 "run": sent.run,
@@ -116,10 +117,10 @@ def _newest_attempt(text: str) -> Job:
     if attempts:
         return attempts[-1]
     assert folder is not None  # noqa: S101 - or find_attempts would have raised
-    if user := user_of(folder):
+    if running := running_command(folder):
         raise UserError(
             "busy",
-            f"{nearby(folder.root)} was not submitted; it is in use by {user}: Ctrl-C there, or "
+            f"{nearby(folder.root)} was not submitted; it is in use by {running}: Ctrl-C there, or "
             "SIGTERM, makes it checkpoint and stop",
         )
     command = last_holder(folder).command or "elmwright run CONFIG"
@@ -139,8 +140,8 @@ def cancel(options: Namespace) -> None:
         return
     if not state.ended:
         raise Failed(
-            f"{run} is still {state.word}, although its time to stop is over; look at "
-            f"'elmwright status {run}' and cancel it again"
+            f"{run} is still {state.word}, although its time limit for stopping has passed; "
+            f"look at 'elmwright status {run}' and cancel it again"
         )
     progress = read_progress(job.submission)
     checkpoint = ""
@@ -160,7 +161,7 @@ def resume(options: Namespace) -> int:
             raise send.already_running(submission.run, submission.id, submission.target)
         is_finished = state.word == "finished"
     except Unreachable as error:
-        # Gone, or not to be reached from here; the run's own lock guards its folder.
+        # If the job is still running, its lock on the run's folder stops the new attempt.
         is_finished = runbook.outcome_of(submission) == 0
         print(f"note: {error}", file=sys.stderr)
     if is_finished:
@@ -180,7 +181,7 @@ def doctor(options: Namespace) -> int:
     from elmwright.jobs.submit.doctor import examine
 
     if options.overrides and not options.config:
-        raise UserError("argument", "--set changes a setting of a config; name that with --config")
+        raise UserError("argument", "--set changes a config; name the config with --config")
     findings = examine(find_target(options.target), options.config, options.overrides)
     if options.json:
         print_json([{"ok": good, "about": text} for good, text in findings])

@@ -13,7 +13,7 @@ from importlib import import_module
 
 from elmwright import __version__
 from elmwright.jobs.cli.commands import COMMANDS
-from elmwright.jobs.cli.completion import offer
+from elmwright.jobs.cli.completion import offer_completions
 from elmwright.jobs.cli.help import EXAMPLES, TEXTS, CommandParser, TopParser, narrow_formatter
 from elmwright.jobs.terminal.exit_codes import exit_code
 from elmwright.jobs.terminal.signals import stoppable
@@ -21,7 +21,7 @@ from elmwright.jobs.terminal.signals import stoppable
 
 @stoppable
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; program.py is the console script's entry point."""
+    """Run one command and return its exit code; program.py calls this for the console script."""
     words = sys.argv[1:] if arguments is None else arguments
     options = words[: words.index("--")] if "--" in words else words
     return exit_code(lambda: _run_command(words), as_json="--json" in options)
@@ -42,7 +42,7 @@ def _run_command(words: list[str]) -> int | None:
 
 @contextmanager
 def _required_signature(key: str | None) -> Iterator[None]:
-    """Require of every model that the command opens, in Ray's workers too, a signature by `key`."""
+    """Inside the block, refuse models that `key` did not sign, in Ray's workers too."""
     name = "ELMWRIGHT_REQUIRE_SIGNATURE"
     before = os.environ.get(name)
     if key:
@@ -57,7 +57,7 @@ def _required_signature(key: str | None) -> Iterator[None]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands; `function` of its result is the command's function."""
+    """The parser of all commands; `function` in its result names the command's function."""
     parser = TopParser(prog="elmwright")
     parser.add_argument("--version", action="version", version=f"elmwright {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", parser_class=CommandParser)
@@ -75,5 +75,5 @@ def make_parser() -> argparse.ArgumentParser:
         for add in command.arguments:
             add(sub)
     if "_ARGCOMPLETE" in os.environ:
-        offer(parser)
+        offer_completions(parser)
     return parser

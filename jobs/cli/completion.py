@@ -11,7 +11,7 @@ from typing import Any
 Complete = Callable[..., list[str]]
 
 
-def offer(parser: argparse.ArgumentParser) -> None:
+def offer_completions(parser: argparse.ArgumentParser) -> None:
     """Answer the shell and exit, if the shell called; argcomplete knows."""
     try:
         import argcomplete

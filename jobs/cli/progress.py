@@ -4,7 +4,7 @@ import sys
 import time
 from argparse import Namespace
 
-from elmwright.jobs.runbook.find_run import find_attempts, last_holder, user_of
+from elmwright.jobs.runbook.find_run import find_attempts, last_holder, running_command
 from elmwright.jobs.runbook.submission import State
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.submit.send import follow, read_log, state_of
@@ -12,8 +12,8 @@ from elmwright.jobs.terminal.wording import nearby, tell
 from elmwright.jobs.upkeep.status import (
     as_json,
     as_lines,
-    asked_until,
     read_progress,
+    requested_until,
     state_by_files,
     state_here,
     submission_here,
@@ -34,13 +34,13 @@ def status(options: Namespace) -> None:
         except (UserError, Failed) as error:
             if progress is None:
                 raise
-            # The files still tell how far it came, not whether it is running.
+            # The files still show its progress, but not whether it is running.
             state = state_by_files(submission, progress, str(error))
-        if state.ended and folder is not None and not folder.remote and (user := user_of(folder)):
-            state = State("running", user)  # resumed by hand
+        if state.ended and folder and not folder.remote and (command := running_command(folder)):
+            state = State("running", command)  # resumed by hand
     else:
         assert folder is not None  # noqa: S101 - or find_attempts would have raised
-        submission = submission_here(folder, asked_until(folder))
+        submission = submission_here(folder, requested_until(folder))
         progress = read_progress(submission)
         state = state_here(folder, progress)
         command = last_holder(folder).command or "the command that started it"
@@ -84,12 +84,12 @@ def _print_local_log(folder: RunFolder, *, follow: bool) -> None:
     with folder.log.open(encoding="utf-8", errors="replace") as log:
         while True:
             # Looked up before reading, so that the last lines are read as well.
-            is_running = follow and bool(user_of(folder))
+            is_running = follow and bool(running_command(folder))
             sys.stdout.write(log.read())
             sys.stdout.flush()
             if not is_running:
                 break
             time.sleep(POLL_SECONDS)
     if follow:
-        submission = submission_here(folder, asked_until(folder))
+        submission = submission_here(folder, requested_until(folder))
         tell(f"-- {submission.run} is {state_here(folder, read_progress(submission)).word}")

@@ -1,8 +1,8 @@
 """Registers a run's bundle as a version in the run's MLflow registry.
 
-What a version is, and how one bundle stays one version, is in contract.py and mlflow_registry.py;
-`published.json` remembers the result, so that a finished run is recognised without asking MLflow.
-Publishing is safe to kill at any moment; the same command finds or removes what it left.
+mlflow_registry.py makes sure that publishing a bundle twice creates only one version. The result is
+saved in `published.json`, so a finished run is recognised without a request to MLflow. Publishing
+can be killed at any moment: the same command then uses or removes the incomplete upload.
 """
 
 from dataclasses import dataclass
@@ -23,20 +23,20 @@ from elmwright.pipeline.storage.files import at
 
 @dataclass(frozen=True)
 class Published:
-    """published.json: the version that a run's bundle became."""
+    """published.json: the version under which a run's bundle is registered."""
 
     name: str
     version: int
     alias: str
-    """What the version was published under."""
+    """The alias that was moved to the version."""
     digest: str
-    """Of the bundle."""
+    """Digest of the bundle."""
     uri: str
-    """The registry, relative to the run's folder where it is inside."""
+    """The registry, relative to the run's folder if it is inside it."""
 
 
 def read_published(path: str) -> Published | None:
-    """The version of a run; None where there is none or the file is damaged."""
+    """The content of a published.json; None if it is missing or damaged."""
     try:
         return from_data(Published, at(path).read_json(), ignore_unknown=True)
     except BadField:
@@ -44,7 +44,7 @@ def read_published(path: str) -> Published | None:
 
 
 def is_published(config: RunConfig, folder: RunFolder) -> bool:
-    """Does published.json speak of this bundle, name, alias and registry?"""
+    """Whether published.json records this bundle, name, alias and registry."""
     try:
         saved = read_published(folder.published)
         return (
@@ -59,9 +59,9 @@ def is_published(config: RunConfig, folder: RunFolder) -> bool:
 
 
 def publish(config: RunConfig, folder: RunFolder, progress: Progress = silent) -> Published:
-    """Register the run's bundle and move the alias; what `published.json` then says.
+    """Register the run's bundle, move the alias, and save and return `published.json`.
 
-    The bundle is verified before it is sent, and read back: that is what the progress counts.
+    Progress counts the bundle twice: it is verified before the upload and read back after it.
     """
     if not read_run_id(folder):
         raise UserError(

@@ -1,13 +1,13 @@
-"""Which run a user means: `find_run(RUN)` gives its folder, for every command that takes one.
+"""Finds the folder of the run that a user names, for every command that takes a RUN.
 
-RUN is, in this order,
+RUN is the first of these that fits:
   - a run's folder, on a disk or in an object store (s3://…);
   - the name of a run in `runs/` of the current folder;
   - a config file, which means the run in its run.dir;
   - the name of a run that was submitted (the run book, runbook.py);
   - the name of a shipped recipe.
 
-A name means the run in this project, and the run book is asked only if there is none. Nothing here
+So a submitted run is found by its name only if this project has no run of that name. Nothing here
 imports torch, Ray or MLflow, and nothing takes the run's lock.
 """
 
@@ -25,19 +25,19 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import at, join
 
 RUNS = "runs"
-"""Where runs are, unless run.dir says otherwise."""
+"""The folder of all runs, unless run.dir names another place."""
 
 
 def find_run(text: str) -> RunFolder:
-    """The folder of the run that the user means; `UserError` if there is none."""
-    folder = find_here(text) or _from_book(text) or _from_recipe(text)
+    """The folder of the run that `text` names; raises `UserError` if there is none."""
+    folder = find_here(text) or _from_run_book(text) or _from_recipe(text)
     if folder is None:
-        raise no_run(text)
+        raise _unknown_run(text)
     return folder
 
 
 def find_here(text: str) -> RunFolder | None:
-    """The run that `text` names without the run book; None if it names none."""
+    """The run that `text` names by a path, a config file or a name in `runs/`; None if none."""
     if at(text).is_url:
         if at(join(text, "config.json")).read_json() is None and not runbook.submissions_in(text):
             raise UserError("run-missing", f"{text} is not a run's folder: it has no config.json")
@@ -50,7 +50,7 @@ def find_here(text: str) -> RunFolder | None:
         raise UserError(
             "run-missing", f"{text} is not a run's folder: it has no config.json of a run"
         )
-    return _of_config(text) if Path(text).is_file() else None
+    return _from_config(text) if Path(text).is_file() else None
 
 
 def is_run(folder: str | Path) -> bool:
@@ -59,12 +59,12 @@ def is_run(folder: str | Path) -> bool:
 
 
 def _was_submitted(folder: str | Path) -> bool:
-    """Whether a job has written itself into this folder, which it does before the run starts."""
+    """Whether a job was submitted for this folder, which is recorded before the run starts."""
     return Path(folder, "submissions").is_dir() and bool(runbook.submissions_in(str(folder)))
 
 
 def runs_in(folder: str | Path = RUNS) -> list[Path]:
-    """The runs in a folder, by name."""
+    """The runs in a folder, sorted by name."""
     home = Path(folder)
     return sorted(path for path in home.iterdir() if is_run(path)) if home.is_dir() else []
 
@@ -76,36 +76,36 @@ def run_names() -> list[str]:
 
 
 def find_attempts(text: str) -> tuple[RunFolder | None, list[Job]]:
-    """The run's folder, if it can be seen from here, and the attempts that were submitted at it."""
+    """The run's folder, if this machine can reach it, and its submitted attempts, oldest first."""
     folder = find_here(text)
     if folder is not None:
         _note_other_run(text, folder)
         return folder, runbook.attempts_at(folder.root, text, Path(folder.root).name)
     attempts = runbook.attempts_of(text)
     if attempts:
-        where = attempts[-1].submission.dir
-        is_seen = at(where).is_url or is_run(where) or _was_submitted(where)
-        return RunFolder.at(where) if is_seen else None, attempts
+        path = attempts[-1].submission.dir
+        is_visible = at(path).is_url or is_run(path) or _was_submitted(path)
+        return RunFolder.at(path) if is_visible else None, attempts
     folder = _from_recipe(text)
     if folder is None:
-        raise no_run(text)
+        raise _unknown_run(text)
     return folder, runbook.submissions_in(folder.root)
 
 
 def _note_other_run(text: str, folder: RunFolder) -> None:
-    """Print a note if a name means both the run here and a submitted one."""
+    """Print a note if a submitted run in another folder has the same name as this run."""
     if Path(text).exists():
         return
     for job in runbook.attempts_of(text)[-1:]:
         if not runbook.is_for(job, folder.root):
             print(
-                f"note: this is {nearby(folder.root)} here; the submitted run {text!r} is in "
+                f"note: this is the run in {nearby(folder.root)}; the submitted run {text!r} is in "
                 f"{job.submission.dir}",
                 file=sys.stderr,
             )
 
 
-def _from_book(text: str) -> RunFolder | None:
+def _from_run_book(text: str) -> RunFolder | None:
     attempts = runbook.attempts_of(text)
     if not attempts:
         return None
@@ -114,16 +114,16 @@ def _from_book(text: str) -> RunFolder | None:
         raise UserError(
             "run-missing",
             f"run {text!r} was submitted to {submission.target}, and its folder {submission.dir} "
-            f"cannot be seen from here; 'elmwright status {text}' tells how far it is",
+            f"is not visible from here; 'elmwright status {text}' shows its progress",
         )
     return RunFolder.at(submission.dir)
 
 
 def _from_recipe(text: str) -> RunFolder | None:
-    return _of_config(text) if text in recipe_names() else None
+    return _from_config(text) if text in recipe_names() else None
 
 
-def _of_config(text: str) -> RunFolder:
+def _from_config(text: str) -> RunFolder:
     folder = RunFolder.of(load_config(text))
     if not folder.remote and not is_run(folder.root):
         raise UserError(
@@ -134,23 +134,23 @@ def _of_config(text: str) -> RunFolder:
     return folder
 
 
-def no_run(text: str) -> UserError:
-    """The error for a name of no run, with the nearest name of one."""
+def _unknown_run(text: str) -> UserError:
+    """The error for a name that no run has, with the most similar name of a run."""
     return UserError(
         "run-missing",
         f"there is no run {text!r}: no folder or config file of that name, nothing in {RUNS}/ "
-        "here, and nothing submitted under it; 'elmwright runs' lists the runs here"
+        "here, and no submitted run; 'elmwright runs' lists the runs here"
         f"{did_you_mean(text, [*run_names(), *recipe_names()])}",
     )
 
 
 def last_holder(folder: RunFolder) -> Holder:
-    """The command that took the run's lock last, perhaps long ago."""
+    """The command that last took the run's lock, which may have ended long ago."""
     return read_holder(join(folder.root, "run.lock"))
 
 
-def user_of(folder: RunFolder) -> str:
-    """The command that uses the run at this moment, in words; empty if none does."""
+def running_command(folder: RunFolder) -> str:
+    """The command that is using the run now, as text for a message; empty if none is."""
     lock = join(folder.root, "run.lock")
     is_used = is_held(lock) if folder.remote else is_locked(Path(lock))
     return str(read_holder(lock)) if is_used else ""

@@ -1,8 +1,8 @@
-"""`elmwright runs`: the runs in a folder, how far each is, how good, how large.
+"""`elmwright runs`: the runs in a folder, each with its progress, perplexity and size.
 
 Everything is read from the runs' own files. Nothing is started, and no lock is taken. A size is the
-space that a run takes on the disk: a file with two names (the shards of a corpus have a second one
-in its work folder) counts once.
+space that a run takes on the disk: hard links (a corpus's shards are also in its work folder) count
+once.
 """
 
 import json
@@ -16,7 +16,7 @@ from elmwright.jobs.runbook.find_run import RUNS, runs_in
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.terminal.listing import table
 from elmwright.jobs.terminal.wording import size
-from elmwright.jobs.upkeep.status import asked_until, read_progress, state_here, submission_here
+from elmwright.jobs.upkeep.status import read_progress, requested_until, state_here, submission_here
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.records import to_data
@@ -33,9 +33,9 @@ class Run:
     state: str
     """running, finished or interrupted."""
     stage: str
-    """The stage it is at; "done" after the last requested one."""
+    """Its current stage; "done" after the last requested one."""
     step: int
-    """Optimiser steps made."""
+    """Optimiser steps done."""
     max_steps: int
     """Steps requested."""
     perplexity: dict[str, float]
@@ -43,23 +43,22 @@ class Run:
     bytes: int
     """Space it takes on the disk."""
     changed: float
-    """When a file of it changed last, in seconds since 1970."""
+    """When one of its files last changed, in seconds since 1970."""
 
 
 def list_runs(folder: str | Path = RUNS) -> list[Run]:
-    """The runs in a folder, the one that changed last first."""
+    """The runs in a folder, the most recently changed one first."""
     if not Path(folder).is_dir() and str(folder) != RUNS:
-        raise UserError("file-missing", f"there is no folder {folder}; name one that holds runs")
-    runs = [_look(path) for path in runs_in(folder)]
+        raise UserError("file-missing", f"there is no folder {folder}; name a folder with runs")
+    runs = [_read_run(path) for path in runs_in(folder)]
     return sorted(runs, key=lambda run: (-run.changed, run.name))
 
 
-def _look(path: Path) -> Run:
+def _read_run(path: Path) -> Run:
     run = RunFolder.at(path)
-    sent = submission_here(run, asked_until(run))
-    progress = read_progress(sent)
+    progress = read_progress(submission_here(run, requested_until(run)))
     state = state_here(run, progress)
-    size, changed = measure(path)
+    used, changed = measure(path)
     return Run(
         name=path.name,
         dir=run.root,
@@ -68,13 +67,13 @@ def _look(path: Path) -> Run:
         step=progress.step if progress else 0,
         max_steps=progress.max_steps if progress else 0,
         perplexity=(progress.perplexity or {}) if progress else {},
-        bytes=size,
+        bytes=used,
         changed=changed,
     )
 
 
 def measure(folder: Path) -> tuple[int, float]:
-    """The space that a folder takes on the disk, and when a file in it changed last."""
+    """The space that a folder takes on the disk, and when a file in it last changed."""
     sizes: dict[tuple[int, int], int] = {}
     changed = 0.0
     for status in statuses(folder):
@@ -84,7 +83,7 @@ def measure(folder: Path) -> tuple[int, float]:
 
 
 def statuses(folder: Path) -> Iterator[os.stat_result]:
-    """The status of every file below a folder; one that vanishes meanwhile is left out."""
+    """The `lstat` of every file below a folder, except files that are removed meanwhile."""
     for top, _, names in os.walk(folder):
         for name in names:
             try:
@@ -102,7 +101,7 @@ def as_json(runs: list[Run]) -> str:
 
 
 def as_table(runs: list[Run]) -> list[str]:
-    """The runs as a table, at most 80 columns wide where the names allow it."""
+    """The runs as a table, at most 80 columns wide unless a name is long."""
     header = ("run", "state", "step", "perplexity", "size", "changed")
     return table(header, map(_row, runs), None, text=(0, 1, 5))
 
@@ -121,7 +120,7 @@ def _row(run: Run) -> tuple[str, ...]:
 
 
 def ago(seconds: float) -> str:
-    """How long ago, in one unit."""
+    """A duration in its largest unit: "3 days ago", "just now"."""
     for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         count = int(max(0, seconds) // length)
         if count:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from elmwright.jobs.checkpoints.contents import TrainingResult, read_result
 from elmwright.jobs.registry.find_registry import short
-from elmwright.jobs.runbook.find_run import last_holder, user_of
+from elmwright.jobs.runbook.find_run import last_holder, running_command
 from elmwright.jobs.runbook.runbook import outcome_of
 from elmwright.jobs.runbook.submission import State, Submission, state_of_exit
 from elmwright.jobs.runbook.target import Target
@@ -61,17 +61,17 @@ def submission_here(folder: RunFolder, until: str = STAGES[-1]) -> Submission:
 
 
 def state_here(folder: RunFolder, progress: Progress | None) -> State:
-    """What has become of a run that was started here: the lock, and what the run left, tell."""
-    user = user_of(folder)
-    if user:
-        return State("running", user)
+    """The state of a run that was started here, from its lock and its progress."""
+    command = running_command(folder)
+    if command:
+        return State("running", command)
     if progress is not None and progress.stage == "done":
         return State("finished")
     return State("interrupted")
 
 
-def asked_until(folder: RunFolder) -> str:
-    """The last stage that the newest command at a run here was asked for."""
+def requested_until(folder: RunFolder) -> str:
+    """The last stage that the newest command for this run requested."""
     words = last_holder(folder).command.split()
     for word, after in pairwise([*words, ""]):
         if word == "--until" and after in STAGES:

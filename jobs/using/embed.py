@@ -41,7 +41,7 @@ from elmwright.jobs.using.sentences import (
     read_sentences,
     text_file,
 )
-from elmwright.jobs.using.unknown_words import warn_of_unknown
+from elmwright.jobs.using.unknown_words import warn_of_unknown_words
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import Advance, Progress, plural, silent
 from elmwright.pipeline.records import to_data
@@ -146,7 +146,7 @@ def embed_file(
     embedder = Embedder(folder, recipe)
     can_resume = not is_stream(source)  # a stream cannot be read again
     with _work_folder(output, can_resume) as work, text_file(source, work) as text:
-        warn_of_unknown(Path(folder), text)
+        warn_of_unknown_words(Path(folder), text)
         status = text.stat()
         key = None
         if can_resume:

@@ -26,7 +26,7 @@ from elmwright.jobs.using.argument_checks import check_query
 from elmwright.jobs.using.layer_choice import choose_layers
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
-from elmwright.jobs.using.unknown_words import warn_of_unknown
+from elmwright.jobs.using.unknown_words import warn_of_unknown_words
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.format.manifest import Manifest
@@ -105,7 +105,7 @@ def find_neighbours(
     nearest: list[tuple[float, int, int, tuple[str, ...]]] = []  # a heap, the worst on top
     compared = 0
     with TemporaryDirectory() as scratch, _text(source, Path(scratch)) as text:
-        warn_of_unknown(folder, text)
+        warn_of_unknown_words(folder, text)
         for line, other, vectors in _embed_lines(elmo, text, None if any_word else word):
             if other == words:
                 continue

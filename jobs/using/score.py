@@ -35,7 +35,7 @@ from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.argument_checks import check_score_output
 from elmwright.jobs.using.pretrained import choose_device, load_language_model
 from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
-from elmwright.jobs.using.unknown_words import warn_of_unknown
+from elmwright.jobs.using.unknown_words import warn_of_unknown_words
 from elmwright.model.bilm import States
 from elmwright.model.inference.elmo import WINDOW, TypeCache
 from elmwright.model.softmax import nll
@@ -167,7 +167,7 @@ def score_file(
     total = np.zeros(2)
     with TemporaryDirectory() as folder, text_file(source, Path(folder)) as text:
         (whole,) = pieces(text, None)
-        warn_of_unknown(model_folder, text)
+        warn_of_unknown_words(model_folder, text)
         with _open_output(output) as out:
             if not as_json:
                 print(*(WORD_COLUMNS if words else COLUMNS), sep="\t", file=out)

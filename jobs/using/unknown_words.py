@@ -1,4 +1,4 @@
-"""Warns if a text does not look as the model expects.
+"""Warns if a text is not tokenised as the model expects.
 
 A model knows the words of its vocabulary, tokenised as its corpus was: `dog .`, not `dog.`. Raw
 text can be embedded and scored without an error, but with poor results. So a sample of the text is
@@ -13,13 +13,13 @@ from pathlib import Path
 from elmwright.jobs.using.sentences import pieces, read_sentences
 
 SAMPLE_SENTENCES = 2000
-LEAST_WORDS = 10
-"""Shorter texts are not judged."""
-SHARE = 1 / 3
+MIN_WORDS = 10
+"""In a shorter text, the share of unknown words means little, so there is no warning."""
+MAX_UNKNOWN_SHARE = 1 / 3
 """Largest share of unknown words without a warning."""
 
 
-def warn_of_unknown(model: Path, text: Path) -> None:
+def warn_of_unknown_words(model: Path, text: Path) -> None:
     """Print a warning if more than a third of the first sentences' words are unknown to `model`."""
     vocabulary = model / "vocab.txt"
     if not vocabulary.is_file():
@@ -33,9 +33,9 @@ def warn_of_unknown(model: Path, text: Path) -> None:
 
 
 def unknown_warning(known: Collection[str], words: list[str]) -> str:
-    """A warning about words that are not known, or an empty string."""
+    """A warning if too many of `words` are not in `known`, else an empty string."""
     unknown = [word for word in words if word not in known]
-    if len(words) < LEAST_WORDS or len(unknown) <= SHARE * len(words):
+    if len(words) < MIN_WORDS or len(unknown) <= MAX_UNKNOWN_SHARE * len(words):
         return ""
     examples = ", ".join(repr(word) for word in dict.fromkeys(unknown[:100]))
     examples = examples[:60].rpartition(", ")[0] or examples[:60]

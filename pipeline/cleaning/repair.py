@@ -1,11 +1,11 @@
-"""The text of a document, repaired before its words are counted.
+"""Repairs the text of a document before its words are counted.
 
-`repaired` undoes wrong decodings first, because they show by control characters that `normalise`
-removes ("â\\x80\\x99" was a quote). Then come the normal form, on which every later rule relies,
-quotes, and masks for private data.
+`repaired` undoes wrong decodings first, because they are recognised by control characters, which
+`normalise` removes ("â\\x80\\x99" was a quote). Then it brings the text into the normal form, on
+which every later rule relies, straightens quotes and masks private data.
 
-The normal form is Unicode NFC with lines separated by a line feed, no blanks at the ends of a line,
-no two blanks in a row and no invisible characters. Most of it is done on UTF-8 bytes, at about
+The normal form is Unicode NFC with lines separated by a line feed, no spaces at the ends of a line,
+no two spaces in a row and no invisible characters. Most of it is done on UTF-8 bytes, at about
 65 MB/s. All expressions take time linear in the text.
 """
 
@@ -24,8 +24,8 @@ EMAIL, IP, PHONE = "email@example.com", "192.0.2.1", "555-0100"
 """Replacements for private data, reserved for examples (RFC 2606, RFC 5737)."""
 
 _BREAKS = b"\x0b\x0c\x1c\x1d\x1e"
-_GONE = bytes({*range(32), 127} - {*b"\t\n", *_BREAKS})
-_PLAIN = bytes.maketrans(_BREAKS + b"\t", b"\n" * len(_BREAKS) + b" ")
+_REMOVED = bytes({*range(32), 127} - {*b"\t\n", *_BREAKS})
+_REPLACED = bytes.maketrans(_BREAKS + b"\t", b"\n" * len(_BREAKS) + b" ")
 # C1 controls, next line, no-break space, soft hyphen; then in U+2000..206F spaces, zero-width
 # spaces, directional marks and separators. The joiners U+200C and U+200D stay, because Persian and
 # Indic words are spelled with them.
@@ -39,22 +39,22 @@ _BLANKS = re.compile(rb" {2,}")
 _QUOTES = {"“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "‘": "'", "’": "'", "‚": "'"}
 _QUOTES |= {"–": "-", "—": "-", "―": "-", "‐": "-", "‑": "-", "−": "-"}
 
-# A UTF-8 character read as Windows-1252 or Latin-1: a letter that was a lead byte, and then as many
-# characters as it promises that were continuation bytes. (Then the common ones read as Mac Roman.)
-_CONTINUES = (
+# A UTF-8 character read as Windows-1252 or Latin-1: a letter for the lead byte, then a character
+# for each continuation byte. The last two alternatives are common characters read as Mac Roman.
+_NEXT_BYTE = (
     r"[\x80-\xbf\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc\u2013\u2014"
     r"\u2018-\u201a\u201c-\u201e\u2020-\u2022\u2026\u2030\u2039\u203a\u20ac\u2122]"
 )
 _MOJIBAKE = re.compile(
-    rf"[\xc2-\xdf]{_CONTINUES}|[\xe0-\xef]{_CONTINUES}{{2}}|\xf0{_CONTINUES}{{3}}|‚Ä[ôúùìî¶¢]|√[©®¢°]"
+    rf"[\xc2-\xdf]{_NEXT_BYTE}|[\xe0-\xef]{_NEXT_BYTE}{{2}}|\xf0{_NEXT_BYTE}{{3}}|‚Ä[ôúùìî¶¢]|√[©®¢°]"
 )
-# The same in bytes, where a pattern that begins with one literal byte is searched fast.
+# A quick test on bytes, because a search for a pattern with a literal first byte is fast.
 _SUSPECT = re.compile(rb"\xc3[\x82-\xb0][\xc2-\xcb\xe2]")
 _SUSPECT_MAC = "‚Ä".encode(), "√".encode() + b"\xc2"
 
 
 def repaired(text: str, config: CorpusConfig) -> tuple[str, list[str]]:
-    """The text in its normal form, and what was repaired: "mojibake" or a kind of private data."""
+    """The text in its normal form, and the repairs made: "mojibake" or kinds of private data."""
     changes = []
     if config.mojibake:
         before, text = text, fix_mojibake(text)
@@ -71,14 +71,14 @@ def repaired(text: str, config: CorpusConfig) -> tuple[str, list[str]]:
 
 
 def normalise(text: str) -> str:
-    """The text in normal form; half surrogate pairs become U+FFFD."""
+    """The text in normal form; lone surrogates become U+FFFD."""
     try:
         data = text.encode()
-    except UnicodeEncodeError:  # JSON can spell half a surrogate pair
+    except UnicodeEncodeError:  # JSON can escape a lone surrogate
         data = _SURROGATE.sub("\ufffd", text).encode()
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    data = data.translate(_PLAIN, _GONE)
+    data = data.translate(_REPLACED, _REMOVED)
     if not text.isascii():
         data = _ODD_LATIN.sub(_plain_latin, data)
         data = _ODD_GENERAL.sub(_plain_general, data)
@@ -91,8 +91,9 @@ def normalise(text: str) -> str:
 
 
 def tidied(text: str) -> str:
-    """The text with single spaces between words, and without control characters and half surrogate
-    pairs: the least that later rules rely on. No word is changed."""
+    """The text with single spaces between words, without control characters and lone surrogates.
+
+    Later rules rely on this. Words are not changed."""
     text = _SURROGATE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
     lines = text.translate(_CONTROLS).split("\n")
     return "\n".join(" ".join(line.split()) for line in lines).strip("\n")
@@ -110,7 +111,7 @@ def _plain_general(match: re.Match[bytes]) -> bytes:
 
 
 def straighten(text: str) -> str:
-    """The text with ASCII quotes and hyphens for typographic quotes and dashes."""
+    """The text with typographic quotes and dashes replaced by ASCII quotes and hyphens."""
     if text.isascii():
         return text
     for odd, plain in _QUOTES.items():
@@ -119,7 +120,7 @@ def straighten(text: str) -> str:
 
 
 def fix_mojibake(text: str) -> str:
-    """The text with wrong decodings undone in suspicious lines, if ftfy agrees."""
+    """The text with wrong decodings undone in the lines where ftfy, too, finds one."""
     if text.isascii():
         return text
     data = text.encode("utf-8", "surrogatepass")
@@ -144,7 +145,7 @@ _PHONE = re.compile(
 )
 
 
-# An expression that starts with a look-behind is tried at every character. These are not.
+# Quick tests: the expressions above are slow, because a look-behind is tried at every character.
 _LIKE_IP = re.compile(r"\d\.\d{1,3}\.\d{1,3}\.\d")
 _LIKE_PHONE = re.compile(r"[+(]\d|\d{3}[.-]\d{3}[.-]\d{4}")
 
@@ -159,7 +160,7 @@ def mask(text: str, kind: str) -> str:
 
 
 def _masked_ip(match: re.Match[str]) -> str:
-    """A mask, except for addresses of private networks and for versions such as 1.2.3.4."""
+    """`IP`, or the match itself if it is in a private network or a version such as 1.2.3.4."""
     address = match[0]
     before = match.string[max(0, match.start() - 12) : match.start()]
     parts = [int(part) for part in address.split(".")]
@@ -172,7 +173,7 @@ def _masked_phone(match: re.Match[str]) -> str:
     return PHONE if 8 <= sum(map(str.isdigit, match[0])) <= 15 else match[0]
 
 
-_INTERFACE = frozenset(
+_MENU_WORDS = frozenset(
     "a about account accept advertise advertisement all and archive archives back blog browse "
     "careers cart categories category close comment comments contact content cookie cookies "
     "copyright disclaimer download email e-mail english facebook faq faqs feed feedback flickr "
@@ -213,7 +214,7 @@ _BEGINNINGS = (
 
 
 def is_boilerplate(line: str) -> bool:
-    """Whether a line is not part of a page's text: a short notice of a known kind, or only words of
+    """Whether a line of a web page is not prose: a short notice of a known kind, or only words of
     menus and buttons."""
     if not line or len(line) > 300:
         return False
@@ -225,14 +226,14 @@ def is_boilerplate(line: str) -> bool:
     if len(line) > 100 or line[-1] in ".?!:;,":
         return False
     words = _WORDS.findall(lower)
-    return bool(words) and all(word in _INTERFACE for word in words)
+    return bool(words) and all(word in _MENU_WORDS for word in words)
 
 
 def without_boilerplate(text: str) -> tuple[str, list[str]]:
-    """The text with blank lines for boilerplate, and the lines of boilerplate."""
+    """The text with every boilerplate line emptied, and those lines."""
     lines = text.split("\n")
     dropped = [line for line in lines if is_boilerplate(line)]
     if not dropped:
         return text, []
-    gone = frozenset(dropped)
-    return "\n".join("" if line in gone else line for line in lines).strip("\n"), dropped
+    boilerplate = frozenset(dropped)
+    return "\n".join("" if line in boilerplate else line for line in lines).strip("\n"), dropped

@@ -2,11 +2,11 @@
 
 An n-gram is n consecutive words. Capitals and punctuation are ignored. Its hash is a polynomial of
 the words' hashes, mixed, and salted with n. Hashes are computed in blocks that stay in the
-processor's cache, so a document of any length costs 24 bytes per word beside its tokens.
+processor's cache, so a document of any length takes 24 bytes per word besides its tokens.
 
-Decontamination looks up every n-gram of the corpus in a set. A bitmap of the hashes' top bits, at
-least 32 bits for each known n-gram up to 8 MB, rules out 97 % of them, and only the rest are
-searched for: 9 ms per MB of English text against a million n-grams.
+Decontamination looks up every n-gram of the corpus in a set. A bitmap of the hashes' top bits (at
+least 32 bits per known n-gram, but at most 8 MB) rules out 97 % of them, and a binary search finds
+the rest: 9 ms per MB of English text with a million known n-grams.
 
 A document of fewer than n words has no n-gram and cannot match. If shorter n-grams counted, every
 training document with a common phrase ("thank you very much") would be dropped. Whole copies of
@@ -32,14 +32,15 @@ SEED = 0x6E6772616D73
 """Part of the format of saved sets, as is everything derived from it."""
 
 FACTOR = np.uint64(keyed_hash(SEED) | 1)
-"""Where the polynomial is evaluated. It is odd, which loses no bit of a word's hash."""
+"""The point at which the polynomial is evaluated: odd, so no bit of a word's hash is lost."""
 
 SET = np.dtype([("hi", "<u8")])
-"""A set of n-grams on disk."""
+"""A row of a saved set: the hash of one n-gram."""
 
 _BITS_PER_HASH = 32
 _FEWEST_BITS, _MOST_BITS = 16, 26
-_last: list[Any] = [None, None]
+_cache: list[Any] = [None, None]
+"""A set of n-grams and its bitmap."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +48,11 @@ class Words:
     """The words of a batch of documents without the punctuation."""
 
     hashes: NDArray[np.uint64]
-    """[words] Of the lower-case form."""
+    """[words] Hash of each word in lower case."""
     offsets: NDArray[np.int64]
     """[documents + 1] Where each document begins in `hashes`, and where the last ends."""
     places: NDArray[np.int64]
-    """[words] The place of each word in the batch's `ids`."""
+    """[words] Index of each word in the batch's `ids`."""
 
 
 def words_of(tokens: Tokens) -> Words:
@@ -64,11 +65,11 @@ def words_of(tokens: Tokens) -> Words:
 def polynomial(words: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
     """[words - n + 1] The unmixed hash of the n words that begin at each word."""
     size = max(0, words.size - n + 1)
-    mixed = words[:size].copy()
+    hashes = words[:size].copy()
     for word in range(1, n):
-        mixed *= FACTOR
-        mixed += words[word : word + size]
-    return mixed
+        hashes *= FACTOR
+        hashes += words[word : word + size]
+    return hashes
 
 
 def blocks(words: Words, n: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint64]]]:
@@ -81,14 +82,14 @@ def blocks(words: Words, n: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np
         inside = np.ones(size, bool)
         near = ends[np.searchsorted(ends, begin, "right") : np.searchsorted(ends, begin + size + n)]
         for back in range(1, n):
-            late = near - begin - back
-            inside[late[(late >= 0) & (late < size)]] = False
+            crossing = near - begin - back
+            inside[crossing[(crossing >= 0) & (crossing < size)]] = False
         first = np.flatnonzero(inside)
         yield first + begin, hashes[first]
 
 
 def ngram_hashes(tokens: Tokens, n: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """The hashes of all n-grams, and [documents + 1] where each document's begin.
+    """The hashes of all n-grams, and [documents + 1] where those of each document begin.
 
     A document of fewer than n words has none.
     """
@@ -110,15 +111,15 @@ def load_set(path: str) -> NDArray[np.uint64]:
 
 
 def first_hit(tokens: Tokens, n: int, known: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """[documents] Where in `tokens.ids` the first n-gram that is in `known` begins, else -1.
+    """[documents] Index in `tokens.ids` of the first n-gram that is in `known`, or -1.
 
-    `known` is sorted, as `load_set` returns it, and made with the same n.
+    `known` is sorted, as `load_set` returns it, and was made with the same n.
     """
     hits = np.full(len(tokens), -1, np.int64)
     if not known.size:
         return hits
     words = words_of(tokens)
-    bitmap, shift = _bitmap_of(known)
+    bitmap, shift = _cached_bitmap(known)
     hit_words = []
     for first, hashes in blocks(words, n):
         mixed = hash64(hashes, SEED, n)
@@ -137,11 +138,11 @@ def first_hit(tokens: Tokens, n: int, known: NDArray[np.uint64]) -> NDArray[np.i
     return hits
 
 
-def _bitmap_of(known: NDArray[np.uint64]) -> tuple[NDArray[np.uint8], np.uint64]:
-    """`_bitmap`, kept from the last call, because a task looks up many batches in one set."""
-    if _last[0] is not known:
-        _last[:] = known, _bitmap(known)
-    bitmap: tuple[NDArray[np.uint8], np.uint64] = _last[1]
+def _cached_bitmap(known: NDArray[np.uint64]) -> tuple[NDArray[np.uint8], np.uint64]:
+    """The bitmap of `known`, kept for the next call: a task looks up many batches in one set."""
+    if _cache[0] is not known:
+        _cache[:] = known, _bitmap(known)
+    bitmap: tuple[NDArray[np.uint8], np.uint64] = _cache[1]
     return bitmap
 
 

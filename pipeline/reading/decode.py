@@ -341,6 +341,6 @@ def _guess(raw: bytes) -> str:
 
 
 def without_surrogates(text: str) -> tuple[str, bool]:
-    """The text with U+FFFD for half surrogate pairs, and whether it had any."""
+    """The text with U+FFFD for lone surrogates, and whether it had any."""
     clean = re.sub("[\ud800-\udfff]", "\ufffd", text)
     return clean, clean != text

@@ -25,7 +25,7 @@ from elmwright.pipeline.report.numbers import (
 )
 
 # Controls, invisible and direction-changing characters, surrogates and non-characters. If they were
-# not made visible, U+202E could reverse a line, and half a surrogate pair could not be written.
+# not made visible, U+202E could reverse a line, and a lone surrogate could not be written.
 # The joiners U+200C and U+200D stay, because Persian and Indic words are spelled with them.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e"

@@ -112,7 +112,7 @@ class Statistics:
 def to_json(statistics: Statistics) -> bytes:
     """The content of `statistics.json`: equal statistics are equal bytes.
 
-    ASCII with escapes, because UTF-8 cannot encode half a surrogate pair in an example.
+    ASCII with escapes, because UTF-8 cannot encode a lone surrogate in an example.
     """
     return json.dumps(to_data(statistics), sort_keys=True, indent=1).encode() + b"\n"
 

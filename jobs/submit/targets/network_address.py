@@ -2,8 +2,8 @@
 
     python -m elmwright.jobs.submit.targets.network_address ib0
 
-Slurm's batch script runs this on every machine of a job, because Ray itself takes the address of
-the default route, which is often not that of the fast network.
+Slurm's batch script runs this on every machine of a job, because Ray by default uses the interface
+of the default route, which is often not the fast network.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ def address_of(interface: str) -> str:
             raise UserError(
                 "target",
                 f"interface {interface!r} has no IPv4 address on {platform.node()} "
-                f"({error.strerror}; there are {names}); change interface of the target",
+                f"({error.strerror}; interfaces here: {names}); change the target's interface",
             ) from None
     return socket.inet_ntoa(answer[20:24])
 

@@ -35,7 +35,7 @@ def test_any_changed_byte_of_any_file_is_found_and_the_file_named(
             for check in (lambda: verify_bundle(damaged), lambda: resolve(str(damaged))):
                 with pytest.raises(UserError) as refused:
                     check()
-                # A changed list may speak of a file that is as it was.
+                # A changed list may list a file that has not changed.
                 assert name in str(refused.value)
         (damaged / name).write_bytes(data)
     verify_bundle(damaged)

@@ -9,7 +9,7 @@ import pytest
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.runbook import runbook
-from elmwright.jobs.runbook.find_run import find_attempts, find_run, run_names, user_of
+from elmwright.jobs.runbook.find_run import find_attempts, find_run, run_names, running_command
 from elmwright.jobs.runbook.submission import Job, Submission
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.rundir.file_lock import is_locked
@@ -133,11 +133,11 @@ def test_a_run_in_use_is_seen_without_taking_its_lock(project: Path) -> None:
     assert not is_locked(lock)
     with locked(folder):
         assert is_locked(lock)
-        assert "process" in user_of(folder)
+        assert "process" in running_command(folder)
         with mistake("busy"), locked(folder):
             pass
     assert not is_locked(lock)
-    assert user_of(folder) == ""
+    assert running_command(folder) == ""
 
 
 def test_lock_last_held_by_another_machine_is_tried(project: Path) -> None:

@@ -130,7 +130,7 @@ def test_the_doctor_looks_at_every_machine(user: User) -> None:
     assert missing[0].endswith("NOT_THERE is not set")
     assert "MLflow at http://127.0.0.1:9 does not answer" in missing[1]
     said = user.run("doctor", "lab", "--set", "train.threads=8", code=2)
-    assert "name that with --config" in said
+    assert "name the config with --config" in said
     said = user.run("doctor", "lab", "--config", user.config, "--set", "train.threads=8", code=2)
     assert "needs 8 CPUs" in said
 
