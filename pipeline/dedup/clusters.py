@@ -1,16 +1,17 @@
-"""Clusters of near-duplicates, from band keys, and which document of a cluster is kept.
+"""Finds clusters of near-duplicates by their band keys, and decides which documents are kept.
 
 Each part writes a row for every document and band, sorted by band key. A reducer owns a range of
-keys and links the documents with equal keys of one band (`link_range`). One last task joins the
+keys and links the documents with equal keys of one band (`link_range`). A final task joins the
 links of all reducers (`resolve`). A cluster is a connected component.
 
-Links are stars: the best known document of a cluster is linked to every other. A document that is
-not the best of its neighbours can never be the best of the cluster, so a link carries the size and
-place of one end only, in 34 bytes. Stars of stars are stars, so `resolve` folds links as it reads
-them, and holds one link for each document that has a near-copy.
+Links form stars: the best document found so far in a cluster is linked to each of the others. A
+document that is not the best of its neighbours can never be the best of the cluster, so a link has
+the size and place of its best end only, and takes 34 bytes. Linked stars can be merged into one
+star, so `resolve` merges links as it reads them, and holds one for each document with a near-copy.
 
-The best document has the most words, then the smallest place (file, offset). Neither depends on how
-files were cut into parts or keys into ranges. A million links take about 1 CPU second.
+The best document has the most words and, among equals, comes first in the input (file, offset). The
+way files are cut into parts and keys into ranges makes no difference. A million links take about 1
+CPU second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,15 +53,15 @@ EDGE = np.dtype(
         ("b_heldout", "u1"),
     ]
 )
-"""A link from the best document of some (a) to another of them (b)."""
+"""A link from the best document of a group (a) to another document of the group (b)."""
 
-FOLD_EDGES = 4_000_000
-"""Links read before they are folded: 0.6 GB at 150 bytes each, which a test measures."""
+MERGE_EDGES = 4_000_000
+"""Links read before they are merged: 0.6 GB at 150 bytes each, which a test measures."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """How many rows of one range of band keys were read, and how many links they gave."""
+    """The number of rows read from one range of band keys, and of links between them."""
 
     rows: int
     edges: int
@@ -73,9 +74,9 @@ class Clusters:
     edges: int
     """Links of all ranges."""
     clusters: Mapping[int, int]
-    """Documents in a cluster → clusters of that size."""
+    """Size of a cluster in documents → number of clusters of that size."""
     losers: Mapping[str, int]
-    """Rule → documents that lose by it."""
+    """Rule → number of documents that it drops."""
 
 
 NO_CLUSTERS = Clusters(0, {}, {})
@@ -90,7 +91,7 @@ def band_rows(
     offset: NDArray[Any],
     heldout: NDArray[Any],
 ) -> Table:
-    """The sorted table of some documents' band keys ([documents, bands]), ready to be saved."""
+    """The rows to save for band keys of [documents, bands], sorted by key, without their part."""
     documents, bands = keys.shape
     table = np.zeros((documents, bands), BAND)
     table["hi"], table["band"] = keys, np.arange(bands)
@@ -106,12 +107,12 @@ def link_range(
 ) -> Links:
     """Link the documents that share a band key of one range, and write the links to `out`.
 
-    `tables` lists (part, its band table). The part listed here counts, not the one in the rows.
+    `tables` lists (part, path of its band table). The rows' own column `part` is not read.
     """
     begin, end = disk.hash_range(reducer, n_reducers)
     slices = [disk.load_rows(path, BAND, "hi", begin, end) for _, path in tables]
     rows = sum(map(len, slices))
-    table, part_of = exact.repeated(
+    table, part_of = exact.repeated_rows(
         [np.zeros(0, BAND), *slices], [0, *(part for part, _ in tables)]
     )
     table["part"] = part_of
@@ -139,7 +140,8 @@ def _edges(table: Table) -> Table:
 
 
 def stars(edges: Table) -> Table:
-    """The same clusters with one link for each document but the best, sorted by both ends."""
+    """Links that form the same clusters, from the best document of each to every other one of it,
+    sorted by both ends."""
     ids, ends = np.unique(np.concatenate([_id(edges, "a"), _id(edges, "b")]), return_inverse=True)
     a, b = ends[: len(edges)], ends[len(edges) :]
     heldout = np.zeros(ids.size, np.uint8)
@@ -157,55 +159,56 @@ def stars(edges: Table) -> Table:
 
 
 def _id(edges: Table, end: str) -> NDArray[np.uint64]:
+    """[edges] The part and row of the documents at one end, "a" or "b", as one number."""
     part, row = (edges[f"{end}_{name}"].astype(np.uint64) for name in ("part", "row"))
     joined: NDArray[np.uint64] = part << np.uint64(32) | row
     return joined
 
 
 def _best(edges: Table, a: NDArray[np.int64], label: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[documents] At a component's label: the link whose first end is the component's best."""
-    first = np.full(label.size, -1, np.int64)
-    first[a] = np.arange(len(edges))
-    some = first[first >= 0]
-    order = np.lexsort(
-        (edges["a_offset"][some], edges["a_file"][some], ~edges["a_words"][some], label[a[some]])
-    )
-    some = some[order]
-    labels, begins = np.unique(label[a[some]], return_index=True)
-    first[labels] = some[begins]
-    return first
+    """[documents] At the label of a component, the index of a link from the component's best
+    document."""
+    link = np.full(label.size, -1, np.int64)
+    link[a] = np.arange(len(edges))
+    links = link[link >= 0]
+    words, file, offset = (edges[f"a_{name}"][links] for name in ("words", "file", "offset"))
+    order = np.lexsort((offset, file, ~words, label[a[links]]))
+    links = links[order]
+    labels, begins = np.unique(label[a[links]], return_index=True)
+    link[labels] = links[begins]
+    return link
 
 
 def components(a: NDArray[np.int64], b: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """[size] For each of `size` numbers the smallest that the links a–b lead to."""
+    """[size] For each node 0 … size - 1 of the graph with edges a–b, the smallest node of its
+    connected component."""
     label = np.arange(size)
     while True:
         a, b = label[a], label[b]
-        open_links = a != b
-        a, b = a[open_links], b[open_links]
+        differ = a != b
+        a, b = a[differ], b[differ]
         if not a.size:
             return label
         np.minimum.at(label, np.maximum(a, b), np.minimum(a, b))
-        while not np.array_equal(further := label[label], label):
-            label = further
+        while not np.array_equal(shortened := label[label], label):
+            label = shortened
 
 
 def resolve(edges: Sequence[str], *, dedup: bool, out: str) -> Clusters:
     """The clusters that the links of all reducers form; writes the losers to `out`.
 
-    In a cluster with a given held-out document all others lose by `OVERLAP`. With `dedup`, any
-    other cluster keeps only its best document (`NEAR`). Without it, only split-off documents of a
-    cluster with train documents lose (`OVERLAP`).
+    In a cluster with documents of held-out sets given as files, all others are dropped (`OVERLAP`).
+    With `dedup`, any other cluster keeps only its best document (`NEAR`). Without it, documents
+    held out by their hash are dropped from clusters with training documents (`OVERLAP`).
     """
-    count, held = 0, [np.zeros(0, EDGE)]
+    count, tables = 0, [np.zeros(0, EDGE)]
     for path in edges:
-        held.append(disk.load_rows(path, EDGE))
-        count += len(held[-1])
-        fresh = sum(map(len, held[1:]))
-        if fresh >= max(FOLD_EDGES, len(held[0])):
-            held = [_folded(held)]
-    folded = _folded(held)
-    losers, sizes = _decide(folded, dedup=dedup)
+        tables.append(disk.load_rows(path, EDGE))
+        count += len(tables[-1])
+        unmerged = sum(map(len, tables[1:]))
+        if unmerged >= max(MERGE_EDGES, len(tables[0])):
+            tables = [_merge(tables)]
+    losers, sizes = _decide(_merge(tables), dedup=dedup)
     exact.save_losers(out, losers)
     numbers, counts = np.unique(sizes, return_counts=True)
     rules = np.bincount(losers["rule"], minlength=len(exact.RULES)).tolist()
@@ -216,15 +219,15 @@ def resolve(edges: Sequence[str], *, dedup: bool, out: str) -> Clusters:
     )
 
 
-def _folded(held: list[Table]) -> Table:
-    """The stars of some tables, whose memory is freed before the work begins."""
-    joined = np.concatenate(held)
-    held.clear()
+def _merge(tables: list[Table]) -> Table:
+    """The stars of the links in all tables. Empties `tables` first, to free memory."""
+    joined = np.concatenate(tables)
+    tables.clear()
     return stars(joined)
 
 
 def _decide(links: Table, *, dedup: bool) -> tuple[Table, NDArray[np.int64]]:
-    """The losers among the documents of some stars, and the sizes of the clusters."""
+    """The losers among the documents linked by `stars`, and the sizes of the clusters."""
     center = _id(links, "a")
     starts = np.flatnonzero(np.diff(center, prepend=~center[:1]))
     sizes = np.diff(starts, append=len(links))

@@ -1,13 +1,13 @@
-"""Exact duplicates and held-out overlap, decided by 128-bit keys on disk.
+"""Finds exact duplicates and held-out overlap by comparing 128-bit keys on disk.
 
 Every part of the corpus writes the keys of its documents (later of its lines or sentences) as a
-sorted table (`tables.py`). A reducer owns a range of keys: it reads its range of each part's table
-and writes which rows lose. So no process holds all keys, and the parts are read only once more, to
-drop the losers.
+sorted table (`tables.py`). A reducer owns a range of keys. It reads its range of each part's table
+and writes the losers: the rows to drop. So no process holds all keys, and the parts are read only
+once more, to drop the losers.
 
-The copy with the first place (file, offset, sentence) wins, whichever task came first and however
-files were cut. A reducer of 4 million keys takes 1.8 CPU seconds and 390 MB. The chance of a false
-match among 10^9 sentences is 10^-21.
+Of equal texts the first in the input (by file, offset, sentence) is kept. The order of tasks and
+the way files are cut into parts make no difference. A reducer of 4 million keys takes 1.8 CPU
+seconds and 390 MB. The chance of a false match among 10^9 sentences is 10^-21.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,8 @@ from elmwright.pipeline.dedup import tables as disk
 from elmwright.pipeline.dedup.tables import Table
 
 TRAIN, SPLIT_OFF, GIVEN = 0, 1, 2
-"""Sides (`heldout`) of a row: train, held out by its hash, or held out and given as files."""
+"""Values of `heldout`, a row's side: training text, text held out by its hash, or text of a
+held-out set given as files."""
 
 KEY = np.dtype(
     [
@@ -34,21 +35,21 @@ KEY = np.dtype(
         ("row", "<u4"),
     ]
 )
-"""The key of a document, line or sentence, its side, its place, and its row in the part's table."""
+"""The key of a document, line or sentence, its side, its place in the input, and its row in the
+part's table."""
 
 ORDER = ("hi", "lo", "heldout", "file", "offset", "sentence")
 
 LOSER = np.dtype([("part", "<u4"), ("row", "<u4"), ("sentence", "<u4"), ("rule", "u1")])
-"""What to drop: a row of a part (a document), or one of its lines or sentences, and by which
-rule."""
+"""A row of a part (a document), or one of its lines or sentences, to be dropped by a rule."""
 
 DOCUMENT, NEAR, LINE = "dedup_document", "dedup_near", "dedup_line"
 SENTENCE, OVERLAP = "dedup_sentence", "heldout_overlap"
 RULES = (DOCUMENT, NEAR, LINE, SENTENCE, OVERLAP)
-"""The rules that compare documents; a loser's `rule` is an index into it."""
+"""The rules that compare documents; a loser's `rule` is an index into this tuple."""
 
 KEPT = 255
-"""Instead of a rule: the row is kept."""
+"""Stands in place of a rule's index for a row that is kept."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,22 @@ def keys_of(texts: Iterable[str]) -> NDArray[np.uint64]:
 
 
 def sort_table(table: Table, columns: Sequence[str]) -> Table:
-    """The rows sorted by some columns, the first one first."""
+    """The rows sorted by the first of `columns`, equal rows by the next one, and so on."""
     order = np.lexsort([table[column] for column in reversed(columns)])
     return table[order]
 
 
-def repeated(slices: Sequence[Table], parts: Sequence[int]) -> tuple[Table, NDArray[np.uint32]]:
-    """The rows whose `hi` occurs more than once in some sorted tables, sorted by it, and their
-    parts."""
+def repeated_rows(
+    slices: Sequence[Table], parts: Sequence[int]
+) -> tuple[Table, NDArray[np.uint32]]:
+    """The rows of all slices whose `hi` occurs more than once, sorted by it, and the part of each.
+
+    Each slice is sorted by `hi` and belongs to the part at its position in `parts`.
+    """
     table = np.concatenate(slices)
     part_of = np.repeat(np.array(parts, np.uint32), [len(rows) for rows in slices])
     keys = table["hi"]
-    # The slices are sorted runs, which this sort merges.
+    # A stable sort merges slices that are sorted already.
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
     same = np.zeros(len(keys) + 1, bool)
@@ -96,16 +101,16 @@ def reduce_keys(
 ) -> LoserCount:
     """Decide which documents, lines or sentences of one key range are dropped; write them to `out`.
 
-    `tables` lists (part, its key table); `unit` is the rule by which copies lose where `once` is
-    set: `DOCUMENT`, `LINE` or `SENTENCE`. Copies are compared within a side; the first place wins.
-    What two sides share loses by `OVERLAP`: on train's and the split-off side, if a given held-out
-    set has it too, else on the split-off side. Given held-out rows never lose.
+    `tables` lists (part, path of its key table). With `once`, only the first copy within a side is
+    kept, the others are dropped by the rule `unit`: `DOCUMENT`, `LINE` or `SENTENCE`. Text on
+    several sides is dropped by `OVERLAP` from all but one: it stays in a held-out set given as
+    files if it is in one, else in the training text. Given held-out rows are never dropped.
     """
     if unit not in (DOCUMENT, LINE, SENTENCE):
         raise ValueError(f"{unit} is not a rule about copies")
     begin, end = disk.hash_range(reducer, n_reducers)
     slices = [disk.load_rows(path, KEY, "hi", begin, end) for _, path in tables]
-    table, part_of = repeated([np.zeros(0, KEY), *slices], [0, *(part for part, _ in tables)])
+    table, part_of = repeated_rows([np.zeros(0, KEY), *slices], [0, *(part for part, _ in tables)])
     order = np.lexsort([table[column] for column in reversed(ORDER)])
     table, part_of = table[order], part_of[order]
     rule = _rules(table, RULES.index(unit), once=once)
@@ -118,7 +123,7 @@ def reduce_keys(
 
 
 def _rules(table: Table, copy_rule: int, *, once: bool) -> NDArray[np.uint8]:
-    """By which rule each row of a sorted table loses, or `KEPT`."""
+    """The index of the rule that drops each row of a sorted table, or `KEPT`."""
     rule = np.full(len(table), KEPT, np.uint8)
     if not len(table):
         return rule
@@ -136,8 +141,10 @@ def _rules(table: Table, copy_rule: int, *, once: bool) -> NDArray[np.uint8]:
 
 
 def overlaps(side: NDArray[np.uint8], sides: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which rows lose because another side has an equal row; `sides` has a bit set for each side of
-    a row and its equals."""
+    """Whether each row is dropped because another side has an equal row.
+
+    `side` is a row's own side, and `sides` has a bit set for every side with an equal row.
+    """
     has_given = (sides & (1 << GIVEN)) != 0
     has_train = (sides & (1 << TRAIN)) != 0
     lost: NDArray[np.bool_] = np.where(has_given, side != GIVEN, has_train & (side == SPLIT_OFF))
@@ -145,11 +152,11 @@ def overlaps(side: NDArray[np.uint8], sides: NDArray[np.uint8]) -> NDArray[np.bo
 
 
 def save_losers(path: str, losers: Table) -> None:
-    """Write losers sorted by part, as `losers_of` reads them."""
+    """Write losers sorted by part, so that `losers_of` can read those of one part."""
     disk.save_rows(path, sort_table(losers, ("part", "row", "sentence")), "part")
 
 
 def losers_of(part: int, paths: Sequence[str]) -> Table:
-    """All rows of one part that lose, from the files of all reducers, by row and sentence."""
+    """The losers of one part in the files of all reducers, sorted by row and sentence."""
     tables = [disk.load_rows(path, LOSER, "part", part, part + 1) for path in paths]
     return sort_table(np.concatenate([np.zeros(0, LOSER), *tables]), ("row", "sentence"))

@@ -53,7 +53,7 @@ class BlockCache:
         except OSError as error:
             self._warn(error)
 
-    def through(self, digest: str, read: Callable[[], bytes]) -> bytes:
+    def get_or_read(self, digest: str, read: Callable[[], bytes]) -> bytes:
         """The bytes of that sha256, from the cache or from `read`, which checks them."""
         if not is_digest(digest):  # it would become the name of a file
             return read()

@@ -1,11 +1,11 @@
-"""From blocks on disk or in an object store to batches for the model.
+"""Reads blocks from a disk or an object store, and makes batches for the model.
 
 The position in the data is a pure function of (seed, step): see `format/lanes.py`. Each lane reads
 its own block. A batch has the same window of every lane: the characters of its distinct words
 (found by a 64-bit key of the spelling, computed once per block), the positions that refer to them,
 and the targets of both directions. A background thread stays a few batches ahead.
 
-All lanes enter their next blocks at the same step. Several threads fetch these, spread over the
+All lanes move to their next blocks at the same step. Several threads fetch these blocks during the
 steps before, so that no step waits for a store, or for the preparation of many blocks at once.
 Every block is checked against the manifest when it is read (`format/shards.py`), and blocks of a
 store are kept on the local disk, up to a limit (`block_cache.py`).
@@ -44,12 +44,12 @@ FETCHES = 8
 ATTEMPTS = 8
 """Attempts to read a block when the store drops the connection: over two minutes in all."""
 OPEN_INDEXES = 1024
-"""Shards whose indexes a process keeps in memory."""
+"""Number of shards whose indexes a process keeps in memory."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One window of several lanes."""
+    """The same window of several lanes."""
 
     chars: Tensor
     """[types, max_chars] character ids of the distinct input words, trimmed to the longest."""
@@ -69,7 +69,7 @@ class Batch:
         return Batch(*(getattr(self, field.name).pin_memory() for field in fields(self)))
 
     def to_device(self, device: torch.device) -> "Batch":
-        """The batch on a device; does not wait for the copy of a `pinned` one."""
+        """The batch on a device; returns before a `pinned` batch has been copied."""
         return Batch(
             *(getattr(self, field.name).to(device, non_blocking=True) for field in fields(self))
         )
@@ -80,20 +80,22 @@ class Row:
     """A block, ready to be cut into windows."""
 
     chars: Array
+    """[types, max_chars] character ids."""
     keys: Array
+    """[types] hashes of the spellings."""
     inputs: Array
-    """[2, steps] type indices, forward and backward."""
+    """[2, steps] rows of `chars`, forward and backward."""
     targets: Array
     """[2, steps] vocabulary ids."""
     weights: Array
     ends: Array
-    """[sentences] Steps up to the end of each sentence."""
+    """[sentences] Number of steps up to the end of each sentence."""
     characters: int
-    """Of all its words, and one more for each word."""
+    """Characters of all words, plus one per word."""
 
 
 class Blocks:
-    """Random access to the blocks of one split; the rows in use are kept in memory."""
+    """Random access to the blocks of one split; those used last are kept in memory."""
 
     def __init__(
         self,
@@ -106,8 +108,8 @@ class Blocks:
         cache: BlockCache | None = None,
         widest: int | None = None,
     ) -> None:
-        """With `widest`, the width of the model's widest filter, character ids are no longer than
-        the words of a block need (`char_ids`)."""
+        """Up to `keep` blocks are kept in memory. With `widest`, the width of the model's widest
+        filter, character ids are trimmed to what the words of a block need (`char_ids`)."""
         self._widest = widest
         self._shards = manifest.splits[split].shards
         self._corpus, self._cache = corpus, cache
@@ -116,7 +118,7 @@ class Blocks:
         self._readers_lock = threading.Lock()
         self._max_chars, self._word_ids, self._keep = max_chars, word_ids, keep
         self._rows: OrderedDict[int, Row] = OrderedDict()
-        self._coming: dict[int, Future[Row]] = {}
+        self._loading: dict[int, Future[Row]] = {}
         self._pool = ThreadPoolExecutor(FETCHES, "fetch")
         self.steps = manifest.block_steps
 
@@ -124,41 +126,40 @@ class Blocks:
         return int(self._starts[-1])
 
     def fetch(self, numbers: Iterable[int]) -> None:
-        """Start loading these blocks, which `row` will return soon."""
+        """Start loading these blocks in the background, so that `row` need not wait for them."""
         for number in numbers:
-            if number not in self._rows and number not in self._coming:
-                self._coming[number] = self._pool.submit(self._load, number)
+            if number not in self._rows and number not in self._loading:
+                self._loading[number] = self._pool.submit(self._load, number)
 
     def row(self, number: int) -> Row:
         """A block; waits if it is still being loaded."""
         row = self._rows.pop(number, None)
         if row is None:
-            coming = self._coming.pop(number, None)
-            row = coming.result() if coming else self._load(number)
+            loading = self._loading.pop(number, None)
+            row = loading.result() if loading else self._load(number)
         self._rows[number] = row
         while len(self._rows) > self._keep:
             self._rows.popitem(last=False)
         return row
 
-    def forget(self) -> None:
+    def cancel_loading(self) -> None:
         """Cancel the loading of blocks that were not read."""
-        while self._coming:
-            self._coming.popitem()[1].cancel()
+        while self._loading:
+            self._loading.popitem()[1].cancel()
 
     def _load(self, number: int) -> Row:
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1
-        place = number - int(self._starts[shard])
-        block = with_patience(lambda: self._reader(shard).read(place), ATTEMPTS)
+        within_shard = number - int(self._starts[shard])
+        block = with_patience(lambda: self._reader(shard).read(within_shard), ATTEMPTS)
         return self._prepare(block if self._word_ids is None else remap(block, self._word_ids))
 
     def _reader(self, shard: int) -> ShardReader:
-        """An open shard. A corpus may have more shards than a process may have open files."""
+        """The reader of a shard, opened if needed. The least recently used ones are dropped."""
         with self._readers_lock:
             known = self._readers.pop(shard, None)
             reader = known or Future()
             self._readers[shard] = reader
             while len(self._readers) > OPEN_INDEXES:
-                # Not closed here, because another thread may be reading: the last one closes it.
                 self._readers.popitem(last=False)
         if known is None:
             self._open(shard, reader)
@@ -166,9 +167,9 @@ class Blocks:
 
     def _open(self, shard: int, reader: Future[ShardReader]) -> None:
         entry = self._shards[shard]
-        keep = self._cache.through if self._cache else None
+        cache = self._cache.get_or_read if self._cache else None
         try:
-            reader.set_result(ShardReader(join(self._corpus, entry.tar), entry, keep))
+            reader.set_result(ShardReader(join(self._corpus, entry.tar), entry, cache))
         except BaseException as error:
             with self._readers_lock:
                 self._readers.pop(shard, None)
@@ -189,7 +190,10 @@ class Blocks:
 
 
 def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
-    """One window of each lane as a batch; a lane without data is padding of weight 0."""
+    """A batch of one window per lane: `rows` lists (row, first step of the window).
+
+    A lane without data (None) is padding of weight 0.
+    """
     present = [item for item in rows if item is not None]
     n, first = len(rows), present[0][0]
     keys = np.full((n, 2, window), first.keys[0], dtype=np.uint64)
@@ -205,14 +209,16 @@ def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
         keys[lane] = row.keys[row.inputs[:, part]]
         targets[lane] = row.targets[:, part]
         weights[lane] = row.weights[part]
-    _, where, inverse = np.unique(keys.reshape(-1), return_index=True, return_inverse=True)
+    _, first_places, inverse = np.unique(keys.reshape(-1), return_index=True, return_inverse=True)
     # Characters only for distinct words, each from the lane where it occurs first.
-    types = np.full((len(where), max(row.chars.shape[1] for row, _ in present)), PAD, np.int64)
-    source, position = np.divmod(where, 2 * window)
+    types = np.full(
+        (len(first_places), max(row.chars.shape[1] for row, _ in present)), PAD, np.int64
+    )
+    source, position = np.divmod(first_places, 2 * window)
     for lane, item in enumerate(rows):
-        own = source == lane
+        from_lane = source == lane
         chars = (first if item is None else item[0]).chars
-        types[own, : chars.shape[1]] = chars[inputs[lane, position[own]]]
+        types[from_lane, : chars.shape[1]] = chars[inputs[lane, position[from_lane]]]
     index = inverse.reshape(n, 2, window)
     forward, backward = np.ascontiguousarray(index.swapaxes(0, 1))
     forward_targets, backward_targets = np.ascontiguousarray(targets.swapaxes(0, 1))
@@ -226,8 +232,8 @@ def training_batch(
     """The batch of these lanes at this step."""
     per_block = blocks.steps // window
 
-    def number(lane: int, at: int) -> int:
-        return block_at(seed, at, lane, total_lanes, len(blocks), per_block)[1]
+    def number(lane: int, at_step: int) -> int:
+        return block_at(seed, at_step, lane, total_lanes, len(blocks), per_block)[1]
 
     numbers = [number(lane, step) for lane in lanes]
     part = step % per_block
@@ -253,7 +259,7 @@ def evaluation_rounds(
 
 
 def round_batches(blocks: Blocks, rows: Sequence[Row | None], window: int) -> Iterator[Batch]:
-    """The windows of a round; if no lane has a block, they all have weight 0."""
+    """A batch for each window of a round's blocks; its weights are 0 if no lane has a block."""
     for start in range(0, blocks.steps, window):
         if any(row is not None for row in rows):
             yield make_batch([None if row is None else (row, start) for row in rows], window)
@@ -309,7 +315,7 @@ class Prefetch:
         return item
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop the background thread, and cancel the loading of further blocks."""
         self._stop.set()
         self._thread.join()
-        self._blocks.forget()
+        self._blocks.cancel_loading()

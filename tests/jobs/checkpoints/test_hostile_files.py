@@ -227,7 +227,7 @@ def test_block_cache_names_files_by_digest_only(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     cache = BlockCache(tmp_path / "cache", 1000)
-    assert cache.through("../precious", lambda: b"data") == b"data"
+    assert cache.get_or_read("../precious", lambda: b"data") == b"data"
     assert precious.read_text() == "mine"
 
 

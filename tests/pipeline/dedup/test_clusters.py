@@ -85,12 +85,12 @@ DOCUMENT = st.tuples(st.tuples(*[KEY] * BANDS), st.integers(1, 3), st.sampled_fr
     st.sampled_from([1, 1000]),
 )
 def test_the_same_documents_stay_for_any_partition_and_order(
-    tmp_path_factory, documents, data, n_reducers, near, order, fold
+    tmp_path_factory, documents, data, n_reducers, near, order, merge_edges
 ):
     parts = [data.draw(st.integers(0, 4)) for _ in documents]
     folder = tmp_path_factory.mktemp("clusters")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clusters, "FOLD_EDGES", fold)
+        patch.setattr(clusters, "MERGE_EDGES", merge_edges)
         lost, report = _run(folder, documents, parts, n_reducers, near=near, order=order)
     assert lost == _expected(documents, near=near)
     assert sum(report.losers.values()) == len(lost)

@@ -131,7 +131,7 @@ def test_blocks_are_fetched_together_and_before_their_step(
     assert LANES <= FETCHES
     for step in range(PER_BLOCK):
         batch_at(blocks, step)
-    for future in list(blocks._coming.values()):
+    for future in list(blocks._loading.values()):
         future.result()
     wanted = [
         block_at(5, step, lane, LANES, len(blocks), PER_BLOCK)[1]
@@ -246,7 +246,7 @@ def test_a_cache_smaller_than_the_corpus_never_exceeds_its_limit(
     for one, other in zip(turns(here, 2), turns(there, 2), strict=True):
         assert same(one, other)
         sizes.append(sum(kept(tmp_path).values()))
-    there.forget()
+    there.cancel_loading()
     assert limit * 0.6 < max(sizes) <= limit
     BlockCache(tmp_path, limit // 2)  # a new start with a lower limit
     assert sum(kept(tmp_path).values()) <= limit // 2
@@ -257,10 +257,10 @@ def test_the_least_recently_used_block_is_removed_first(tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, 1000)
     digests = list(contents)
     for moment, digest in enumerate(digests[:10]):
-        cache.through(digest, lambda digest=digest: contents[digest])  # type: ignore[misc]
+        cache.get_or_read(digest, lambda digest=digest: contents[digest])  # type: ignore[misc]
         os.utime(tmp_path / digest, (moment, moment))
-    cache.through(digests[0], lambda: pytest.fail("it is kept"))
-    cache.through(digests[10], lambda: contents[digests[10]])
+    cache.get_or_read(digests[0], lambda: pytest.fail("it is kept"))
+    cache.get_or_read(digests[10], lambda: contents[digests[10]])
     assert kept(tmp_path).keys() == {digests[0], *digests[2:11]}
 
 
@@ -272,7 +272,7 @@ def test_the_cache_counts_and_removes_only_its_own_files(tmp_path: Path) -> None
     os.utime(stale, (0, 0))
     cache = BlockCache(tmp_path, 1000)
     for content in (b"1" * 400, b"2" * 400):
-        cache.through(sha256_bytes(content), lambda content=content: content)  # type: ignore[misc]
+        cache.get_or_read(sha256_bytes(content), lambda content=content: content)  # type: ignore[misc]
     left = kept(tmp_path)
     assert left.pop("notes.txt") == 5000
     assert stale.name not in left, "a killed process left it"
@@ -303,7 +303,7 @@ contents = [bytes([n]) * (500 + 10 * n) for n in range(60)]
 cache, draw = BlockCache(Path(sys.argv[1]), 10_000), random.Random(sys.argv[2])
 for _ in range(400):
     content = draw.choice(contents)
-    assert cache.through(sha256_bytes(content), lambda: content) == content
+    assert cache.get_or_read(sha256_bytes(content), lambda: content) == content
 assert not cache._warned
 """
 
@@ -337,7 +337,7 @@ def test_training_continues_without_the_cache_on_a_full_disk(
         with caplog.at_level(logging.WARNING, "elmwright"):
             for one, other in zip(turns(here, 1), turns(there, 1), strict=True):
                 assert same(one, other)
-        there.forget()
+        there.cancel_loading()
         there._pool.shutdown()
         assert caplog.text.count("blocks cannot be kept") == 1
         assert f"no space left on the disk of {tmp_path}" in caplog.text
