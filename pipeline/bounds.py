@@ -1,4 +1,4 @@
-"""The values that a setting may have, beside the setting as its type: `lanes: Count = 128`.
+"""Types of settings that also say which values are allowed: `lanes: Count = 128`.
 
 jobs/config/check_settings.py refuses a config with any other value.
 """
@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 
 class Bound(NamedTuple):
-    """Which values are allowed."""
+    """The allowed values of a setting."""
 
     text: str
     """What the value must be, for the error message."""

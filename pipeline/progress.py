@@ -1,10 +1,10 @@
-"""How long work reports its progress, without knowing how it is shown.
+"""Lets long-running work report its progress without knowing how it is displayed.
 
 A stage takes a `Progress` and opens a bar with it. The caller decides what a bar looks like: a live
 display, a plain line per minute, or nothing. `Stage` shows several pieces of work as one bar.
 
-Digests are computed in many places, deep below the code that shows a bar. They call `count_bytes`,
-which reports to the bar of `counting_bytes`.
+Digests are computed many calls below the code that shows a bar. There, `count_bytes` advances the
+bar that was passed to `counting_bytes`.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Advance(Protocol):
-    """Report that this many more units are done, and how fast."""
+    """Reports that `n` more units are done, with a detail to show, such as the speed."""
 
     def __call__(self, n: int, detail: str = "", /) -> None: ...
 
@@ -40,27 +40,27 @@ def plural(count: int, unit: str, many: str = "") -> str:
     return f"{count:,} {many}"
 
 
-SHARE = 1000
-"""Units of a bar that belong to one piece of work of a stage."""
+PIECE_UNITS = 1000
+"""Units of a stage's bar per piece of work."""
 
 
 class Stage:
     """One bar for several pieces of work, each of which knows only its own size.
 
-    The number of pieces is an estimate: with fewer, the bar jumps at the end, and with more, they
-    share the rest of the bar.
+    The number of pieces is an estimate. If there are fewer, the bar jumps at the end. If there are
+    more, they share the rest of the bar.
     """
 
     def __init__(self, advance: Advance, pieces: int) -> None:
-        """Pieces move the bar of `advance`, whose total is `pieces` times `SHARE`."""
-        self._advance, self._total = advance, pieces * SHARE
+        """Pieces move the bar of `advance`, whose total is `pieces` times `PIECE_UNITS`."""
+        self._advance, self._total = advance, pieces * PIECE_UNITS
         self._pieces, self._begun, self._shown = pieces, 0, 0
         self.result = ""
-        """The text of the finished bar."""
+        """Shown in the finished bar."""
 
     @contextmanager
     def piece(self, total: int) -> Iterator[Advance]:
-        """The next piece of the stage, of this many units."""
+        """Begin the next piece of work, whose own size is `total` units."""
         start = self._shown
         width = (self._total - start) / max(1, self._pieces - self._begun)
         self._begun += 1
@@ -82,8 +82,8 @@ class Stage:
 
 @contextmanager
 def stage(progress: Progress, name: str, pieces: int) -> Iterator[Stage]:
-    """A stage under the name a user would give it."""
-    with progress(name, pieces * SHARE, "") as advance:
+    """Show one bar for several pieces of work, and fill it at the end of the block."""
+    with progress(name, pieces * PIECE_UNITS, "") as advance:
         open_stage = Stage(advance, pieces)
         yield open_stage
         open_stage.finish()
@@ -94,7 +94,7 @@ _counter: ContextVar[Advance | None] = ContextVar("counter", default=None)
 
 @contextmanager
 def counting_bytes(advance: Advance) -> Iterator[None]:
-    """Report to `advance` every byte whose digest is computed, or known, inside the block."""
+    """Report to `advance` every byte whose digest is computed, or already known, in the block."""
     token = _counter.set(advance)
     try:
         yield
@@ -103,7 +103,7 @@ def counting_bytes(advance: Advance) -> Iterator[None]:
 
 
 def count_bytes(n: int) -> None:
-    """Report that the digest of `n` more bytes was computed, or is known already."""
+    """Report that the digest of `n` more bytes was computed or already known."""
     advance = _counter.get()
     if advance is not None:
         advance(n)

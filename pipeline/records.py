@@ -1,9 +1,9 @@
-"""Dataclasses to and from plain data: the one way in which JSON and TOML become typed values.
+"""Converts dataclasses to plain data and back; all JSON and TOML is read and written with this.
 
 `to_data` gives dicts, lists and scalars. `from_data` builds a dataclass from them by the types of
-its fields, and names the first field that does not fit. Only these values are converted: a whole
-number for a number, a list for a tuple, digits for a whole number as a key of a table (JSON has
-only strings as keys), and a string for a dataclass with a method `from_text`.
+its fields, and names the first field that does not fit. A value must have its field's type, but
+a number may be a whole number, a tuple a list, a whole number as a key of a table a string of
+digits (JSON has no other keys), and a dataclass with a method `from_text` a string.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ _NAMES = {
 }
 
 
-class BadField(ValueError):  # noqa: N818 - what is wrong is the field
-    """A field that does not fit its type: its name with dots, and the reason."""
+class BadField(ValueError):  # noqa: N818 - named after the field
+    """A field that does not fit its type: its dotted name and the reason."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(f"{key}: {reason}")
@@ -41,7 +41,7 @@ class BadField(ValueError):  # noqa: N818 - what is wrong is the field
 
 
 class UnknownField(BadField):
-    """A key that is no field; `valid` lists the fields."""
+    """A key that is not the name of a field; `valid` lists the names."""
 
     def __init__(self, key: str, valid: tuple[str, ...]) -> None:
         super().__init__(key, "unknown key")
@@ -49,7 +49,7 @@ class UnknownField(BadField):
 
 
 def to_data(record: Any) -> Any:
-    """A dataclass, and all inside it, as dicts, lists and scalars."""
+    """A dataclass and everything in it as dicts, lists and scalars."""
     if dataclasses.is_dataclass(record):
         fields = dataclasses.fields(record)
         return {field.name: to_data(getattr(record, field.name)) for field in fields}
@@ -69,11 +69,11 @@ def from_data(
     finite: bool = True,
     largest: int = LARGEST,
 ) -> T:
-    """A dataclass made of plain data; raises BadField.
+    """Plain data as an instance of `cls`; raises BadField.
 
-    `prefix` begins the names of fields in errors. `ignore_unknown` skips keys that are no fields,
-    which a newer version may have written. `finite` refuses infinity and NaN. Whole numbers from
-    `largest` up are refused. A field whose type is a type variable takes anything.
+    Errors put `prefix` before a field's name. `ignore_unknown` skips unknown keys, which a newer
+    version may have written. `finite` refuses infinity and NaN. Whole numbers must be smaller than
+    `largest`. A field whose type is a type variable takes anything.
     """
     return typing.cast(T, _Builder(ignore_unknown, finite, largest).record(cls, data, prefix))
 
@@ -103,11 +103,11 @@ class _Builder:
         if hint is Any or isinstance(hint, TypeVar):
             return value
         if hint is type(value) is float and not self.finite:
-            return value  # a journal holds millions of such numbers
+            return value  # first for speed: a journal has millions of numbers
         if type(value) is int and abs(value) >= self.largest:
             raise BadField(key, "expected a number of at most 18 digits")
         if hint in _EXACT and type(value) is hint:
-            return value  # most values: a manifest may list a million files
+            return value  # early for speed: a manifest may list a million files
         if dataclasses.is_dataclass(hint):
             if isinstance(value, str) and hasattr(hint, "from_text"):
                 return hint.from_text(value)
@@ -119,9 +119,9 @@ class _Builder:
             if value in arguments:
                 return value
             nearest = difflib.get_close_matches(str(value), map(str, arguments), n=1, cutoff=0.4)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            advice = f"; did you mean {nearest[0]!r}?" if nearest else ""
             choices = ", ".join(repr(argument) for argument in arguments)
-            raise BadField(key, f"expected one of {choices}, got {value!r:.200}{hint}")
+            raise BadField(key, f"expected one of {choices}, got {value!r:.200}{advice}")
         if origin is tuple and isinstance(value, list | tuple):
             if arguments[-1] is Ellipsis:
                 return tuple(self.value(item, arguments[0], key) for item in value)
@@ -154,7 +154,7 @@ class _Builder:
         return typing.cast(int, self.value(int(text), int, f"{key}.{text}"))
 
     def _choice(self, value: Any, hint: Any, key: str) -> Any:
-        """The first type of a union that takes the value; a list never stands for a scalar."""
+        """The value as the first type of a union that accepts it."""
         for argument in typing.get_args(hint):
             try:
                 return self.value(value, argument, key)
@@ -180,7 +180,7 @@ def _required(cls: type) -> list[str]:
 
 
 def type_name(hint: Any, *, many: bool = False) -> str:
-    """A type as a user would say it."""
+    """A description of a type for error messages, with `many` in the plural."""
     if dataclasses.is_dataclass(hint):
         paths = ("paths or " if many else "a path or ") if hasattr(hint, "from_text") else ""
         table = "tables" if many else "a table"

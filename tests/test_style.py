@@ -25,7 +25,7 @@ ROOMS = ["pipeline", "model", "jobs"]
 
 
 @pytest.mark.parametrize("arguments", [["format", "--check"], ["check"]], ids=["format", "lint"])
-def test_ruff_has_nothing_to_say(arguments: list[str]) -> None:
+def test_ruff_finds_no_problem(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ruff", *arguments, *PATHS],
         cwd=ROOT,
@@ -36,7 +36,7 @@ def test_ruff_has_nothing_to_say(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_mypy_strict_has_nothing_to_say() -> None:
+def test_mypy_strict_finds_no_problem() -> None:
     if not (ROOT / "build" / "types" / "elmwright").is_dir():
         pytest.skip("'make setup' links the rooms for mypy; this checkout was set up otherwise")
     done = subprocess.run(
@@ -74,7 +74,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-def test_import_linter_has_nothing_to_say(package: Path) -> None:
+def test_import_linter_finds_no_problem(package: Path) -> None:
     done = lint_imports(package)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,4 +1,4 @@
-"""Decides which checkpoints of a run are kept."""
+"""Decides which checkpoints of a run to keep."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ from elmwright.jobs.checkpoints.checkpoint import CheckpointInfo
 
 @dataclass(frozen=True)
 class Keep:
-    """Which checkpoints are kept, besides the best."""
+    """Which checkpoints to keep in addition to the best."""
 
     last: int
-    """How many of the newest."""
+    """How many of the newest to keep."""
     every: int = 0
-    """Those whose step is a multiple of this; 0 for none."""
+    """Keep those whose step is a multiple of this; 0 for none."""
 
-    def doomed(self, infos: list[CheckpointInfo]) -> list[CheckpointInfo]:
+    def to_remove(self, infos: list[CheckpointInfo]) -> list[CheckpointInfo]:
         """The checkpoints to remove.
 
         Evaluations that scored different numbers of tokens (in the loop and at the end) are not
-        compared, so there can be a best checkpoint for each number.
+        compared, so each number of tokens has its own best checkpoint.
         """
         keep = {info.step for info in infos[-self.last :]}
         keep |= {info.step for info in infos if self.every and info.step % self.every == 0}

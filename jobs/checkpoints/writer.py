@@ -211,18 +211,17 @@ class CheckpointWriter:
     def _prune(self) -> None:
         """Remove old checkpoints; a failure is only logged, because the newest one is safe."""
         try:
-            for info in self._keep.doomed(list_checkpoints(self._folder)):
-                self._journal.write(
-                    CheckpointPruned(step=info.step)
-                )  # first: repeating it does no harm
+            for info in self._keep.to_remove(list_checkpoints(self._folder)):
+                # Recorded before the removal, because recording it twice does no harm.
+                self._journal.write(CheckpointPruned(step=info.step))
                 if self._is_url:
-                    # First the manifest: without it the rest is no checkpoint.
+                    # The manifest first: without it the folder does not count as a checkpoint.
                     at(join(info.path, MANIFEST)).remove()
                     at(info.path).remove_folder()
                 else:
                     path = Path(info.path)
-                    doomed = path.with_name(f".writing-old-{path.name}")
-                    path.rename(doomed)
-                    shutil.rmtree(doomed)
+                    renamed = path.with_name(f".writing-old-{path.name}")
+                    path.rename(renamed)
+                    shutil.rmtree(renamed)
         except (OSError, UserError) as error:
             log.warning("an old checkpoint could not be removed: %s", error)

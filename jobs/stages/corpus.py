@@ -1,4 +1,4 @@
-"""The stage `corpus`: text to shards, vocabulary and manifest, with Ray tasks."""
+"""The stage `corpus`: Ray tasks turn text into shards, a vocabulary and a manifest."""
 
 from collections.abc import Callable, Collection
 
@@ -33,14 +33,14 @@ class Corpus:
     uses_ray = True
 
     def __init__(self, find: Callable[[Run], Manifest | None] = current_corpus) -> None:
-        """`find` returns the corpus of a run, if it is up to date."""
+        """`find` returns the corpus of a run if it is up to date, else None."""
         self._find = find
 
     def is_done(self, run: Run) -> bool:
         return self._find(run) is not None
 
     def damage(self, _run: Run) -> str:
-        return ""  # no stage comes before
+        return ""  # the first stage: it uses no output of another one that could be damaged
 
     def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
         if self.name in pending:
@@ -50,7 +50,7 @@ class Corpus:
     def run(self, run: Run, console: Console, stop: Stop) -> None:
         config, folder = run.config, run.folder
         with (
-            stop.saving(f"stopping: tasks at work may finish {AGAIN}", console.say),
+            stop.saving(f"stopping: running tasks may finish {AGAIN}", console.say),
             machines_for(config, folder, gpu=False, stopped=stop.is_set, say=console.say),
         ):
             manifest = build_corpus(
@@ -86,7 +86,7 @@ def _report(manifest: Manifest, run: Run, console: Console) -> None:
 def check_not_trained_on(folder: RunFolder) -> None:
     """Refuse to replace a corpus that was trained on.
 
-    One that is missing or damaged is built again, and compared before training continues.
+    If it is missing or damaged, it is rebuilt, and compared before training continues.
     """
     infos = list_checkpoints(folder.checkpoints)
     if infos and finished_corpus(folder.corpus) is not None:
@@ -94,5 +94,5 @@ def check_not_trained_on(folder: RunFolder) -> None:
             "run-changed",
             f"the sources or the [corpus], [vocab] or [shards] settings have changed since "
             f"{infos[-1].path} was trained on this run's corpus; give the run another run.name, "
-            "or set them back",
+            "or undo the change",
         )

@@ -118,8 +118,8 @@ def spare_checkpoints(folder: RunFolder) -> list[CheckpointInfo]:
         return []
     settings = (at(folder.config).read_json() or {}).get("checkpoint", {})
     result = read_result(folder.result)
-    doomed = Keep(1, int(settings.get("keep_every_steps", 0))).doomed(infos)
-    return [info for info in doomed if not result or info.sha256 != result.checkpoint_sha256]
+    superfluous = Keep(1, int(settings.get("keep_every_steps", 0))).to_remove(infos)
+    return [info for info in superfluous if not result or info.sha256 != result.checkpoint_sha256]
 
 
 def _sized(found: list[Removal]) -> list[Removal]:

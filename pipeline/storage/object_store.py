@@ -2,7 +2,7 @@
 
 Object stores are reached through pyarrow, which reads its credentials and endpoint from the usual
 environment variables (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …). A URL never carries a secret.
-Connections that drop are tried again by the client itself, then by `with_patience`.
+Requests whose connection drops are retried by pyarrow's client, then by `with_patience`.
 """
 
 import glob
@@ -22,17 +22,18 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.location import Location, Stat
 from elmwright.pipeline.storage.retry import T, retry
 
-RETRIES = 5
-"""Attempts of the store's client at one request."""
+CLIENT_ATTEMPTS = 5
+"""Attempts of pyarrow's client at one request."""
 ATTEMPTS = 4
-"""How often something is tried whose store does not answer; the pause doubles from `PAUSE`."""
+"""Attempts of `with_patience`."""
 PAUSE = 1.0
-SLACK = 10_000_000_000
-"""Nanoseconds by which the times that a store reports for one object may differ."""
+"""Seconds before its second attempt; each further pause is twice as long."""
+MTIME_TOLERANCE_NS = 10_000_000_000
+"""How much the times that a store reports for one object may differ."""
 
 
 def with_patience(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
-    """Try again where a store drops the connection (an OSError without a number)."""
+    """The result of `call`, tried again if the store drops the connection."""
     try:
         return retry(call, [PAUSE * 2**n for n in range(attempts - 1)], _is_dropped)
     except OSError as error:
@@ -47,6 +48,7 @@ def with_patience(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
 
 
 def _is_dropped(error: Exception) -> bool:
+    """Whether the connection dropped, for which pyarrow raises an OSError without a number."""
     return isinstance(error, OSError) and error.errno is None
 
 
@@ -54,12 +56,12 @@ _REFUSED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_SIGNATURE|SIGNATURE_DOES_NOT_MATCH"
     r"|UNAUTHENTICATED|HTTP response code 40[13]\b|(?:find|resolve|load) credentials"
 )
-"""How Arrow tells that a store refuses us, as opposed to failing."""
+"""Found in Arrow's message if a store denies access, but not if the store fails."""
 
 
 @contextmanager
 def explaining(path: str) -> Iterator[None]:
-    """Say what a store's error means, where the user can put it right."""
+    """Turn the store's errors that a user can fix into `UserError`s."""
     try:
         yield
     except FileNotFoundError:
@@ -87,7 +89,7 @@ def file_system(path: str) -> tuple[Any, str]:
     if re.search("[@:]", inner.partition("/")[0]):  # Arrow's error would repeat a password
         keys = "its keys in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://)"
         raise UserError(
-            "secret", f"the {scheme}:// address must not hold a login; remove it and set {keys}"
+            "secret", f"the {scheme}:// address must not contain a login; remove it and set {keys}"
         )
     return _connect(scheme, os.getpid()), inner
 
@@ -97,7 +99,7 @@ def _connect(scheme: str, _process: int) -> Any:
     """One client per process for each kind of store.
 
     A forked process (a worker of torch's DataLoader) must not use its parent's: both would read
-    from the same connections, and each request waits for a minute before it is tried again.
+    from the same connections, and each request would wait for a minute before it is retried.
     """
     from pyarrow import fs
 
@@ -107,14 +109,14 @@ def _connect(scheme: str, _process: int) -> Any:
     return fs.S3FileSystem(
         endpoint_override=endpoint,
         allow_bucket_creation=False,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=RETRIES),
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=CLIENT_ATTEMPTS),
         connect_timeout=10,
         request_timeout=60,
     )
 
 
 class StoredFile(io.RawIOBase):
-    """A store's file as Python's raw file: what is read goes through `io.BufferedReader`."""
+    """An open object as a raw file, which `io.BufferedReader` can read."""
 
     def __init__(self, stream: Any, path: str) -> None:
         self.stream, self.path = stream, path
@@ -168,12 +170,15 @@ class StoreLocation(Location):
         return _stat(self.path, info) if info.is_file else None
 
     def is_unchanged(self, size: int, mtime_ns: int) -> bool:
-        """The time may differ by `SLACK`, or not be known (0): a listing, the object itself and the
-        moment it was complete do not always agree."""
+        """Whether the object still has this size and about this time.
+
+        A listing, the object itself and the end of its upload can give different times, or none
+        (0). They may differ by `MTIME_TOLERANCE_NS`.
+        """
         stat = self.stat()
         if stat is None or stat.bytes != size:
             return False
-        return 0 in (stat.mtime_ns, mtime_ns) or abs(stat.mtime_ns - mtime_ns) <= SLACK
+        return 0 in (stat.mtime_ns, mtime_ns) or abs(stat.mtime_ns - mtime_ns) <= MTIME_TOLERANCE_NS
 
     def free_bytes(self) -> int:
         return sys.maxsize
@@ -192,7 +197,7 @@ class StoreLocation(Location):
         # List the part of the path before the first wildcard, and match the rest.
         parts = self.path.split("/")
         fixed = next(n for n, part in enumerate(parts) if glob.has_magic(part))
-        expression = re.compile(_translate(self.path))
+        expression = re.compile(_glob_to_regex(self.path))
         listed = StoreLocation("/".join(parts[:fixed])).list_files()
         return [file for file in listed if expression.fullmatch(file.path)]
 
@@ -205,7 +210,7 @@ class StoreLocation(Location):
 
     @contextmanager
     def writing(self) -> Iterator[BinaryIO]:
-        # Kept on the local disk until it is complete: an error must not leave half an object.
+        # Collected on the local disk first, because an error must not leave half an object.
         with tempfile.TemporaryFile() as file:
             yield file
             file.seek(0)
@@ -232,16 +237,16 @@ class StoreLocation(Location):
             try:
                 system.delete_file(inner)
             except OSError:
-                # Arrow then writes an empty object for the folder, which some stores refuse.
+                # Some stores refuse the empty object that Arrow then writes for the folder.
                 if system.get_file_info(inner).is_file:
                     raise
 
     def clear(self) -> None:
-        """Leave the object empty.
+        """Make the object empty instead of deleting it.
 
-        With every object that Arrow deletes it writes an empty one in the name of its folder, and
-        some stores then list nothing else in that folder. So nothing is deleted next to objects
-        that must stay visible.
+        After deleting an object, Arrow writes an empty one with the name of its folder, and some
+        stores then list nothing else in that folder. So nothing is deleted next to objects that
+        must stay visible.
         """
         if (stat := self.stat()) and stat.bytes:
             self.write_bytes(b"")
@@ -255,16 +260,17 @@ def _stat(path: str, info: Any) -> Stat:
     return Stat(path, info.size or 0, info.mtime_ns or 0)
 
 
-def _translate(pattern: str) -> str:
+def _glob_to_regex(pattern: str) -> str:
+    """A pattern with wildcards as a regular expression."""
     pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]*\])", pattern)
     meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return "".join(
-        meaning.get(piece) or (_choice(piece) if piece.startswith("[") else re.escape(piece))
+        meaning.get(piece) or (_set_to_regex(piece) if piece.startswith("[") else re.escape(piece))
         for piece in pieces
     )
 
 
-def _choice(piece: str) -> str:
+def _set_to_regex(piece: str) -> str:
     """`[abc]` and `[!abc]` as a regular expression."""
     inside = piece[1:-1].replace("\\", r"\\")
     return f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"

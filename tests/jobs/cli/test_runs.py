@@ -1,4 +1,4 @@
-"""The commands for runs in folders."""
+"""The command `elmwright checkpoints`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What goes wrong in MLflow as a registry: things deleted, unanswered or changed there."""
+"""Faults of MLflow as a registry: deleted or changed entries, lost answers, failing stores."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ from tests.support.tiny_runs.registries import change, leftovers, sqlite
 pytestmark = pytest.mark.slow(3)
 
 
-def test_files_that_a_copy_of_a_deleted_version_uses_stay(
+def test_files_of_a_deleted_version_are_kept_for_its_copy(
     tmp_path: Path,
     empty_database: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -39,10 +39,10 @@ def test_files_that_a_copy_of_a_deleted_version_uses_stay(
     client.delete_model_version("tiny", "2")
     assert publish_bundle(registry, bundle, "tiny", "candidate") == 1
     verify_bundle(registry.fetch("prod", 1))
-    assert publish_bundle(registry, worse_bundle, "prod", "candidate") == 1  # it is there
+    assert publish_bundle(registry, worse_bundle, "prod", "candidate") == 1  # the copy
 
 
-def test_an_mlflow_that_lacks_a_private_function_is_named_before_anything_is_stored(
+def test_an_mlflow_without_a_private_function_is_refused_before_anything_is_stored(
     tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
 ) -> None:
     registry = sqlite(tmp_path, empty_database, monkeypatch)
@@ -55,21 +55,21 @@ def test_an_mlflow_that_lacks_a_private_function_is_named_before_anything_is_sto
     assert f"\nmlflow=={TESTED_MLFLOW}." in tested
 
 
-@pytest.mark.parametrize("said", ["", "sqlite:///elsewhere.db"])
-def test_the_default_of_mlflow_is_put_back_through_public_functions(
-    monkeypatch: pytest.MonkeyPatch, said: str
+@pytest.mark.parametrize("environment", ["", "sqlite:///elsewhere.db"])
+def test_mlflows_default_uri_is_restored_with_public_functions(
+    monkeypatch: pytest.MonkeyPatch, environment: str
 ) -> None:
     monkeypatch.delattr(mlflow.tracking._tracking_service.utils, "_use_tracking_uri")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    if said:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", said)
+    if environment:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", environment)
     before = mlflow.get_tracking_uri()
     with default_uri("sqlite:///here.db"):
         assert mlflow.get_tracking_uri() == "sqlite:///here.db"
     assert mlflow.get_tracking_uri() == before
-    assert os.environ.get("MLFLOW_TRACKING_URI", "") == said
+    assert os.environ.get("MLFLOW_TRACKING_URI", "") == environment
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///third.db")
-    assert mlflow.get_tracking_uri() == "sqlite:///third.db", "the environment counts again"
+    assert mlflow.get_tracking_uri() == "sqlite:///third.db", "the variable is used again"
 
 
 def test_leftovers_are_found_on_every_page(
@@ -95,7 +95,7 @@ def test_leftovers_are_found_on_every_page(
     assert leftovers(registry) == 1
 
 
-def test_a_version_whose_creation_was_not_answered_keeps_its_files(
+def test_a_version_keeps_its_files_if_the_answer_to_its_creation_is_lost(
     tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
 ) -> None:
     registry = sqlite(tmp_path, empty_database, monkeypatch)
@@ -110,10 +110,10 @@ def test_a_version_whose_creation_was_not_answered_keeps_its_files(
     verify_bundle(registry.fetch("tiny", 1))
 
 
-def test_who_comes_second_removes_what_it_sent_after_it_was_swept_away(
+def test_the_slower_of_two_publishers_removes_its_late_upload(
     tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
 ) -> None:
-    """As on a server, where nobody is alone."""
+    """Without the lock beside a SQLite file, as on a server."""
     registry = sqlite(tmp_path, empty_database, monkeypatch)
     monkeypatch.setattr(mlflow_registry, "sqlite_file", lambda _uri: None)
     real = LoggedModels.upload
@@ -135,7 +135,7 @@ def test_who_comes_second_removes_what_it_sent_after_it_was_swept_away(
     verify_bundle(registry.fetch("tiny", 1))
 
 
-def test_pyfunc_refuses_files_without_a_list_and_files_of_another_model(
+def test_pyfunc_refuses_files_without_checksums_and_files_of_another_model(
     tmp_path: Path,
     empty_database: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,14 +157,14 @@ def test_pyfunc_refuses_files_without_a_list_and_files_of_another_model(
             mlflow.pyfunc.load_model("models:/tiny@champion")
     finally:
         mlflow.set_tracking_uri(before)
-    Embedder(stored)  # whole as such
+    Embedder(stored)  # an undamaged bundle, but not the published one
 
 
 @pytest.mark.parametrize(
     "error",
     [EndpointConnectionError(endpoint_url="http://s3"), NotADirectoryError(20, "a file", "x")],
 )
-def test_a_store_of_artifacts_that_fails_is_said_in_a_sentence(
+def test_a_failing_artifact_store_is_reported_as_a_mistake(
     tmp_path: Path,
     empty_database: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -181,7 +181,7 @@ def test_a_store_of_artifacts_that_fails_is_said_in_a_sentence(
         publish_bundle(registry, bundle, "tiny", "candidate")
 
 
-def test_a_run_or_experiment_that_was_deleted_in_mlflow_does_not_stop_a_publish(
+def test_a_bundle_is_published_after_its_run_or_experiment_was_deleted_in_mlflow(
     tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
 ) -> None:
     registry = sqlite(tmp_path, empty_database, monkeypatch)
@@ -202,7 +202,7 @@ def test_a_run_or_experiment_that_was_deleted_in_mlflow_does_not_stop_a_publish(
         publish_bundle(registry, mine, "three", "candidate")
 
 
-def test_an_alias_on_a_version_of_others_moves_only_by_force(
+def test_an_alias_moves_from_a_version_of_another_tool_only_by_force(
     tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
 ) -> None:
     registry = sqlite(tmp_path, empty_database, monkeypatch)
@@ -215,7 +215,7 @@ def test_an_alias_on_a_version_of_others_moves_only_by_force(
     assert "now version 2" in promote(registry, "tiny", 2, "champion", force=True)
 
 
-def test_looking_into_a_database_that_is_not_there_creates_none(
+def test_reading_a_missing_database_does_not_create_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = ["--to", f"sqlite:///{tmp_path / 'typo' / 'mlflow.db'}"]
@@ -229,7 +229,7 @@ def test_looking_into_a_database_that_is_not_there_creates_none(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_changed_tag_is_named(
+def test_the_error_names_a_changed_tag(
     tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
 ) -> None:
     registry = sqlite(tmp_path, empty_database, monkeypatch)

@@ -1,4 +1,4 @@
-"""Clusters of near-duplicates: who stays, whatever the partition and the order."""
+"""Clusters of near-duplicates keep the same documents for any partition and order."""
 
 import tracemalloc
 
@@ -13,9 +13,9 @@ BANDS = 3
 
 
 def _run(folder, documents, parts, n_reducers, *, near, order=1):
-    """Who loses by which rule: {document: rule}, and the report.
+    """The rule that drops each document, {index: rule}, and the report.
 
-    A document is (keys, words, side); its place is its number.
+    A document is (keys, number of words, value of `heldout`).
     """
     numbers = sorted(set(parts))
     members = {n: [d for d, part in enumerate(parts) if part == n] for n in numbers}
@@ -37,38 +37,38 @@ def _run(folder, documents, parts, n_reducers, *, near, order=1):
         clusters.link_range(paths[::order], n, n_reducers, out=out)
     out = str(folder / "losers")
     report = clusters.resolve(edges[::order], dedup=near, out=out)
-    lost = {
+    dropped = {
         own[loser["row"]]: keys.RULES[loser["rule"]]
         for number, own in members.items()
         for loser in keys.losers_of(number, [out])
     }
-    return lost, report
+    return dropped, report
 
 
 def _expected(documents, *, near):
-    """The same by plain Python."""
+    """What `_run` should return as dropped, computed by comparing all pairs of documents."""
     label = list(range(len(documents)))
     for _ in documents:
         for a, (ours, _, _) in enumerate(documents):
             for b, (theirs, _, _) in enumerate(documents):
                 if any(x == y != 0 for x, y in zip(ours, theirs, strict=True)):
                     label[a] = label[b] = min(label[a], label[b])
-    lost = {}
+    dropped = {}
     for name in set(label):
         cluster = [d for d in range(len(documents)) if label[d] == name]
         side = {d: documents[d][2] for d in cluster}
         sides = set(side.values())
         best = min(cluster, key=lambda d: (-documents[d][1], d))
         for d in cluster:
-            if side[d] == 2 or len(cluster) == 1:
+            if side[d] == keys.GIVEN or len(cluster) == 1:
                 continue
-            if 2 in sides:
-                lost[d] = keys.OVERLAP
+            if keys.GIVEN in sides:
+                dropped[d] = keys.OVERLAP
             elif near and d != best:
-                lost[d] = keys.NEAR
-            elif not near and sides == {0, 1} and side[d] == 1:
-                lost[d] = keys.OVERLAP
-    return lost
+                dropped[d] = keys.NEAR
+            elif not near and sides == {keys.TRAIN, keys.SPLIT_OFF} and side[d] == keys.SPLIT_OFF:
+                dropped[d] = keys.OVERLAP
+    return dropped
 
 
 KEY = st.sampled_from([0, 1, 2**62, 2**63, 2**63 + 1, 2**64 - 1])
@@ -84,22 +84,22 @@ DOCUMENT = st.tuples(st.tuples(*[KEY] * BANDS), st.integers(1, 3), st.sampled_fr
     st.sampled_from([1, -1]),
     st.sampled_from([1, 1000]),
 )
-def test_the_same_documents_stay_for_any_partition_and_order(
+def test_the_same_documents_are_kept_for_any_partition_and_order(
     tmp_path_factory, documents, data, n_reducers, near, order, merge_edges
 ):
     parts = [data.draw(st.integers(0, 4)) for _ in documents]
     folder = tmp_path_factory.mktemp("clusters")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clusters, "MERGE_EDGES", merge_edges)
-        lost, report = _run(folder, documents, parts, n_reducers, near=near, order=order)
-    assert lost == _expected(documents, near=near)
-    assert sum(report.losers.values()) == len(lost)
+        dropped, report = _run(folder, documents, parts, n_reducers, near=near, order=order)
+    assert dropped == _expected(documents, near=near)
+    assert sum(report.losers.values()) == len(dropped)
 
 
 def test_a_chain_is_one_cluster_that_keeps_its_longest(tmp_path):
     chain = [((1, 2, 3), 5, 0), ((4, 2, 5), 9, 0), ((4, 6, 7), 9, 1), ((8, 9, 10), 1, 0)]
-    lost, report = _run(tmp_path, chain, [0, 1, 2, 3], 1, near=True)
-    assert lost == {0: keys.NEAR, 2: keys.NEAR}
+    dropped, report = _run(tmp_path, chain, [0, 1, 2, 3], 1, near=True)
+    assert dropped == {0: keys.NEAR, 2: keys.NEAR}
     assert report.clusters == {3: 1}
     assert report.edges == 2
 
@@ -111,20 +111,20 @@ def test_equal_keys_of_different_bands_link_nothing(tmp_path):
 
 def test_documents_without_words_are_not_copies_of_each_other(tmp_path):
     documents = [((minhash.NOTHING,) * BANDS, 0, 0)] * 5
-    lost, report = _run(tmp_path, documents, [0, 1, 0, 1, 0], 2, near=True)
-    assert lost == {}
+    dropped, report = _run(tmp_path, documents, [0, 1, 0, 1, 0], 2, near=True)
+    assert dropped == {}
     assert report.clusters == {}
 
 
 def test_copies_that_share_all_bands_are_linked_once(tmp_path):
     documents = [((1, 2, 3), 5, 0)] * 100
-    lost, report = _run(tmp_path, documents, [d % 7 for d in range(100)], 1, near=True)
-    assert sorted(lost) == list(range(1, 100))
+    dropped, report = _run(tmp_path, documents, [d % 7 for d in range(100)], 1, near=True)
+    assert sorted(dropped) == list(range(1, 100))
     assert report.edges == 99
     assert report.clusters == {100: 1}
 
 
-def test_the_part_given_by_the_caller_counts(tmp_path):
+def test_the_part_comes_from_the_caller_and_not_from_the_file(tmp_path):
     table = np.zeros(2, clusters.BAND)
     table["hi"], table["part"], table["row"], table["words"] = 7, 999, [0, 1], [2, 1]
     tables.save_rows(str(tmp_path / "bands"), table)
@@ -142,7 +142,7 @@ def test_a_chain_of_a_hundred_thousand_is_one_component(shuffled):
     assert (label == 0).all()
 
 
-def test_memory_for_each_link_is_what_the_report_says(tmp_path):
+def test_memory_per_link_is_as_documented(tmp_path):
     rng, count = np.random.default_rng(0), 200_000
     paths = []
     for n in range(4):

@@ -1,4 +1,4 @@
-"""Exact copies and held-out overlap: who loses, whatever the partition."""
+"""Exact copies and held-out overlap: the same documents are dropped for any partition."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The batch script and the output of Slurm's commands; test_slurm_cluster.py has a real Slurm."""
+"""The batch script and the output of Slurm's commands; test_slurm_cluster.py uses a real Slurm."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def submission(folder: Path, target: Target, **changes: Any) -> Submission:
     return prepare(load_config(str(file), ["cluster.address=auto"]), target, "publish")
 
 
-def test_the_script_asks_for_what_the_run_needs(
+def test_the_script_requests_what_the_run_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store:9000/$(touch x)")
@@ -73,7 +73,7 @@ def test_the_script_asks_for_what_the_run_needs(
         "export AWS_ENDPOINT_URL='http://store:9000/$(touch x)'",
     ):
         assert line in lines
-    # sbatch reads no option below the first command, and a step has one CPU unless it asks.
+    # sbatch ignores options below the first command. A job step has one CPU by default.
     assert lines.index("#SBATCH --mem=8G") < lines.index('asked=""')
     (start,) = re.findall(
         r"srun [^\n]*--cpus-per-task=(\d+)[^\n]*ray.scripts.scripts start", script
@@ -86,7 +86,7 @@ def test_the_script_asks_for_what_the_run_needs(
 @pytest.mark.parametrize(
     "target", [Target("slurm"), Target("slurm", gpus=4, env_file="~/s.env", account="lab")]
 )
-def test_shellcheck_has_nothing_to_say(tmp_path: Path, target: Target) -> None:
+def test_shellcheck_finds_no_problem(tmp_path: Path, target: Target) -> None:
     script = tmp_path / "job.sbatch"
     script.write_text(render(submission(tmp_path, target)))
     done = subprocess.run([SHELLCHECK, script], capture_output=True, text=True, check=False)
@@ -96,11 +96,11 @@ def test_shellcheck_has_nothing_to_say(tmp_path: Path, target: Target) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "word", "code"),
+    ("fields", "word", "code"),
     [
         ({"JobState": "PENDING", "Reason": "BeginTime"}, "pending", None),
         ({"JobState": "RUNNING"}, "running", None),
-        # It has begun: to end it as one that waits would take its checkpoint away.
+        # It has begun: cancelled like a pending job, it would not write a checkpoint.
         ({"JobState": "SUSPENDED"}, "running", None),
         ({"JobState": "COMPLETED"}, "finished", 0),
         ({"JobState": "FAILED", "ExitCode": "75:0"}, "interrupted", 75),
@@ -110,16 +110,16 @@ def test_shellcheck_has_nothing_to_say(tmp_path: Path, target: Target) -> None:
         ({"JobState": "NODE_FAIL"}, "interrupted", 75),
     ],
 )
-def test_state_of_a_job_by_slurms_answer(
-    shown: dict[str, str], word: str, code: int | None
+def test_the_state_of_a_job_follows_from_slurms_answer(
+    fields: dict[str, str], word: str, code: int | None
 ) -> None:
-    state = state_of_slurm(shown)
+    state = state_of_slurm(fields)
     assert (state.word, state.exit_code) == (word, code)
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Scripts in place of Slurm's commands, which record how they were called."""
+    """Puts scripts in place of Slurm's commands, which log their arguments to the file `calls`."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     (tmp_path / "sinfo").write_text(SINFO)
@@ -180,8 +180,8 @@ def test_missing_slurm_commands_are_reported(
         state_of(Job(sent, SlurmHandle("1")))
 
 
-def play(fake: Path, name: str, lines: str) -> None:
-    """Replace one of these scripts."""
+def replace_command(fake: Path, name: str, lines: str) -> None:
+    """Replace the script of one of Slurm's commands."""
     (fake / "bin" / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"{fake}/calls"\n{lines}\n')
 
 
@@ -209,12 +209,12 @@ def test_a_process_must_fit_on_one_of_slurms_machines(fake: Path) -> None:
         Slurm(target).check(submission(fake, target, train_processes=4, train_threads=2))
 
 
-def test_job_is_unknown_while_slurm_does_not_answer(
+def test_a_jobs_state_is_unknown_while_slurm_does_not_answer(
     fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = submit(submission(fake, Target("slurm")))
-    silent = "Unable to contact slurm controller (connect failure)"
-    play(fake, "scontrol", f"echo 'slurm_load_jobs error: {silent}' >&2; exit 1")
+    message = "Unable to contact slurm controller (connect failure)"
+    replace_command(fake, "scontrol", f"echo 'slurm_load_jobs error: {message}' >&2; exit 1")
     with pytest.raises(Unreachable, match=r"Slurm does not answer .*Unable to contact"):
         state_of(job)
     assert main(["cancel", "tiny"]) == 2
@@ -223,19 +223,23 @@ def test_job_is_unknown_while_slurm_does_not_answer(
     said = capsys.readouterr().out
     assert "unknown: Slurm does not answer" in said
     assert "resume" not in said
-    play(fake, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    replace_command(
+        fake, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    )
     assert state_of(job).word == "interrupted"
-    unknown = "squeue: fatal: Could not establish a configuration source"
-    play(fake, "squeue", f"echo '{unknown}' >&2; exit 1")
+    message = "squeue: fatal: Could not establish a configuration source"
+    replace_command(fake, "squeue", f"echo '{message}' >&2; exit 1")
     with pytest.raises(Unreachable, match="configuration source"):
         submit(submission(fake, Target("slurm"), run_name="another"))
 
 
-def test_a_job_that_arrived_while_sbatch_lost_its_answer_can_be_stopped(fake: Path) -> None:
-    play(fake, "sbatch", "echo 'sbatch: error: Socket timed out on send/recv' >&2; exit 1")
+def test_a_job_can_be_stopped_if_sbatch_timed_out_after_submitting_it(fake: Path) -> None:
+    replace_command(
+        fake, "sbatch", "echo 'sbatch: error: Socket timed out on send/recv' >&2; exit 1"
+    )
     with pytest.raises(Failed, match=r"'elmwright jobs' tells whether it arrived"):
         submit(submission(fake, Target("slurm")))
-    play(fake, "squeue", "echo 23")
+    replace_command(fake, "squeue", "echo 23")
     (fake / "shown").write_text("JobId=23 JobState=RUNNING NodeList=n1 StartTime=now")
     job = attempts_of("tiny")[-1]
     assert state_of(job).word == "running"
@@ -244,13 +248,15 @@ def test_a_job_that_arrived_while_sbatch_lost_its_answer_can_be_stopped(fake: Pa
 
 
 def test_a_job_that_sbatch_refused_is_not_in_the_run_book(fake: Path) -> None:
-    play(fake, "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
+    replace_command(
+        fake, "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1"
+    )
     with mistake("capacity", "invalid partition specified: x"):
         submit(submission(fake, Target("slurm")))
     assert attempts_of("tiny") == []
 
 
-def test_a_targets_interface_is_the_one_of_ray_gloo_and_nccl(
+def test_ray_gloo_and_nccl_use_the_targets_interface(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -264,7 +270,7 @@ def test_a_targets_interface_is_the_one_of_ray_gloo_and_nccl(
     assert "SOCKET_IFNAME" not in plain
 
 
-def test_the_address_of_an_interface_is_found_or_said_to_be_missing() -> None:
+def test_an_interface_has_an_address_or_the_error_lists_the_others() -> None:
     assert address_of("lo") == "127.0.0.1"
     with mistake("target", "'ib7'", "lo"):
         address_of("ib7")
