@@ -1,24 +1,24 @@
-"""Writes the run's own record of what happened, before it is sent anywhere else.
+"""Writes a run's journal: the record of what happened, which everything else is read from.
 
-One JSON object per line (journal_records.py), appended by rank 0 and by `elmwright prune`. A
-complete record is never changed. MLflow (tracker.py) and the progress display read it. A step that
-is computed again after a crash keeps its first record with its timestamp, so sending it to MLflow
-again does not duplicate it.
+It has one JSON object per line (journal_records.py), appended by rank 0 and by `elmwright prune`. A
+complete record is never changed. The tracker sends the records to MLflow (tracker.py), and the
+progress display shows them. A step that is computed again after a crash keeps its first record and
+timestamp, so sending it to MLflow again does not duplicate it.
 
 A thread writes the records, so a slow disk or store does not delay training. On a disk the journal
 is one file. A store cannot append, so there it is a folder of segments, each named after the byte
-at which it begins (`000000004096.jsonl`). The newest segment is written again every few seconds
-until it is full. Positions count bytes over all segments, so readers see no difference.
+at which it begins (`000000004096.jsonl`). The newest segment is replaced by a longer one every few
+seconds until it is full. Positions count bytes over all segments, so readers see no difference.
 
-If the journal cannot be written for the moment (a full disk, a store that does not answer),
-training continues and records wait in memory. They must be on disk before a checkpoint is committed
-(`flush`), because steps before a checkpoint are never computed again.
+While the journal cannot be written (a full disk, a store that does not answer), training continues
+and records wait in memory. They must be written before a checkpoint is committed (`flush`), because
+steps before a checkpoint are never computed again.
 
-Steps 1, 5 and 10 of an attempt have their own record, so the remaining time is known from the tenth
-step on, however rarely metrics are written, and without the slow first step.
+Steps 1, 5 and 10 of an attempt have their own record. So the remaining time is known from the tenth
+step on, even if metrics are rarely written, and the slow first step does not distort it.
 
-`journal_lines.py` reads around damaged lines. Opening the journal notes new ones in a file beside
-it, whose name ends in `.damaged`, and writes a record of kind "warning", which the terminal shows.
+`journal_lines.py` skips damaged lines. Opening the journal notes new ones in a file beside it,
+whose name ends in `.damaged`, and writes a record of kind "warning", which the terminal shows.
 """
 
 import errno
@@ -34,11 +34,11 @@ from elmwright.jobs.rundir.journal_lines import (
     LINE_BYTES,
     Line,
     damage_note,
+    damage_notes_path,
     is_whole,
     known_damage,
     read_lines,
     segments,
-    set_aside_path,
 )
 from elmwright.jobs.rundir.journal_records import (
     CheckpointPruned,
@@ -58,33 +58,34 @@ FILE_SECONDS, SEGMENT_SECONDS = 0.2, 5.0
 SEGMENT_BYTES = 1 << 20
 """Size at which a segment in a store is full."""
 LARGEST_HOLE = 16 << 20
-"""Most bytes that may be missing between two segments; more points to a wrong file name."""
+"""The most bytes that may be missing between two segments. A larger gap suggests a wrong name."""
 HOLE_SECONDS = 2.0
-"""Seconds after which a segment that is not listed counts as missing."""
+"""Seconds after which a segment that is not listed is treated as missing."""
 
 
 class Journal:
     """Writes a journal.
 
     Opening one on a disk removes an incomplete last line, and completes a last record that lacks
-    only its newline. Opening one in a store replaces lost segments by blank ones. Both note damaged
-    lines.
+    only its newline. Opening one in a store replaces missing segments with blank ones. Both note
+    damaged lines.
     """
 
     def __init__(self, path: str | Path, guard: Callable[[], None] = lambda: None) -> None:
         """`guard` is called before every write, and raises if this process may not write."""
         self._path, self._guard = str(path), guard
         self._lock = threading.Lock()
-        """For `_held` and `_waiting`; never kept while anything is sent."""
+        """Protects `_identities` and `_waiting`; not held while records are written."""
         self._sending = threading.Lock()
         self._waiting: list[Record] = []
-        self._held: dict[tuple[type[Record], int], str] = {}
+        self._identities: dict[tuple[type[Record], int], str] = {}
+        """(kind, step) → identity of the last such record."""
         self._begin = self._end = 0
         self._segment = b""
         """The newest segment, from byte `_begin` on."""
         self._closed = threading.Event()
-        self._news = threading.Event()
-        self._refusal: RuntimeError | None = None
+        self._has_waiting = threading.Event()
+        self._guard_error: RuntimeError | None = None
         self._descriptor = -1
         if not at(path).is_url:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -98,11 +99,11 @@ class Journal:
             self._begin = self._end = line.end
             damaged += [line] if line.damaged else []
             for record in line.records:
-                self._note(record)
+                self._remember(record)
                 last = max(last, record.step)
         if self._descriptor >= 0:
             os.ftruncate(self._descriptor, self._end)
-        self.damage = _set_aside(self._path, damaged) if damaged else ""
+        self.damage = _note_damage(self._path, damaged) if damaged else ""
         """A sentence about newly damaged lines, if there are any."""
         if self.damage:
             self.write(WarningGiven(step=last, text=self.damage))
@@ -118,17 +119,17 @@ class Journal:
     def write(self, record: Record) -> None:
         """Append a record, unless the journal has one of its kind, step and identity.
 
-        Raises the error of the guard for an earlier record.
+        Raises the guard's error if the guard refused an earlier record.
         """
-        if self._refusal is not None:
-            raise self._refusal
+        if self._guard_error is not None:
+            raise self._guard_error
         with self._lock:
-            held = self._held.get((type(record), record.step))
-            if held == record.identity or self._closed.is_set():
+            written = self._identities.get((type(record), record.step))
+            if written == record.identity or self._closed.is_set():
                 return
             self._waiting.append(record)
-            self._note(record)
-        self._news.set()
+            self._remember(record)
+        self._has_waiting.set()
 
     def flush(self) -> None:
         """Write every record to the disk or store."""
@@ -137,12 +138,12 @@ class Journal:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Write what is waiting; later records are ignored."""
+        """Write the waiting records and end the thread; later records are ignored."""
         with self._lock:
             if self._closed.is_set():
                 return
             self._closed.set()
-        self._news.set()
+        self._has_waiting.set()
         self._thread.join()
         try:
             self._send()
@@ -152,28 +153,28 @@ class Journal:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
-    def _note(self, record: Record) -> None:
-        """Remember a record. A checkpoint that was pruned may be saved and pruned again."""
+    def _remember(self, record: Record) -> None:
+        """Remember a record's identity. A pruned checkpoint may be saved and pruned again."""
         if isinstance(record, CheckpointSaved):
-            self._held.pop((CheckpointPruned, record.step), None)
+            self._identities.pop((CheckpointPruned, record.step), None)
         elif isinstance(record, CheckpointPruned):
-            self._held.pop((CheckpointSaved, record.step), None)
-        self._held[type(record), record.step] = record.identity
+            self._identities.pop((CheckpointSaved, record.step), None)
+        self._identities[type(record), record.step] = record.identity
 
     def _work(self) -> None:
         pause = usual = SEGMENT_SECONDS if self._descriptor < 0 else FILE_SECONDS
         while not self._closed.wait(pause):
-            self._news.wait()
-            self._news.clear()
+            self._has_waiting.wait()
+            self._has_waiting.clear()
             pause = SEGMENT_SECONDS
             try:
                 self._send()
                 pause = usual
             except Exception as error:  # a store fails in many ways; `flush` reports it
-                if self._refusal is not None:
+                if self._guard_error is not None:
                     return
-                self._news.set()
-                log.warning("the journal waits in memory: %s", error)
+                self._has_waiting.set()
+                log.warning("the journal cannot be written, its records wait in memory: %s", error)
 
     def _send(self) -> None:
         """Write the waiting records, or keep them if that fails."""
@@ -185,7 +186,7 @@ class Journal:
             try:
                 self._guard()
             except RuntimeError as error:
-                self._refusal = error
+                self._guard_error = error
                 with self._lock:
                     self._waiting.clear()  # a newer attempt has begun
                 raise
@@ -194,7 +195,7 @@ class Journal:
             if self._descriptor >= 0:
                 self._append(data)
             else:
-                self._grow(data)
+                self._replace_segment(data)
             with self._lock:
                 del self._waiting[: len(records)]
 
@@ -207,8 +208,9 @@ class Journal:
             os.ftruncate(self._descriptor, end)  # half a line would damage the next one
             raise
 
-    def _grow(self, data: bytes) -> None:
-        """Write the newest segment again, longer; two weeks of training take a few hundred."""
+    def _replace_segment(self, data: bytes) -> None:
+        """Write the newest segment again with `data` added. Two weeks of training fill a few
+        hundred segments."""
         at(join(self._path, f"{self._begin:012d}.jsonl")).write_bytes(self._segment + data)
         self._segment += data
         self._end += len(data)
@@ -223,31 +225,31 @@ def _end_last_line(descriptor: int) -> None:
     if is_whole(end.rpartition(b"\n")[2]):
         try:
             os.write(descriptor, b"\n")
-        except OSError as error:  # a full disk: without its newline it is no record
-            log.warning("the last record of the journal is written again: %s", error)
+        except OSError as error:  # a full disk: the record will be removed
+            log.warning("the last record of the journal will be written again: %s", error)
 
 
-def _set_aside(path: str, damaged: list[Line]) -> str:
+def _note_damage(path: str, damaged: list[Line]) -> str:
     """Note damaged lines beside the journal; return a sentence about the new ones."""
     try:
         known = known_damage(path)
         new = [line for line in damaged if line.mark not in known]
         if not new:
             return ""
-        beside = set_aside_path(path)
-        before = at(beside).read_bytes() if at(beside).exists() else b""
-        at(beside).write_bytes(before + b"".join(map(damage_note, new)))
+        notes = damage_notes_path(path)
+        before = at(notes).read_bytes() if at(notes).exists() else b""
+        at(notes).write_bytes(before + b"".join(map(damage_note, new)))
     except (OSError, UserError) as error:
         log.warning("damaged lines of the journal %s could not be noted: %s", path, error)
         return ""
     return (
         f"the journal {path} has {plural(len(new), 'damaged line')}, the first at byte "
-        f"{new[0].begin}; what is readable is used, and the damaged bytes are noted in {beside}"
+        f"{new[0].begin}; what is readable is used, and the damaged bytes are noted in {notes}"
     )
 
 
 def _fill_holes(folder: str) -> None:
-    """Replace lost segments by blank ones, so that readers can continue after them."""
+    """Replace missing segments with blank ones, so that readers can continue after them."""
     for pause in (HOLE_SECONDS, 0.0):
         holes, end = [], 0
         for begin, segment in segments(folder):
@@ -261,16 +263,15 @@ def _fill_holes(folder: str) -> None:
         if end - begin > LARGEST_HOLE:
             raise UserError(
                 "file-damaged",
-                f"the journal {folder} lacks its bytes {begin} to {end}; move the segment after "
+                f"the journal {folder} is missing bytes {begin} to {end}; move the segment after "
                 f"them ({end:012d}.jsonl) to another folder, or copy the missing segment back",
             )
         name = join(folder, f"{begin:012d}.jsonl")
         segment_stat = at(name).stat()
-        if segment_stat is not None and segment_stat.bytes:  # an empty one is a hole, too
+        if segment_stat is not None and segment_stat.bytes:  # an empty one is missing, too
             raise UserError(
                 "store-failed",
-                f"the store does not list {name}, which exists; run the same command again when it "
-                "does",
+                f"the store does not list {name}, which exists; run the same command again later",
             )
         at(name).write_bytes(b" " * (end - begin - 1) + b"\n")
-        log.warning("the journal %s lacks its bytes %d to %d", folder, begin, end)
+        log.warning("the journal %s is missing bytes %d to %d", folder, begin, end)

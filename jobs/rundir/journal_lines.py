@@ -166,14 +166,14 @@ def _salvage(text: str) -> Iterator[Record]:
         start = end
 
 
-def set_aside_path(path: str | Path) -> str:
-    """Where damaged lines of a journal are noted."""
+def damage_notes_path(path: str | Path) -> str:
+    """The path of the notes about damaged lines of a journal."""
     return f"{str(path).rstrip('/')}.damaged"
 
 
 def known_damage(path: str | Path) -> set[Mark]:
     """The marks of damaged lines that were noted before."""
-    notes = at(set_aside_path(path))
+    notes = at(damage_notes_path(path))
     marks = set()
     for line in notes.read_bytes().split(b"\n") if notes.exists() else []:
         try:

@@ -1,8 +1,8 @@
 """Every metric of a run: its key in the journal, its unit, and its title.
 
 The loop writes these keys, and MLflow, the terminal and the model card read them. Keys are part of
-the journal's format and never change. A score of a held-out set has the set's name before its key:
-`heldout/perplexity`.
+the journal's format and never change. For a score of a held-out set, the set's name comes before
+the key: `heldout/perplexity`.
 """
 
 from dataclasses import dataclass
@@ -58,12 +58,12 @@ def time_share(activity: str) -> str:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """The held-out set and the score in a key of an evaluation, without `FINAL`."""
+    """The held-out set and the score that an evaluation's key (without `FINAL`) names."""
     split, _, score = key.rpartition("/")
     return split, score
 
 
 def perplexities(values: dict[str, float]) -> dict[str, float]:
-    """The perplexity of each held-out set among the values of an evaluation."""
+    """The perplexity on each held-out set, by name, from the values of an evaluation."""
     pairs = ((split_key(key), value) for key, value in values.items())
     return {split: value for (split, score), value in pairs if score == PERPLEXITY.key}

@@ -19,7 +19,7 @@ def ask_to_stop(path: str) -> None:
     at(path).write_bytes(b"stop\n")
 
 
-def take_back(path: str) -> None:
+def withdraw_stop(path: str) -> None:
     at(path).clear()
 
 
@@ -43,7 +43,7 @@ class StopNote:
         while not self._closed.is_set():
             try:
                 note = at(self._path).stat()
-                if note and note.bytes:  # a request that was taken back is empty
+                if note and note.bytes:  # a withdrawn request is empty
                     self._found.set()
                     return
             except (OSError, UserError) as error:

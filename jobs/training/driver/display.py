@@ -1,8 +1,8 @@
-"""The display of training: two lines, updated from the journal.
+"""The progress display of training: two lines, updated from the journal.
 
-The first has the bar and the time left, the second the numbers, most important first, so that a
-narrow terminal loses only the least important. Times come from the journal's records, not from when
-they were read: those of a store may arrive late and many at once.
+The first line has the bar and the time left, the second has numbers, most important first, so that
+a narrow terminal cuts off only the least important. Speed is computed from the times in the
+records, not from when they are read, because records in a store may arrive late and many at once.
 """
 
 import threading
@@ -32,11 +32,11 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import plural
 
 LATE_SECONDS = 2.0
-"""Seconds after which an expected record is late, and an evaluation must be running."""
+"""Seconds by which a record must be overdue before an evaluation is assumed to be running."""
 
 
 class Watcher:
-    """Follows the journal of a run that is training."""
+    """Shows the progress of a run that is training, by reading its journal."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Watcher:
         clock: Callable[[], float] = time.monotonic,
         begun: threading.Event | None = None,
     ) -> None:
-        """Records of earlier commands are not shown again.
+        """Warnings that are in the journal already are not shown again.
 
         `begun` is set while the processes of an attempt are training.
         """
@@ -55,15 +55,15 @@ class Watcher:
         self._config, self._journal = config, folder.journal
         self._console, self._bar, self._clock = console, bar, clock
         manifest = Manifest.load(folder.corpus)
-        self._epoch = manifest.splits["train"].blocks * manifest.block_steps
+        self._epoch_tokens = manifest.splits["train"].blocks * manifest.block_steps
         self._pace = StepPace(config.train.max_steps, config.eval.every_steps)
-        self._position = self._step = self._known = self._repeats = 0
+        self._position = self._step = self._highest_step = self._repeat_until = 0
         self._loss = self._speed = self._held_out = self._saved = self._scoring = ""
         self._evaluated = self._stopping = self._begun = False
-        self._seen = clock()
+        self._updated_at = clock()
         for record, position in read_journal(self._journal, 0):
             self._position = position
-            self._take(record)
+            self._apply(record)
         infos = list_checkpoints(folder.checkpoints)
         self._step = infos[-1].step if infos else 0
         self.begin_attempt()
@@ -71,7 +71,7 @@ class Watcher:
             console.say(f"  training         {self._starting()}")
 
     def begin_attempt(self) -> None:
-        """Processes are being started. Until they have begun there is nothing to measure."""
+        """Show no progress until the processes, which are being started, have begun to train."""
         self._begun = False
         self._begun_event.clear()
 
@@ -84,30 +84,30 @@ class Watcher:
         """Show new records of the journal."""
         for record, position in read_journal(self._journal, self._position):
             self._position = position
-            self._take(record)
+            self._apply(record)
             if isinstance(record, WarningGiven):
                 self._console.warn(record.text)
         if self._begun:
             self._begun_event.set()
         self._show()
 
-    def _take(self, record: Record) -> None:
+    def _apply(self, record: Record) -> None:
         step, seconds = record.step, record.time / 1000
         if isinstance(record, Begin):
-            # Less than `_known` if the attempt before was killed after its last checkpoint.
+            # Below `_highest_step` if the previous attempt was killed after its last checkpoint.
             self._step, self._begun, self._evaluated = step, True, False
             self._scoring = ""
-            self._repeats = self._known
+            self._repeat_until = self._highest_step
             self._pace.begin(seconds, step)
-            self._seen = self._clock()
+            self._updated_at = self._clock()
         elif isinstance(record, Metrics | StepDone):
-            self._begun, self._step, self._seen = True, step, self._clock()
+            self._begun, self._step, self._updated_at = True, step, self._clock()
             self._pace.at(seconds, step, evaluated=self._evaluated)
             self._evaluated = False
             if isinstance(record, Metrics):
-                self._take_metrics(record.values)
+                self._apply_metrics(record.values)
         elif isinstance(record, Scoring):
-            self._step, self._scoring = max(self._step, step), _scoring(record)
+            self._step, self._scoring = max(self._step, step), _scoring_text(record)
         elif isinstance(record, Evaluation):
             self._evaluated, self._scoring = True, ""
             self._step = max(self._step, step)
@@ -116,22 +116,22 @@ class Watcher:
                 self._held_out = f"{PERPLEXITY.title} {scores[0]:,.1f}"
         elif isinstance(record, CheckpointSaved):
             self._saved = f"saved at step {step:,}"
-        self._known = max(self._known, step)
+        self._highest_step = max(self._highest_step, step)
 
-    def _take_metrics(self, values: dict[str, float]) -> None:
+    def _apply_metrics(self, values: dict[str, float]) -> None:
         if LOSS.key in values:
             self._loss = f"{LOSS.title} {values[LOSS.key]:.2f}"
         if TOKENS_PER_S.key in values:
             self._speed = f"{values[TOKENS_PER_S.key]:,.0f} {TOKENS_PER_S.unit}"
 
     def _show(self) -> None:
-        self._bar.show(self._step, self._facts(), self._left)
+        self._bar.show(self._step, self._facts(), self._seconds_left)
 
-    def _left(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         last = self._config.train.max_steps
         if not self._begun or self._stopping or self._step >= last or self._evaluating():
             return None
-        return self._pace.left(self._clock() - self._seen)
+        return self._pace.left(self._clock() - self._updated_at)
 
     def _facts(self) -> list[str]:
         if self._stopping:
@@ -142,10 +142,10 @@ class Watcher:
             return ["computing the first steps"]
         tokens = self._step * self._config.train.tokens
         facts = [self._held_out, self._loss, self._speed]
-        facts.append(f"epoch {tokens / self._epoch:.2f}" if self._step else "")
+        facts.append(f"epoch {tokens / self._epoch_tokens:.2f}" if self._step else "")
         facts.append(self._saved)
-        if self._step < self._repeats:
-            facts.insert(0, f"repeating the steps up to {self._repeats:,}")
+        if self._step < self._repeat_until:
+            facts.insert(0, f"repeating the steps up to {self._repeat_until:,}")
         elif self._scoring:
             facts.insert(0, self._scoring)
         elif self._evaluating():
@@ -160,18 +160,20 @@ class Watcher:
         return f"{text}, resuming at step {self._step:,}" if self._step else text
 
     def _evaluating(self) -> bool:
-        """Whether an evaluation comes before the next record, and that record is late."""
+        """Whether an evaluation seems to be running: one is due before the next record, which is
+        late."""
         pace, every = self._pace.step_seconds, self._config.tracking.every_steps
-        following = min(self._config.train.max_steps, (self._step // every + 1) * every)
-        due = self._config.eval.every_steps or self._config.train.max_steps
-        last = following == self._config.train.max_steps
-        if pace is None or self._evaluated or not (last or self._step // due < following // due):
+        max_steps = self._config.train.max_steps
+        next_record = min(max_steps, (self._step // every + 1) * every)
+        eval_every = self._config.eval.every_steps or max_steps
+        is_due = next_record == max_steps or self._step // eval_every < next_record // eval_every
+        if pace is None or self._evaluated or not is_due:
             return False
-        expected = 1.5 * pace * (following - self._step)
-        return self._clock() - self._seen > expected + LATE_SECONDS
+        expected = 1.5 * pace * (next_record - self._step)
+        return self._clock() - self._updated_at > expected + LATE_SECONDS
 
 
-def _scoring(record: Scoring) -> str:
+def _scoring_text(record: Scoring) -> str:
     """The progress of the final evaluation."""
     if not record.done:
         return f"scoring {counted(record.tokens, 'tokens')} of held-out text"

@@ -1,11 +1,11 @@
 """Starts the training processes, watches them, stops them, and restarts them after a failure.
 
-Ray Train places the processes and sets up their process group. How far a run is, is read from our
-own checkpoints alone. Ray Train runs the training function outside the main thread of its workers,
-where no signal handler can be installed, so the driver handles stopping: SIGINT or SIGTERM here
-writes a note that rank 0 reads before the next step. All ranks then save a checkpoint and return,
-and the command exits with 75. After a failure the loop in `launch` starts the processes again from
-the newest checkpoint, with growing pauses (Ray Train itself would retry at once).
+Ray Train places the processes and sets up their process group. Only our own checkpoints say how far
+a run is. Ray Train runs the training function outside the main thread of its workers, where no
+signal handler can be installed. So the driver handles SIGINT and SIGTERM: it writes a file that
+rank 0 checks before the next step. All ranks then save a checkpoint and return, and the command
+exits with 75. After a failure the loop in `launch` starts the processes again from the newest
+checkpoint, after longer and longer pauses (Ray Train itself would retry at once).
 """
 
 import logging
@@ -37,7 +37,7 @@ from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.rundir.stop_request import ask_to_stop, take_back
+from elmwright.jobs.rundir.stop_request import ask_to_stop, withdraw_stop
 from elmwright.jobs.secrets.hiding import for_others
 from elmwright.jobs.terminal.console import Console, log_to
 from elmwright.jobs.training.driver.display import Watcher
@@ -51,11 +51,11 @@ from elmwright.pipeline.storage.object_store import file_system, with_patience
 log = logging.getLogger("elmwright")
 
 POLL_SECONDS = 0.5
-NO_SIGN = 1.0
+STOP_SECONDS = 1.0
 """Seconds after a request to stop in which the processes must have begun. Otherwise there is
-nothing to save, and no process that reads the note."""
+nothing to save, and no process that reads the request."""
 PLAIN_SECONDS = 60.0
-"""Seconds between progress lines where there is no terminal."""
+"""Seconds between progress lines if the output is not a terminal."""
 BACK_OFF = (2.0, 10.0, 30.0, 60.0)
 """Seconds before the first, second, … restart."""
 
@@ -72,11 +72,11 @@ class Job:
     folder: RunFolder
     attempt: int
     cwd: str
-    """The folder of the command, which relative paths refer to."""
+    """The folder in which the command was run, which relative paths refer to."""
 
 
 def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
-    """Refuse to continue checkpoints of a different training, naming what differs."""
+    """Raise UserError if the newest checkpoint belongs to another corpus or to other settings."""
     for info in reversed(list_checkpoints(folder.checkpoints)):
         saved = read_checked(info.path, "config.json")
         state = read_checked_state(info.path)
@@ -95,7 +95,7 @@ def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) ->
 
 
 def check_size(config: RunConfig, manifest: Manifest) -> None:
-    """Refuse a corpus that does not fill one window of every lane, or windows that do not fit."""
+    """Raise UserError if the training text is less than a batch, or windows do not fill blocks."""
     split, train = manifest.splits["train"], config.train
     if manifest.block_steps % train.window:
         raise UserError(
@@ -120,15 +120,15 @@ def launch(
     begun: threading.Event | None = None,
     fit: Fit | None = None,
 ) -> None:
-    """Train to the end; raises Interrupted when asked to stop, and otherwise UserError or Failed.
+    """Train to the end. Raises Interrupted when asked to stop, UserError or Failed on errors.
 
     `config.train.device` is "cpu" or "cuda", as `devices.settle_device` decided. `begun` is set
     while processes are training: only then is there something to save. `fit` runs the processes of
     one attempt, by default with Ray Train.
     """
-    take_back(folder.stop_request)
-    at(folder.result).clear()  # of a shorter training, or of a damaged checkpoint
-    restarts, ever_ran, reached, attempt = 0, False, _newest(folder), 0
+    withdraw_stop(folder.stop_request)
+    at(folder.result).clear()  # from a shorter training, or a checkpoint that is damaged now
+    restarts, ever_ran, reached, attempt = 0, False, _newest_step(folder), 0
     steps = config.train.max_steps
     with console.bar("training", steps, "steps", PLAIN_SECONDS, done=reached) as bar:
         watcher = Watcher(config, folder, console, bar, begun=begun)
@@ -144,7 +144,7 @@ def launch(
                 break
             if isinstance(error, CapacityLost) or (isinstance(error, NoCapacity) and ever_ran):
                 raise Interrupted(
-                    f"the cluster has lost machines ({error}); training is at {_where(folder)}, "
+                    f"the cluster has lost machines ({error}); training is at {_position(folder)}, "
                     "and the same command resumes when there is capacity again"
                 )
             _raise_final(error, folder, attempt)
@@ -152,8 +152,8 @@ def launch(
             ever_ran = True
             if stopped():
                 break
-            if _newest(folder) > reached:  # there is a newer checkpoint: count from there
-                restarts, reached = 0, _newest(folder)
+            if _newest_step(folder) > reached:  # progress: count restarts from here
+                restarts, reached = 0, _newest_step(folder)
             if restarts >= config.train.max_restarts:
                 raise Failed(
                     f"training stopped unexpectedly {restarts + 1} times without getting further, "
@@ -172,7 +172,9 @@ def launch(
             if stopped():
                 break
     if at(folder.result).read_json() is None:
-        raise Interrupted(f"training is at {_where(folder)}; the same command resumes from there")
+        raise Interrupted(
+            f"training is at {_position(folder)}; the same command resumes from there"
+        )
 
 
 def _attempt(
@@ -188,7 +190,7 @@ def _attempt(
     """Run the workers once; returns the error, or None."""
     errors: list[Exception] = []
     asked_at: float | None = None
-    capacity = CapacityWatch(config, _begun(folder, attempt))
+    capacity = CapacityWatch(config, _begun_file(folder, attempt))
 
     def work() -> None:
         try:
@@ -207,8 +209,8 @@ def _attempt(
                 watcher.stopping()
                 ask_to_stop(folder.stop_request)
                 asked_at = time.monotonic()
-            is_overdue = asked_at is not None and time.monotonic() - asked_at > NO_SIGN
-            if is_overdue and not at(_begun(folder, attempt)).exists():
+            is_overdue = asked_at is not None and time.monotonic() - asked_at > STOP_SECONDS
+            if is_overdue and not at(_begun_file(folder, attempt)).exists():
                 return None
             if lost := capacity.lost():
                 return lost  # Ray would wait forever
@@ -218,13 +220,13 @@ def _attempt(
     return errors[0] if errors else None
 
 
-def _begun(folder: RunFolder, attempt: int) -> str:
+def _begun_file(folder: RunFolder, attempt: int) -> str:
     """The file that rank 0 writes when the attempt has begun."""
     return join(folder.train, f"begun-{attempt}")
 
 
-def _newest(folder: RunFolder) -> int:
-    """Step of the newest checkpoint, -1 where there is none."""
+def _newest_step(folder: RunFolder) -> int:
+    """The step of the newest checkpoint, or -1 if there is none."""
     return max((info.step for info in list_checkpoints(folder.checkpoints)), default=-1)
 
 
@@ -262,7 +264,7 @@ def fit_with_ray(config: RunConfig, folder: RunFolder, attempt: int, again: bool
 
 
 def _storage(folder: RunFolder) -> dict[str, Any]:
-    """Where Ray Train keeps its own few files, which all its processes must see."""
+    """The settings for Ray Train's own few files, which all its processes must see."""
     if not folder.remote:
         return {"storage_path": join(folder.train, "ray")}
     from pyarrow.fs import PyFileSystem
@@ -293,25 +295,25 @@ def worker(arguments: dict[str, Job]) -> None:
     ranks = Ranks(context.get_world_rank(), context.get_world_size(), device)
 
     def drained(step: int) -> bool:
-        # All processes exchange this, which takes some milliseconds: not at every step.
+        # Not at every step: all processes exchange the answer, which takes some milliseconds.
         if not is_remote(config) or step % config.tracking.every_steps:
             return False
         return ray.train.get_preemption_info() is not None
 
     if ranks.rank == 0:
-        at(_begun(folder, attempt)).write_bytes(b"")
-        at(_begun(folder, attempt - 1)).clear()
+        at(_begun_file(folder, attempt)).write_bytes(b"")
+        at(_begun_file(folder, attempt - 1)).clear()
     try:
         train(config, folder, attempt, ranks, drained, resolve)
     except (UserError, Failed, OSError) as error:
-        # Written to a file, because Ray may report other processes first, which only lost this one.
+        # Ray may first report other processes, which failed only because this one did.
         with suppress(OSError, UserError):
-            at(_mistake_file(folder, attempt)).write_json(_describe_final(error, folder))
+            at(_final_error_file(folder, attempt)).write_json(_describe_final(error, folder))
         raise
 
 
 def _describe_final(error: BaseException, folder: RunFolder) -> dict[str, str]:
-    """An error that would happen again in another attempt; empty for other errors."""
+    """An error as data if it would happen again in another attempt, else an empty dict."""
     if isinstance(error, OSError):
         error = explain(error, Path(error.filename or folder.root)) or error
     if isinstance(error, Failed):
@@ -321,13 +323,14 @@ def _describe_final(error: BaseException, folder: RunFolder) -> dict[str, str]:
     return {}
 
 
-def _mistake_file(folder: RunFolder, attempt: int) -> str:
+def _final_error_file(folder: RunFolder, attempt: int) -> str:
+    """The file to which a process writes an error that would happen again in another attempt."""
     return join(folder.train, f"mistake-{attempt}.json")
 
 
 def _raise_final(error: Exception, folder: RunFolder, attempt: int) -> None:
     """Raise the error of an attempt if it would happen again in another one."""
-    path = at(_mistake_file(folder, attempt))
+    path = at(_final_error_file(folder, attempt))
     descriptions = [path.read_json() or {}]
     path.clear()
     failures = getattr(error, "worker_failures", None) or {}
@@ -340,6 +343,7 @@ def _raise_final(error: Exception, folder: RunFolder, attempt: int) -> None:
 
 
 def _reason(error: Exception) -> str:
+    """The cause of a failed attempt in one line, from Ray's error."""
     failures = getattr(error, "worker_failures", None)
     if failures:
         rank, failure = sorted(failures.items())[0]
@@ -348,10 +352,11 @@ def _reason(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     if not lines:
         return repr(error)
-    # In a traceback that Ray passes on, the last line is the error.
+    # The last line of a traceback is the error.
     return lines[-1 if any("Traceback" in line or "  File " in line for line in lines) else 0][:200]
 
 
-def _where(folder: RunFolder) -> str:
+def _position(folder: RunFolder) -> str:
+    """The step and path of the newest checkpoint, for messages."""
     infos = list_checkpoints(folder.checkpoints)
     return f"step {infos[-1].step:,} ({infos[-1].path})" if infos else "its beginning"

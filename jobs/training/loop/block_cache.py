@@ -1,11 +1,11 @@
-"""Blocks of a corpus in an object store, kept on the local disk up to a limit.
+"""A cache on the local disk for blocks of a corpus in an object store, limited in size.
 
-A file is named by the sha256 of its content and checked whenever it is read. A damaged one is
-dropped and fetched again, so training does not depend on the cache being right. All processes of a
-machine share the folder. Its size is in the lock file, to which each writer adds the size of a file
-before it writes it. So the limit is kept by any number of processes, and one that is killed can
-only make the number too large, until the files are counted again. The least recently used files are
-removed first, by their modification time, which is updated on use.
+A file is named by the sha256 of its content and checked whenever it is read. A damaged file is
+removed and fetched again, so the cache cannot give training wrong data. All processes of a machine
+share the folder. The lock file has the folder's total size, and a writer adds the size of a file
+before writing it. So several processes together keep to the limit. A killed process can only leave
+the total too large, until the files are counted again. The least recently used files are removed
+first, by their modification time, which is updated on use.
 
 If the disk is full or cannot be written, there is one warning, and blocks come from the store.
 """
@@ -26,12 +26,12 @@ from elmwright.pipeline.storage.untrusted import is_digest
 
 log = logging.getLogger("elmwright")
 
-ROOM = 0.1
+FREED_SHARE = 0.1
 """Share of the limit that is freed at a time, because counting the files takes time."""
-LEFT_OVER = 600.0
-"""Seconds after which a file that is still being written belongs to a killed process."""
+ABANDONED_SECONDS = 600.0
+"""Seconds after which an unfinished file is treated as that of a killed process."""
 _LOCK = "size"
-_OURS = re.compile(rf"[0-9a-f]{{64}}|{re.escape(TEMPORARY)}[0-9a-f]{{64}}\.\d+")
+_CACHE_FILE = re.compile(rf"[0-9a-f]{{64}}|{re.escape(TEMPORARY)}[0-9a-f]{{64}}\.\d+")
 
 
 def block_cache(corpus: str, folder: Path, megabytes: int) -> "BlockCache | None":
@@ -43,7 +43,7 @@ class BlockCache:
     """Files named by their sha256, in a folder of limited size; safe for threads and processes."""
 
     def __init__(self, folder: Path, limit: int) -> None:
-        """Keep at most `limit` bytes in `folder`, those of earlier runs included."""
+        """Keep at most `limit` bytes in `folder`, including the files of earlier runs."""
         self.folder, self.limit = Path(folder), limit
         self._warned = False
         self._writing: set[str] = set()
@@ -54,8 +54,8 @@ class BlockCache:
             self._warn(error)
 
     def get_or_read(self, digest: str, read: Callable[[], bytes]) -> bytes:
-        """The bytes of that sha256, from the cache or from `read`, which checks them."""
-        if not is_digest(digest):  # it would become the name of a file
+        """The content with this sha256, from the cache, else from `read`, which must check it."""
+        if not is_digest(digest):  # not fit for a file name
             return read()
         data = self._get(digest)
         if data is None:
@@ -77,7 +77,7 @@ class BlockCache:
             path.unlink()
             log.warning("%s was damaged and is fetched again", path)
         except FileNotFoundError:
-            pass  # never kept, or removed by another process
+            pass  # never cached, or removed by another process
         except OSError as error:
             self._warn(error)
         return None
@@ -92,37 +92,39 @@ class BlockCache:
                     return
                 total = size.get()
                 if total is None or total + len(data) > self.limit:
-                    total = self._shrink(self.limit - max(len(data), int(self.limit * ROOM)))
+                    total = self._shrink(self.limit - max(len(data), int(self.limit * FREED_SHARE)))
                 size.set(total + len(data))
                 self._writing.add(digest)
                 stack.callback(self._writing.discard, digest)
                 file = stack.enter_context(at(path).writing())
-                # A process that counts the files meanwhile must see this one at its final size,
+                # A process that counts the files must see this one at its final size, and
+                # exactly once, so it is also renamed under the lock, when the stack closes.
                 file.truncate(len(data))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
             with self._locked():
-                stack.close()  # and under one of its names.
+                stack.close()
 
     def _shrink(self, limit: int) -> int:
-        """Remove the oldest files until the rest fits into `limit`; returns its size."""
+        """Remove abandoned files, and the least recently used until the rest fits into `limit`;
+        returns the size of the rest."""
         files, total = [], 0
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                if not _OURS.fullmatch(entry.name):
+                if not _CACHE_FILE.fullmatch(entry.name):
                     continue
                 try:
-                    about = entry.stat(follow_symlinks=False)
+                    stat = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue  # another process has removed it
-                total += about.st_size
+                total += stat.st_size
                 if not entry.name.startswith(TEMPORARY):
-                    files.append((about.st_mtime_ns, entry.path, about.st_size))
-                elif about.st_mtime < time.time() - LEFT_OVER:
-                    files.append((0, entry.path, about.st_size))
-        for used, path, size in sorted(files):
-            if total <= limit and used:
+                    files.append((stat.st_mtime_ns, entry.path, stat.st_size))
+                elif stat.st_mtime < time.time() - ABANDONED_SECONDS:
+                    files.append((0, entry.path, stat.st_size))
+        for used_at, path, size in sorted(files):
+            if total <= limit and used_at:
                 break
             Path(path).unlink(missing_ok=True)
             total -= size
@@ -130,7 +132,7 @@ class BlockCache:
 
     @contextmanager
     def _locked(self) -> "Iterator[_Size]":
-        """Lock the folder against other threads and processes; yields its size in the lock file."""
+        """Lock the folder against other threads and processes; yields its total size."""
         with waiting_lock(self.folder / _LOCK) as descriptor:
             yield _Size(descriptor)
 
@@ -145,7 +147,7 @@ class BlockCache:
 
 
 class _Size:
-    """The number in the lock file."""
+    """The total size of the folder's files, stored in the lock file."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -9,10 +9,10 @@ from mlflow import MlflowClient
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt
 from elmwright.jobs.rundir.journal import Journal
-from elmwright.jobs.rundir.journal_lines import damaged_lines, read_journal, set_aside_path
+from elmwright.jobs.rundir.journal_lines import damage_notes_path, damaged_lines, read_journal
 from elmwright.jobs.rundir.journal_records import Metrics
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.rundir.stop_request import ask_to_stop, take_back
+from elmwright.jobs.rundir.stop_request import ask_to_stop, withdraw_stop
 from elmwright.jobs.tracking.tracker import Tracker, is_caught_up
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
@@ -77,7 +77,7 @@ def test_damaged_line_is_skipped_and_warned_of_once(kind: str, tmp_path: Path) -
     assert f"at byte {found.begin}" in warning.text
     assert f"{path}.damaged" in warning.text
     assert [r.step for r in records if r.kind == "metrics"] == [1, 3, 4, 5, 6, 7]
-    kept = json.loads(Path(set_aside_path(path)).read_text())
+    kept = json.loads(Path(damage_notes_path(path)).read_text())
     assert (kept["begin"], kept["end"]) == (found.begin, found.end)
     assert kept["bytes"].encode("latin-1") == damaged[found.begin : found.end][:65536]
     before = path.read_bytes()
@@ -155,7 +155,7 @@ def stopped(corpus: Path, tmp_path: Path, empty_database: Path) -> tuple[object,
         attempt = begin_attempt(run.attempt)
         ask_to_stop(run.stop_request)
         train(config, run, attempt, Ranks())
-        take_back(run.stop_request)
+        withdraw_stop(run.stop_request)
     return config, run
 
 
@@ -251,7 +251,7 @@ def test_damaged_notes_about_damage_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, range(1, 4)).close()
     damage(path, 1, "zeros")
-    Path(set_aside_path(path)).write_bytes(b"\x00\xff[1]\n{}\n7\n")
+    Path(damage_notes_path(path)).write_bytes(b"\x00\xff[1]\n{}\n7\n")
     Journal(path).close()
-    assert at(set_aside_path(path)).exists()
+    assert at(damage_notes_path(path)).exists()
     assert [r.kind for r, _ in read_journal(path, 0)].count("warning") == 1

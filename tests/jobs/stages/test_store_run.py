@@ -27,7 +27,7 @@ from elmwright.jobs.rundir.journal_records import Metrics
 from elmwright.jobs.rundir.layout import RunFolder, open_run_folder
 from elmwright.jobs.rundir.lease import leased
 from elmwright.jobs.rundir.run_lock import locked
-from elmwright.jobs.rundir.stop_request import StopNote, ask_to_stop, take_back
+from elmwright.jobs.rundir.stop_request import StopNote, ask_to_stop, withdraw_stop
 from elmwright.jobs.training.driver.launch import _reason, _storage
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.train import train
@@ -74,7 +74,7 @@ def test_run_resumed_in_a_store_equals_a_run_on_disk(
         if stops == 0:
             ask_to_stop(run.stop_request)
         train(config, run, begin_attempt(run.attempt), Ranks())
-        take_back(run.stop_request)
+        withdraw_stop(run.stop_request)
         stops += 1
     assert stops == 2
     assert weights(run) == weights(disk)
@@ -336,9 +336,9 @@ def test_files_beside_a_cleared_note_stay_listed(s3: Path) -> None:
     attempt, stop = "s3://bucket/notes/train/attempt.json", "s3://bucket/notes/train/stop"
     assert begin_attempt(attempt) == 1
     ask_to_stop(stop)
-    take_back(stop)
-    take_back(stop)
-    take_back("s3://bucket/notes/train/never")
+    withdraw_stop(stop)
+    withdraw_stop(stop)
+    withdraw_stop("s3://bucket/notes/train/never")
     assert at(attempt).read_json() == {"attempt": 1}
     note = StopNote(stop)
     time.sleep(0.5)

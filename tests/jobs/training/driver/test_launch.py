@@ -166,7 +166,7 @@ def test_capacity_is_not_checked_once_an_attempt_has_begun(
     fits = Fits("finish")
 
     def fit(config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> None:
-        at(launching._begun(folder, attempt)).write_bytes(b"")
+        at(launching._begun_file(folder, attempt)).write_bytes(b"")
         time.sleep(0.4)
         fits(config, folder, attempt, again)
 

@@ -9,7 +9,7 @@ import torch.multiprocessing as mp
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
 from elmwright.jobs.rundir.journal_lines import read_journal
-from elmwright.jobs.rundir.stop_request import ask_to_stop, take_back
+from elmwright.jobs.rundir.stop_request import ask_to_stop, withdraw_stop
 from elmwright.jobs.training.loop.exchange import Ranks, touched_rows
 from elmwright.jobs.training.loop.stream import (
     Blocks,
@@ -68,7 +68,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bytes(corpus: Path, tmp_path: P
         if stops < 3:
             ask_to_stop(parts.stop_request)  # stop at the next step boundary
         train(config, parts, attempt, Ranks())
-        take_back(parts.stop_request)
+        withdraw_stop(parts.stop_request)
         stops += 1
     assert stops == 4
     assert weights(parts) == weights(whole)
