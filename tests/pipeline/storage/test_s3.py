@@ -222,7 +222,7 @@ def test_dropped_connections_are_retried_without_loss(s3, monkeypatch):
     ],
 )
 def test_globs_in_a_store_mean_what_they_mean_on_a_disk(pattern, matches, other):
-    expression = re.compile(object_store._translate(pattern))
+    expression = re.compile(object_store._glob_to_regex(pattern))
     assert expression.fullmatch(matches)
     assert not expression.fullmatch(other)
 
