@@ -1,7 +1,7 @@
-"""What the user says about text: the `[corpus]`, `[vocab]` and `[shards]` sections of a run config.
+"""Settings of the training data: the `[corpus]`, `[vocab]` and `[shards]` sections of a run config.
 
 The string under each field is its documentation; `elmwright config --explain` prints it. The
-published rule sets (`gopher_quality` and so on) act only where `corpus.rules` names them.
+published rule sets (`gopher_quality` and so on) are applied only if `corpus.rules` names them.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -9,39 +9,39 @@ from typing import Annotated, Literal
 
 from elmwright.pipeline.bounds import Bound, Count, Natural, Share
 
-MOST_STEPS = 1 << 22
-"""The largest block_steps: a block is held in memory as five rows of so many numbers, 84 MB."""
+MAX_BLOCK_STEPS = 1 << 22
+"""The largest block_steps. Such a block takes 84 MB of memory: five rows of 4-byte numbers."""
 BlockSteps = Annotated[
-    int, Bound(f"from 1 to {MOST_STEPS:,}", lambda value: 1 <= value <= MOST_STEPS)
+    int, Bound(f"from 1 to {MAX_BLOCK_STEPS:,}", lambda value: 1 <= value <= MAX_BLOCK_STEPS)
 ]
 EMBEDDED = "embedded:docstrings"
 """The source that needs no download: docstrings of the Python code on this machine."""
 
 RuleSet = Literal["gopher-repetition", "gopher-quality", "c4", "fineweb"]
-"""The published rule sets, in the order in which they act."""
+"""The published rule sets, in the order in which they are applied."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One entry of `corpus.sources`: a path alone, or a table with what is special about it."""
+    """One entry of `corpus.sources`: a path, or a table with settings of this source."""
 
     path: str = ""
     """A file, folder or glob, on a disk or below s3:// or gs://, or "embedded:docstrings"."""
     name: str = ""
-    """What the report calls it; by default its path."""
+    """Its name in the report; by default its path."""
     weight: float = 1.0
-    """How often a document is taken: 0.1 keeps every tenth (by its hash), 2.5 takes each twice and
+    """How often a document is used: 0.1 keeps every tenth (by its hash), 2.5 uses each twice and
     every second one a third time. Held-out documents are never repeated."""
     format: Literal["auto", "text", "jsonl", "parquet", "warc", "html"] = "auto"
-    """What the files are; "auto" decides by their endings, and reads unknown endings as text."""
+    """Format of the files; "auto" decides by their endings and reads unknown ones as text."""
     documents: Literal["", "blank-line", "line", "file"] = ""
-    """As corpus.documents, for this source."""
+    """Replaces corpus.documents for this source."""
     text_field: str = ""
-    """As corpus.text_field, for this source."""
+    """Replaces corpus.text_field for this source."""
     encoding: str = ""
-    """As corpus.encoding, for this source."""
+    """Replaces corpus.encoding for this source."""
     licence: str = ""
-    """Under which licence the text is, for the report and the model card."""
+    """Licence of the text, for the report and the model card."""
 
     @classmethod
     def from_text(cls, path: str) -> "Source":
@@ -56,16 +56,16 @@ class Pieces:
     size: Count = 8000
     """Number of pieces."""
     model: Literal["unigram", "bpe"] = "unigram"
-    """Which kind of model."""
+    """Kind of model."""
     byte_fallback: bool = False
-    """Spell characters the model does not know as bytes, so that nothing is unknown."""
+    """Encode characters that the model does not know as bytes, so that nothing is unknown."""
     sample: Count = 200_000
-    """Sentences to train on, at most, chosen by their hash."""
+    """Largest number of sentences to train on, chosen by their hash."""
 
 
 @dataclass(frozen=True)
 class GopherQuality:
-    """The published Gopher quality rules; words are tokens, punctuation among them."""
+    """The published Gopher quality rules; words are tokens, including punctuation."""
 
     min_words: Natural = 50
     """Documents with fewer words are dropped; punctuation does not count."""
@@ -76,13 +76,13 @@ class GopherQuality:
     max_word_length: float = 10.0
     """Largest mean length."""
     max_symbol_share: float = 0.1
-    """Most `#`, and most ellipses, for each word."""
+    """Largest number of `#`, and of ellipses, per word."""
     max_bullet_lines: float = 0.9
     """Largest share of lines that begin with a bullet."""
     max_ellipsis_lines: float = 0.3
     """Largest share of lines that end in an ellipsis."""
     min_letter_words: float = 0.8
-    """Smallest share of words (punctuation among them) that hold a letter."""
+    """Smallest share of words (including punctuation) that contain a letter."""
     min_stop_words: Natural = 2
     """How many of the/be/to/of/and/that/have/with must occur; 0 for languages other than
     English."""
@@ -108,7 +108,7 @@ class GopherRepetition:
 
 @dataclass(frozen=True)
 class C4:
-    """The published C4 rules: lines first, then what is left of the document."""
+    """The published C4 rules: first lines are dropped, then documents."""
 
     terminal_punctuation: bool = True
     """Drop lines that do not end in . ? ! " or ', or that end in an ellipsis."""
@@ -127,7 +127,7 @@ class C4:
     curly_bracket: bool = True
     """Drop documents with a curly bracket."""
     min_sentences: Natural = 5
-    """Drop documents with fewer sentences left."""
+    """Drop documents with fewer remaining sentences."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class FineWeb:
     max_short_lines: float = 0.67
     """Largest share of lines of at most `short_line` characters."""
     short_line: int = 30
-    """Characters of a short line."""
+    """Length of a short line in characters."""
     max_duplicate_characters: float = 0.01
     """Largest share of characters in repeated lines."""
     max_newlines: float = 0.3
-    """Most line breaks for each word."""
+    """Largest number of line breaks per word."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,10 @@ class MinHash:
     """Near-duplicates: documents that share a band of a MinHash signature are linked."""
 
     bands: Annotated[int, Bound("from 1 to 255", lambda value: 1 <= value <= 255)] = 14
-    """Bands of the signature."""
+    """Number of bands in a signature."""
     rows: Count = 8
-    """Hashes in a band: 14 × 8 link documents of Jaccard similarity 0.75 with a chance of 77 %,
-    of 0.9 with 99.96 %, of 0.5 with 5 %."""
+    """Hashes in a band. 14 bands of 8 link documents of Jaccard similarity 0.5 with a probability
+    of 5 %, of 0.75 with 77 %, of 0.9 with 99.96 %."""
     ngram: Count = 5
     """Words in a shingle; capitals and punctuation do not matter."""
 
@@ -169,26 +169,26 @@ class CorpusConfig:
     documentation already on this machine, or tables such as
     {path = "news/*.jsonl.gz", weight = 0.5, licence = "CC BY 4.0"}."""
     dir: str = ""
-    """Where the corpus is built, if not in run.dir: a folder every worker sees, or s3://…"""
+    """Where to build the corpus, if not in run.dir: a folder that every worker can use, or s3://…"""
     heldout: dict[str, tuple[str, ...] | float] = field(default_factory=lambda: {"heldout": 0.01})
     """Held-out sets by name: a share of the documents, split off by content hash
-    ({valid = 0.01, test = 0.01}), or files of their own ({valid = ["valid.txt"]}), which are never
-    filtered; what train shares with those is removed from train (see heldout_overlap)."""
+    ({valid = 0.01, test = 0.01}), or separate files ({valid = ["valid.txt"]}), which are never
+    filtered. Text of train that is also in these files is removed (see heldout_overlap)."""
     heldout_overlap: Literal["drop", "keep"] = "drop"
     """What to do with text of train that is also in a held-out set given as files: drop it from
-    train, or keep it, where a benchmark's protocol requires that."""
+    train, or keep it, as some benchmarks require."""
     decontaminate: tuple[str, ...] = ()
     """Evaluation files: documents that share an n-gram with them are removed and listed in
     decontaminated.jsonl. The same is done for held-out sets given as files, unless heldout_overlap
     is "keep"."""
     decontaminate_ngram: Natural = 13
-    """Words of such an n-gram; capitals and punctuation do not matter."""
+    """Words in an n-gram of decontaminate; capitals and punctuation do not matter."""
     documents: Literal["blank-line", "line", "file"] = "blank-line"
-    """What separates documents in plain text: an empty line, every line, or only the file's end."""
+    """What separates documents in plain text: an empty line, every line, or the file's end."""
     text_field: str = "text"
     """The field of a JSON Lines record, or the column of a Parquet file, that holds the text."""
     encoding: str = "auto"
-    """Encoding of the sources: "auto" detects it, file by file, wherever UTF-8 does not fit."""
+    """Encoding of the sources: "auto" detects it for each file that is not UTF-8."""
     strict: bool = False
     """Stop at the first broken file or record, instead of counting it, noting it in
     quarantine.jsonl and continuing."""
@@ -197,11 +197,11 @@ class CorpusConfig:
     cut_documents: Annotated[
         int, Bound("0, or at least 500 characters", lambda value: value == 0 or value >= 500)
     ] = 0
-    """Documents of more characters are cut into pieces of at most so many, at the ends of
-    paragraphs where there are any, before anything else is done with them; 0 cuts none. For novels
-    and the like, of which a held-out share would be a whole one or none: 10000 is some pages."""
+    """Longer documents are cut into pieces of at most this many characters before any other rule,
+    if possible at the ends of paragraphs; 0 cuts none. Useful for novels, which would otherwise be
+    held out as a whole: 10000 characters are a few pages."""
     normalise: bool = True
-    """Normalise text: Unicode NFC, nothing invisible, every kind of blank a space. Without it only
+    """Normalise text: Unicode NFC, no invisible characters, all blanks as spaces. If false, only
     control characters and white space are cleaned up, as for a benchmark whose words must not
     change."""
     quotes: Literal["keep", "straight"] = "keep"
@@ -211,17 +211,17 @@ class CorpusConfig:
     boilerplate: bool = False
     """Drop lines that are navigation, cookie notices, share buttons or copyright lines."""
     languages: tuple[str, ...] = ()
-    """Keep only documents in these languages (codes such as "en"); empty keeps all and looks at
-    none."""
+    """Keep only documents in these languages (codes such as "en"); empty keeps all, without
+    detection."""
     language_threshold: Annotated[
         float, Bound("above 0 and at most 1", lambda value: 0 < value <= 1)
     ] = 0.65
-    """Share of a document that must be in one of `languages`."""
+    """Smallest share of a document in one of `languages`."""
     language_unit: Literal["document", "sentence"] = "document"
-    """Judge whole documents, or then also every sentence of at least 5 words alone."""
+    """Detect the language of documents only, or then also of each sentence of at least 5 words."""
     rules: tuple[RuleSet, ...] = ()
     """Published rule sets to apply: "gopher-repetition", "gopher-quality", "c4", "fineweb", in
-    this order. Each is tuned in its own table, such as [corpus.gopher_quality]."""
+    this order. Each has its own table of settings, such as [corpus.gopher_quality]."""
     gopher_repetition: GopherRepetition = field(default_factory=GopherRepetition)
     """Thresholds of "gopher-repetition"."""
     gopher_quality: GopherQuality = field(default_factory=GopherQuality)
@@ -231,9 +231,9 @@ class CorpusConfig:
     fineweb: FineWeb = field(default_factory=FineWeb)
     """Thresholds of "fineweb"."""
     mask: tuple[Literal["email", "ip", "phone"], ...] = ()
-    """Replace e-mail addresses, IP addresses and telephone numbers by fixed harmless ones."""
+    """Replace e-mail addresses, IP addresses and telephone numbers with fixed harmless ones."""
     sentences: Literal["split", "line"] = "split"
-    """Find sentence boundaries in the text, or take every line as one sentence."""
+    """Find sentence boundaries in the text, or treat every line as one sentence."""
     language: str = "en"
     """Language code for sentence splitting."""
     tokenizer: Literal["ptb", "whitespace", "sentencepiece"] = "ptb"
@@ -246,23 +246,23 @@ class CorpusConfig:
     max_words: int = 1_000_000
     """Documents with more words are dropped."""
     min_letter_share: Share = 0.0
-    """Documents in which a smaller share of the words holds a letter are dropped (0 keeps all)."""
+    """Documents with a smaller share of words that contain a letter are dropped (0 keeps all)."""
     min_sentence_words: Natural = 1
     """Sentences with fewer words are dropped."""
     dedup: Literal["none", "document", "near"] = "near"
     """Drop repeated documents: none, exact copies, or near-copies too (MinHash)."""
     dedup_lines: Literal["none", "line", "sentence"] = "none"
-    """Then drop single lines (paragraphs), or sentences, that occurred before anywhere."""
+    """Then drop lines (paragraphs), or sentences, that occurred earlier in any document."""
     minhash: MinHash = field(default_factory=MinHash)
     """Parameters of near-duplicate search."""
     save_documents: Literal["none", "dropped", "all"] = "none"
-    """Write documents to documents/*.jsonl.zst with the rule that dropped them, to tune by
-    looking."""
+    """Write documents to documents/*.jsonl.zst with the rule that dropped them, to help
+    tune the rules."""
     keep_work: bool = True
-    """Keep intermediate tables, so that a changed setting or a new source only runs what it
-    affects. About three times the size of the text."""
+    """Keep intermediate tables, so that after a change of a setting or source only the
+    affected steps run again. They take about three times the size of the text."""
     chunk_mb: Count = 16
-    """How much input one task reads, in megabytes."""
+    """Megabytes of input per task."""
 
     def __post_init__(self) -> None:
         """Turn bare paths into sources, as in a config file."""
@@ -270,29 +270,29 @@ class CorpusConfig:
         object.__setattr__(self, "sources", tuple(sources))
 
 
-ADDED = {"cut_documents": 0}
-"""Settings of `[corpus]` that came later, with the value that changes nothing."""
+ADDED_LATER = {"cut_documents": 0}
+"""Settings of `[corpus]` that earlier versions did not have, with the value that has no effect."""
 
 
 def as_settings(corpus: CorpusConfig) -> dict[str, object]:
-    """The settings as plain data, for digests: those of `ADDED` only where they have an effect.
+    """The settings as plain data, for digests, without those of `ADDED_LATER` that have no effect.
 
-    So a corpus made before they existed is still recognised, and so are its intermediate files.
+    So the digests of a corpus that an earlier version built, and of its work files, still match.
     """
     settings = asdict(corpus)
-    return {k: v for k, v in settings.items() if k not in ADDED or v != ADDED[k]}
+    return {k: v for k, v in settings.items() if k not in ADDED_LATER or v != ADDED_LATER[k]}
 
 
 @dataclass(frozen=True)
 class VocabConfig:
-    """Which words the softmax can predict. Inputs are spelled, so they need no vocabulary."""
+    """Which words the softmax can predict. Inputs are characters, so they need no vocabulary."""
 
     file: str = ""
     """A vocabulary file to use instead of making one: one word per line, first <S>, </S>, <UNK>."""
     max_size: Annotated[
         int, Bound("at least 4: <S>, </S>, <UNK> and a word", lambda value: value >= 4)
     ] = 800_000
-    """The most words to keep, `<S>`, `</S>` and `<UNK>` included."""
+    """Largest number of words, `<S>`, `</S>` and `<UNK>` included."""
     min_count: Count = 3
     """Words seen less often in train become `<UNK>` as targets."""
 
@@ -304,6 +304,6 @@ class ShardsConfig:
     block_steps: BlockSteps = 2560
     """Prediction steps in a block: a multiple of train.window, at most 4,194,304."""
     blocks_per_shard: Count = 512
-    """Blocks in a shard, about."""
+    """Approximate number of blocks in a shard."""
     shuffle: Literal["document", "sentence"] = "document"
     """What is shuffled globally: documents (sentences keep their neighbours) or sentences."""

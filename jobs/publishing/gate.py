@@ -1,10 +1,10 @@
-"""Is a version at least as good as the one it would replace?
+"""Refuses to promote a version that is worse than the one it would replace.
 
-Perplexities compare only over the same vocabulary and the same held-out text. Where both are equal
-(by digest), the geometric mean over the common sets decides. Otherwise the user has to give a text.
-Each model splits and tokenises it in its own way, and bits per character of the raw text decide. A
-word outside a model's vocabulary costs its `<UNK>` and 8 bits per byte to spell it, so a small
-vocabulary is no advantage.
+Perplexities can be compared only if vocabulary and held-out text are the same. If they are (by
+digest), the geometric mean over the common held-out sets decides. Otherwise the user has to give a
+text. Each model splits and tokenises it in its own way, and bits per character of the raw text
+decide. A word outside a model's vocabulary costs the bits of `<UNK>` plus 8 bits per byte of the
+word, so a small vocabulary is no advantage.
 """
 
 import math
@@ -15,30 +15,30 @@ from elmwright.jobs.registry.contract import About, Registry, Version
 from elmwright.pipeline.cleaning import words as word_rules
 from elmwright.pipeline.errors import UserError
 
-SLACK = 1e-9
-"""Relative difference that is rounding, not a result."""
+TOLERANCE = 1e-9
+"""Relative differences up to this are rounding errors."""
 
 
-def compare(registry: Registry, name: str, old: Version, new: Version, text: str) -> str:
-    """How the new version compares, as a sentence; `UserError` if it is worse."""
-    sets = comparable(old.about, new.about)
+def compare(registry: Registry, name: str, old: Version, new: Version, text_file: str) -> str:
+    """A sentence with the scores of both versions; `UserError` if the new one is worse."""
+    sets = _common_sets(old.about, new.about)
     if sets:
         unit = f"held-out perplexity on {', '.join(sets)}"
-        before = _mean(old.about.perplexity, sets)
-        after = _mean(new.about.perplexity, sets)
-    elif text:
-        unit = f"bits per character of {Path(text).name}"
-        before = bits_per_character(registry.fetch(name, old.version), Path(text))
-        after = bits_per_character(registry.fetch(name, new.version), Path(text))
+        before = _geometric_mean(old.about.perplexity, sets)
+        after = _geometric_mean(new.about.perplexity, sets)
+    elif text_file:
+        unit = f"bits per character of {Path(text_file).name}"
+        before = bits_per_character(registry.fetch(name, old.version), Path(text_file))
+        after = bits_per_character(registry.fetch(name, new.version), Path(text_file))
     else:
         raise UserError(
             "not-comparable",
             f"versions {old.version} and {new.version} of {name} have different vocabularies or "
-            "held-out sets, so their perplexities do not compare; give a text with --on, or "
+            "held-out sets, so their perplexities cannot be compared; give a text with --on, or "
             "--force",
         )
     result = f"{unit}: {after:.4f}, version {old.version} has {before:.4f}"
-    if not after <= before * (1 + SLACK):
+    if not after <= before * (1 + TOLERANCE):
         raise UserError(
             "worse",
             f"version {new.version} of {name} is worse than version {old.version} ({result}); "
@@ -47,8 +47,8 @@ def compare(registry: Registry, name: str, old: Version, new: Version, text: str
     return result
 
 
-def comparable(old: About, new: About) -> list[str]:
-    """The held-out sets that both were measured on, with the same words to choose from."""
+def _common_sets(old: About, new: About) -> list[str]:
+    """The held-out sets that both were measured on; none if their vocabularies differ."""
     if old.vocab_sha256 != new.vocab_sha256:
         return []
     return [
@@ -60,24 +60,25 @@ def comparable(old: About, new: About) -> list[str]:
     ]
 
 
-def _mean(perplexity: dict[str, float], sets: list[str]) -> float:
+def _geometric_mean(perplexity: dict[str, float], sets: list[str]) -> float:
     return math.exp(sum(math.log(perplexity[split]) for split in sets) / len(sets))
 
 
 def bits_per_character(bundle: Path, path: Path) -> float:
-    """Bits per character of a text file, the mean of both directions."""
+    """Bits per character that a model needs for a text file, the mean of both directions."""
     from elmwright.jobs.using.score import Scorer
 
-    text = _read(path)
+    text = _read_text(path)
     scorer = Scorer(bundle)
-    nats, spelled = 0.0, 0
+    nats, unknown_bytes = 0.0, 0
     for score in scorer.score(_sentences(bundle, text)):
         nats -= float(score.mean.sum())
-        spelled += sum(len(word.encode()) + 1 for word in score.words if word not in scorer.ids)
-    return (nats / math.log(2) + 8 * spelled) / len(text)
+        unknown = [word for word in score.words if word not in scorer.ids]
+        unknown_bytes += sum(len(word.encode()) + 1 for word in unknown)
+    return (nats / math.log(2) + 8 * unknown_bytes) / len(text)
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -96,7 +97,7 @@ def _read(path: Path) -> str:
 
 
 def _sentences(bundle: Path, text: str) -> list[list[str]]:
-    """The text as this model's corpus would have split and tokenised it."""
+    """The tokenised sentences of a text, split in the same way as the model's corpus."""
     config = read_bundle_config(bundle)
     if config.tokenizer == "sentencepiece":
         tokenise = word_rules.sentencepiece(bundle / "sentencepiece.model")

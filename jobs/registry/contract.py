@@ -35,7 +35,7 @@ class About:
     perplexity: dict[str, float]
     """Held-out set → perplexity."""
     vocab_sha256: str
-    """Digest of the vocabulary: perplexities compare only if it is equal."""
+    """Digest of the vocabulary: perplexities can be compared only if it is equal."""
     heldout_sha256: dict[str, str]
     """Held-out set → digest of what was scored of it."""
     corpus_fingerprint: str

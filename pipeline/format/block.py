@@ -23,7 +23,7 @@ from itertools import pairwise, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from elmwright.pipeline.config import MOST_STEPS
+from elmwright.pipeline.config import MAX_BLOCK_STEPS
 from elmwright.pipeline.storage.untrusted import read_row, whole
 
 BOS, EOS, UNK = "<S>", "</S>", "<UNK>"
@@ -146,7 +146,7 @@ def from_members(members: Mapping[str, bytes]) -> Block:
         raise ValueError(f"block.json is no JSON: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise ValueError(f"block is not of format {FORMAT}: {head!r:.50}")
-    if not whole(head.get("steps"), 2, MOST_STEPS):
+    if not whole(head.get("steps"), 2, MAX_BLOCK_STEPS):
         raise ValueError(f"block.json says {head.get('steps')!r:.50} steps")
     block = Block(
         types=tuple(members["types.txt"].decode().split("\n")),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elmwright.pipeline.config import MOST_STEPS
+from elmwright.pipeline.config import MAX_BLOCK_STEPS
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.storage.disk import sha256_bytes
@@ -286,7 +286,7 @@ def _problem(manifest: Manifest) -> str:
 
     Names become paths and counts become loops and arrays, so both are checked here, once.
     """
-    if not whole(manifest.block_steps, 2, MOST_STEPS):
+    if not whole(manifest.block_steps, 2, MAX_BLOCK_STEPS):
         return f"block_steps is {manifest.block_steps!r:.50}"
     if "train" not in manifest.splits:
         return "there is no split train"

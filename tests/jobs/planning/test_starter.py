@@ -191,16 +191,16 @@ def test_every_core_and_size_gives_a_config_that_works(
     tmp_path: Path, cores: int, steps: int
 ) -> None:
     found = replace(TEXT, steps=steps, bytes=5 * steps, longest=4 * steps)
-    start = choose(found, 1.0, cores)
+    numbers = choose(found, 1.0, cores)
     file = tmp_path / "a.toml"
-    file.write_text(starter_text(file, ["a.txt"], found, start, 1.0))
+    file.write_text(starter_text(file, ["a.txt"], found, numbers, 1.0))
     config = load_config(str(file))
     assert config.train.processes * config.train.threads <= cores
     assert config.train.processes * config.train.threads > cores / 2
-    assert config.corpus.cut_documents == start.cut > 0
-    assert config.train == start.config.train
-    assert config.optim == start.config.optim
-    assert config.model == start.config.model
+    assert config.corpus.cut_documents == numbers.cut_documents > 0
+    assert config.train == numbers.config.train
+    assert config.optim == numbers.config.optim
+    assert config.model == numbers.config.model
 
 
 def test_a_large_text_and_much_time_get_a_larger_model() -> None:
