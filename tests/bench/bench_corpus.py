@@ -8,8 +8,7 @@ those of a bare `re` pass that finds the words of the same text, measured before
 corpus (a half, one and two times the text), which must not grow with it: workers below 1.5 GB, the
 driver below 1 GB. The text is real (English Wikipedia and novels); the third size adds a copy of it
 with every third word changed, so that it is no duplicate. Every twentieth document is followed by
-a near-copy of itself, so that there is something to find; the one thing that may grow with the
-number of copies is the union of pairs, whose bytes for each pair are printed.
+a near-copy of itself, so that there is something to find.
 """
 
 import json
@@ -50,7 +49,6 @@ print(json.dumps({
     "words": manifest.splits["train"].words,
     "driver_mb": peak_mb(),
     "pairs": near["edges"],
-    "bytes_per_pair": near["bytes_per_edge"],
     "stages": [[s[k] for k in ("name", "seconds", "cpu_seconds", "peak_mb")] for s in stages],
 }))
 """
@@ -136,7 +134,7 @@ def main() -> None:
             f"{size:.0f} MB, {said['words']:,} words: {used:.1f} CPU s = {ratio:.1f} × a bare re "
             f"pass ({bare[0]:.1f} and {bare[1]:.1f} s; allowed {LIMIT:.0f} ×); peak memory: "
             f"worker {worker:.0f} MB, driver {said['driver_mb']:.0f} MB; {said['pairs']:,} pairs "
-            f"of near-copies, {said['bytes_per_pair']:.0f} bytes each"
+            "of near-copies"
         )
         inside = sum(stage[2] for stage in said["stages"])
         for name, seconds, cpu, peak in said["stages"]:
