@@ -35,7 +35,7 @@ from elmwright.pipeline.cleaning.countable import (
 
 MOST_TYPES, MOST_CHUNKS, MOST_CHARACTERS = 1_000_000, 700_000, 20_000_000
 """Distinct words, chunks and characters of chunks that a reader remembers before it starts again:
-about a hundred MB."""
+several hundred MB (estimated)."""
 
 
 class Facts(NamedTuple):
