@@ -1,4 +1,4 @@
-"""Pages from templates, foreign text made fit to read, and numbers as people read them.
+"""Pages from templates, and foreign text made fit to read.
 
 The text of a corpus is hostile. Jinja2 escapes all of it, and `visible_text` cuts it and makes its
 invisible characters visible. A page is one file without scripts or outside resources, and its
