@@ -66,7 +66,8 @@ def build_corpus(
 
     Raises `UserError` for what the user can put right and `Interrupted` after `stop()`.
     """
-    where = at(folder).absolute()
+    # Not `os.path.abspath`: of `link/../corpus` it would make `corpus`, another folder.
+    where = str(folder) if at(folder).is_url else str(Path(folder).absolute())
     key = corpus_key(corpus, vocab, shards, seed)
     manifest = is_current(where, key, corpus, vocab.file)
     if manifest is None:

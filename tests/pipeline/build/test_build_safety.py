@@ -246,6 +246,20 @@ def test_task_digest_depends_on_the_versions_of_the_tools(monkeypatch):
     assert task("clean", make, 1).digest != first.digest
 
 
+def test_task_digest_depends_on_the_format_of_the_work_folder(monkeypatch):
+    first = task("clean", make, 1)
+    monkeypatch.setattr(ray_tasks, "WORK_FORMAT", ray_tasks.WORK_FORMAT + 1)
+    assert task("clean", make, 1).digest != first.digest
+
+
+def test_folder_behind_a_link_is_the_one_that_the_system_finds(tmp_path, config):
+    (tmp_path / "disk/project").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk/project")
+    make(tmp_path / "link/../corpus", config)
+    assert (tmp_path / "disk/corpus/MANIFEST.json").exists()
+    assert not (tmp_path / "corpus").exists()
+
+
 def test_url_of_a_hostile_record_is_never_used_as_a_path(tmp_path):
     body = b"<html><body><p>" + b"A paragraph about nothing in particular, but long. " * 8 + b"</p>"
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + body
