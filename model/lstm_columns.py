@@ -1,13 +1,12 @@
-"""The projected LSTM by feature in memory, [direction, width, time, row]: for many rows.
+"""The projected LSTM with features first in memory, [direction, width, time, row]: for many rows.
 
-See `lstm.py` for the rest.
+`lstm.py` has the equations, and chooses between this layout and `lstm_rows.py`.
 
-The window is one matrix for the products over all steps. A step is a slice of it, which is copied
-out, worked on and copied back (ten passes over the slice itself took twice as long in a small model
-as over the copy). The recurrence is Wᵀ·mᵀ, wide weights by narrow columns: at 4096/512 with 128
-rows 75 GFLOP/s on one core and 104 on two, where m·W got 53 and 57 (a large product: 85 on one).
-That needs a transposed copy of the recurrent weights once per window. No other product is slower
-this way round.
+Products over all steps use the window as one matrix. A step is a slice of it, which is copied out,
+changed and copied back: in a small model, ten passes over the slice took twice as long as over the
+copy. The recurrence is Wᵀ·mᵀ. At 4096/512 with 128 rows it reached 75 GFLOP/s on one core and 104
+on two, and m·W only 53 and 57 (a large product: 85 on one). It needs a transposed copy of the
+recurrent weights once per window. No other product is slower in this layout.
 """
 
 import torch
@@ -25,7 +24,7 @@ from elmwright.model.lstm_step import (
 
 
 class Columns:
-    """One window in this layout."""
+    """The forward and the backward pass over one window."""
 
     @staticmethod
     def forward(
@@ -36,7 +35,7 @@ class Columns:
         z = spare.take(x, (groups, 4 * dim, steps, rows))
         w_in = w[:, :width].transpose(1, 2)
         torch.baddbmm(bias.unsqueeze(2), w_in, _columns(x).flatten(2), out=z.flatten(2))
-        cells = spare.take(x, (groups, steps, dim, rows))  # in no product, so a step is a block
+        cells = spare.take(x, (groups, steps, dim, rows))  # in no product: a step is contiguous
         tanh_cells = spare.take(x, (groups, dim, steps, rows))
         y = x.new_empty(groups, proj, steps, rows)
         w_rec_t, w_proj_t = _transposed(w[:, width:]), _transposed(w_proj)
@@ -62,7 +61,7 @@ class Columns:
 
     @staticmethod
     def copy(target: Tensor, values: Tensor) -> None:
-        """Copy [direction, time, row, width] into a tensor that is in this layout."""
+        """Copy [direction, time, row, width] into a tensor of that shape in this memory layout."""
         _copy_columns(_columns(target), values)
 
     @staticmethod
@@ -77,13 +76,13 @@ class Columns:
         dc_end: list[Tensor | None],
         clips: Clips,
     ) -> tuple[Tensor, ...]:
-        """The gradients of x, w, bias, w_proj, c0 and m0, from those of the outputs (`dm`, to
-        which the steps add) and of the final cells."""
+        """The gradients of x, w, bias, w_proj, c0 and m0, from those of the outputs (`dm`,
+        which is overwritten) and of the final cells."""
         width = x.size(3)
         w_rec, y, dm = w[:, width:], _columns(window.y), _columns(dm)
-        first = c0.transpose(1, 2).contiguous()
-        dc, dh, part = torch.zeros_like(first), torch.empty_like(first), torch.empty_like(first)
-        # All views of all steps at once: taken one by one they cost 4 % of a small model's step.
+        c = c0.transpose(1, 2).contiguous()
+        dc, dh, part = torch.zeros_like(c), torch.empty_like(c), torch.empty_like(c)
+        # Views of all steps at once: one by one they took 4 % of a small model's training step.
         gates, tanh_cell = window.gates.unbind(2), window.tanh_cells.unbind(2)
         cell, out, dm_step = window.cells.unbind(1), y.unbind(2), dm.unbind(2)
         dz = torch.empty_like(gates[0], memory_format=torch.contiguous_format)
@@ -95,41 +94,41 @@ class Columns:
             dz.copy_(gates[t])
             clip_back(dm_step[t], out[t], -clips.proj, clips.proj, grad_input=dm_step[t])
             torch.bmm(w_proj, dm_step[t], out=dh)
-            before, end = cell[t - 1] if t else first, dc_end[t]
+            before, end = cell[t - 1] if t else c, dc_end[t]
             end = None if end is None else end.transpose(1, 2)
             backward_step(parts, before, cell[t], tanh_cell[t], dh, dc, end, part, clips.cell)
             gates[t].copy_(dz)
         dm0 = w_rec.bmm(dz).transpose(1, 2)
         flat = window.gates.flatten(2)
-        read = y.new_empty(y.size(0), w.size(1), *y.shape[2:])  # by the gates: [x; m_before]
-        _copy_columns(read[:, :width], x)
-        read[:, width:, 0] = m0.transpose(1, 2)
-        read[:, width:, 1:] = y[:, :, :-1]
-        dw = read.flatten(2).bmm(flat.transpose(1, 2))
+        inputs = y.new_empty(y.size(0), w.size(1), *y.shape[2:])  # of the gates: [x; m_prev]
+        _copy_columns(inputs[:, :width], x)
+        inputs[:, width:, 0] = m0.transpose(1, 2)
+        inputs[:, width:, 1:] = y[:, :, :-1]
+        dw = inputs.flatten(2).bmm(flat.transpose(1, 2))
         dw_proj = window.tanh_cells.flatten(2).bmm(dm.flatten(2).transpose(1, 2))
         dx = _by_step(w[:, :width].bmm(flat).view(*x.shape[:1], width, *x.shape[1:3]))
         return dx, dw, flat.sum(2), dw_proj, dc.transpose(1, 2), dm0
 
 
 def _columns(values: Tensor) -> Tensor:
-    """[G, T, N, width] seen as [G, width, T, N]."""
+    """A view of [G, T, N, width] as [G, width, T, N]."""
     return values.permute(0, 3, 1, 2)
 
 
 def _by_step(columns: Tensor) -> Tensor:
-    """[G, width, T, N] seen as [G, T, N, width]."""
+    """A view of [G, width, T, N] as [G, T, N, width]."""
     return columns.permute(0, 2, 3, 1)
 
 
 def _copy_columns(target: Tensor, values: Tensor) -> None:
-    """Copy [G, T, N, width], in whatever order in memory, into [G, width, T, N]."""
+    """Copy [G, T, N, width], of any memory layout, into [G, width, T, N]."""
     for matrix, group in zip(target, values, strict=True):
-        matrix.flatten(1).copy_(group.flatten(0, 1).t())  # by matrix, as in `_transposed`
+        matrix.flatten(1).copy_(group.flatten(0, 1).t())  # one by one, as in `_transposed`
 
 
 def _transposed(w: Tensor) -> Tensor:
-    """A copy of [G, A, B] as [G, B, A]. Matrix by matrix, because torch copies a transposed matrix
-    in blocks and a transposed batch element by element: 27 ms for 160 at 4096/512."""
+    """A copy of [G, A, B] as [G, B, A]. Matrices are copied one by one, because torch copies a
+    transposed matrix in blocks, but a batch of them by element (4096/512: 27 ms, not 160)."""
     copy = w.new_empty(w.size(0), w.size(2), w.size(1))
     for target, source in zip(copy, w, strict=True):
         target.copy_(source.t())

@@ -1,7 +1,7 @@
-"""The run book: where each of this user's runs went, one small file per run.
+"""The run book: to which targets each run of this user was submitted, one small file per run.
 
-It is stored in `~/.local/state/elmwright/runs`. Losing it loses nothing: every job writes its
-submission below `run.dir` too, and each command takes `run.dir` in place of the run's name.
+It is stored in `~/.local/state/elmwright/runs`, and may be deleted: every job writes its submission
+below `run.dir` too, and each command accepts `run.dir` in place of the run's name.
 """
 
 import json
@@ -17,8 +17,8 @@ from elmwright.pipeline.records import BadField, from_data, to_data
 from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.untrusted import read_small
 
-KEPT = 50
-"""Attempts remembered of one run."""
+MAX_ATTEMPTS = 50
+"""How many attempts of a run are kept, the newest ones."""
 
 T = TypeVar("T")
 
@@ -31,8 +31,8 @@ class _Page:
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """The part of job.json that a target needs."""
+class _JobHandle:
+    """The handle in job.json, without the fields that a target does not need."""
 
     handle: Handle
 
@@ -51,31 +51,31 @@ def state_home() -> Path:
 
 def remember(job: Job) -> None:
     """Record an attempt as the run's newest; an earlier record of it is replaced."""
-    _write(job.submission.run, [*_others(job.submission), job])
+    _write(job.submission.run, [*_other_attempts(job.submission), job])
 
 
 def forget(submission: Submission) -> None:
     """Remove an attempt that the target refused."""
-    others = _others(submission)
-    if others:
-        _write(submission.run, others)
+    attempts = _other_attempts(submission)
+    if attempts:
+        _write(submission.run, attempts)
     else:
         _page(submission.run).unlink(missing_ok=True)
 
 
-def _others(submission: Submission) -> list[Job]:
+def _other_attempts(submission: Submission) -> list[Job]:
     return [job for job in attempts_of(submission.run) if job.submission.id != submission.id]
 
 
 def _write(name: str, attempts: list[Job]) -> None:
     path = _page(name)
-    page = _Page(tuple(attempts[-KEPT:]))
+    page = _Page(tuple(attempts[-MAX_ATTEMPTS:]))
     at(path).write_bytes(json.dumps(to_data(page), indent=1).encode())
     path.chmod(0o600)
 
 
 def attempts_of(name: str) -> list[Job]:
-    """All remembered attempts of a run, oldest first."""
+    """The attempts of a run in the run book, oldest first."""
     if not is_name(name) or not _page(name).exists():
         return []
     try:
@@ -103,8 +103,8 @@ def read_all() -> tuple[list[Job], list[str]]:
 def attempts_at(folder: str, *names: str) -> list[Job]:
     """The attempts at the run in a folder, oldest first.
 
-    Queued attempts have not yet written themselves into the folder. They are found in the run book
-    under the names of the run.
+    A queued attempt has written no file below the folder yet. It is found in the run book, under
+    one of the run's `names`.
     """
     jobs = {job.submission.id: job for job in submissions_in(folder)}
     for name in names:
@@ -115,16 +115,16 @@ def attempts_at(folder: str, *names: str) -> list[Job]:
 
 
 def submissions_in(folder: str) -> list[Job]:
-    """The attempts that were submitted for this very folder, oldest first.
+    """The attempts recorded below a folder that were submitted for it, oldest first.
 
-    A copy of a run contains the attempts of its original, which are not its own: cancelling or
-    resuming the copy must not affect the original. Likewise a run that was moved has none.
+    A copy of a run also contains the attempts of its original. They are left out, because
+    cancelling or resuming the copy must not affect the original. A run that was moved has none.
     """
     return [job for job in jobs_below(folder) if is_for(job, folder)]
 
 
 def is_for(job: Job, folder: str) -> bool:
-    """Whether an attempt was sent for the run in this folder."""
+    """Whether an attempt was submitted for the run in this folder."""
     return _absolute(job.submission.dir) == _absolute(folder)
 
 
@@ -133,7 +133,7 @@ def _absolute(folder: str) -> str:
 
 
 def jobs_below(folder: str) -> list[Job]:
-    """The attempts that wrote themselves below a folder or its original, oldest first."""
+    """All attempts recorded below a folder, also those of a run it is a copy of, oldest first."""
     jobs = []
     for file in at(join(folder, "submissions")).list_files():
         if file.path.endswith("/job.json"):
@@ -146,15 +146,15 @@ def jobs_below(folder: str) -> list[Job]:
 
 
 def handle_of(job: Job, kind: type[T]) -> T | None:
-    """How the target identifies an attempt: by its own answer, else as the attempt wrote it."""
+    """The target's identifier of an attempt, from its answer or from job.json; None if unknown."""
     if isinstance(job.handle, kind):
         return job.handle
-    answer = _read(join(job_folder(job.submission), "job.json"), _Answer)
-    return answer.handle if answer and isinstance(answer.handle, kind) else None
+    saved = _read(join(job_folder(job.submission), "job.json"), _JobHandle)
+    return saved.handle if saved and isinstance(saved.handle, kind) else None
 
 
 def write_job(job: Job) -> None:
-    """Write a job below run.dir, for other machines to find."""
+    """Write job.json below run.dir, where other machines can find it."""
     data = json.dumps(to_data(job), indent=1, ensure_ascii=False).encode()
     at(join(job_folder(job.submission), "job.json")).write_bytes(data)
 
@@ -166,13 +166,13 @@ def write_outcome(submission: Submission, code: int) -> None:
 
 
 def outcome_of(submission: Submission) -> int | None:
-    """The exit code that a job wrote below run.dir; None if it has not, or we cannot see it."""
+    """The exit code that a job wrote below run.dir; None if there is none we can read."""
     outcome = _read(join(job_folder(submission), "outcome.json"), _Outcome)
     return outcome.exit if outcome else None
 
 
 def _read(path: str, cls: type[T]) -> T | None:
-    """The content of a JSON file; None if we cannot see it, or it is damaged."""
+    """The content of a JSON file; None if it is missing, unreadable or damaged."""
     try:
         return from_data(cls, at(path).read_json(), ignore_unknown=True)
     except (OSError, UserError, BadField):
@@ -180,7 +180,7 @@ def _read(path: str, cls: type[T]) -> T | None:
 
 
 def job_folder(submission: Submission) -> str:
-    """The folder of an attempt's own files, below run.dir."""
+    """The folder below run.dir for the files of one attempt."""
     return join(submission.dir, "submissions", submission.id)
 
 
@@ -190,7 +190,7 @@ def work_folder(submission: Submission) -> Path:
 
 
 def is_name(text: str) -> bool:
-    """Whether this could be the name of a run: no path, no URL."""
+    """Whether a text is a valid name of a run, and so neither a path nor a URL."""
     return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text))
 
 

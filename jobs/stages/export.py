@@ -1,4 +1,4 @@
-"""The stage `export`: the final checkpoint to a bundle, read back and compared."""
+"""The stage `export`: writes the final checkpoint as a bundle, and reads it back to compare."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -33,7 +33,7 @@ class Export:
         if not origin or origin["checkpoint_sha256"] != result.checkpoint_sha256:
             return False
         is_same_card = _card_settings(origin["config"]) == _card_settings(to_dict(run.config))
-        return is_same_card and is_whole(folder.bundle) and _is_shared(folder)
+        return is_same_card and is_whole(folder.bundle) and _is_in_store(folder)
 
     def damage(self, run: Run) -> str:
         try:
@@ -51,35 +51,35 @@ class Export:
     def run(self, run: Run, console: Console, _stop: Stop) -> None:
         from elmwright.jobs.publishing.export import export
 
-        with resumable("in the export; the same command starts it again"):
+        with resumable("during the export; the same command starts it again"):
             checks = export(run.config, run.folder, console.progress)
             if run.folder.remote:
-                _share_bundle(run.folder)
+                _copy_to_store(run.folder)
         console.say(f"Bundle written and checked: {checks}")
 
 
 def _card_settings(settings: Mapping[str, Any]) -> list[Any]:
-    """The settings of [export] on a bundle's card. Its other facts cannot change."""
+    """The settings of [export] on the model card. Nothing else on it can change."""
     return [settings["export"].get(key) for key in ("name", "licence")]
 
 
-def _is_shared(folder: RunFolder) -> bool:
-    """Whether the store of a run has the same bundle; true for a run on a disk."""
+def _is_in_store(folder: RunFolder) -> bool:
+    """Whether the run's store has the same bundle; true for a run on a disk."""
     if not folder.remote:
         return True
-    there = join(folder.root, "bundle", SUMS)
-    return at(there).exists() and at(there).read_bytes() == (folder.bundle / SUMS).read_bytes()
+    sums = at(join(folder.root, "bundle", SUMS))
+    return sums.exists() and sums.read_bytes() == (folder.bundle / SUMS).read_bytes()
 
 
-def _share_bundle(folder: RunFolder) -> None:
-    """Copy the bundle to the store of its run, the list of digests last."""
-    there = join(folder.root, "bundle")
+def _copy_to_store(folder: RunFolder) -> None:
+    """Copy the bundle to the run's store; the list of digests is last, and makes it valid."""
+    target = join(folder.root, "bundle")
     for path in sorted(folder.bundle.iterdir(), key=lambda path: (path.name == SUMS, path.name)):
-        at(join(there, path.name)).copy_from(at(path))
+        at(join(target, path.name)).copy_from(at(path))
 
 
 def _bundle_problem(bundle: Path) -> str:
-    """A problem if the folder has other files, because export replaces it as a whole."""
+    """A sentence about a file that export would delete with the old bundle; empty if none."""
     for path in sorted(bundle.iterdir()):
         if path.name not in (*FILES, *OPTIONAL, SUMS) or path.is_dir():
             return f"{path} does not belong to a bundle, so {bundle} is not replaced; move it away"

@@ -1,9 +1,9 @@
 """Unexpected errors: one sentence on the screen, the traceback in a file.
 
-A traceback means nothing to most users, and is what a developer needs. It is written to the log of
-the run, if there is one, and otherwise to a file in the user's cache folder; the screen shows a
-sentence with the path. `ELMWRIGHT_DEBUG=1` shows the traceback as well. Only the command line does
-this: in Python, exceptions are raised as usual.
+Developers need the traceback, most users do not. It is written to the log of the run, if there is
+one, and otherwise to a file in the user's cache folder. The screen shows a sentence with the path.
+`ELMWRIGHT_DEBUG=1` shows the traceback as well. Only the command line does this: in Python,
+exceptions are raised as usual.
 """
 
 import logging
@@ -28,29 +28,30 @@ from elmwright.pipeline.errors import Failed, Interrupted, UserError
 log = logging.getLogger("elmwright")
 
 DEBUG = "ELMWRIGHT_DEBUG"
-KEPT = 20
+MAX_FILES = 20
 """How many error files are kept."""
-LONGEST = 200
-"""The most characters of an error's message that are shown."""
-_NOTED = "elmwright_log"
+MAX_CHARACTERS = 200
+"""Longer messages of errors are cut."""
+_LOG_FILE = "elmwright_log"
+"""Attribute of an error: the log that has its traceback already."""
 
 
 @contextmanager
 def logging_errors(log_file: Path) -> Iterator[None]:
-    """Write the traceback of an unexpected error that passes through to the log of the run."""
+    """Write the traceback of an unexpected error to the log of the run, and raise it again."""
     try:
         yield
     except (UserError, Interrupted, Failed):
         raise
     except Exception as error:
         log.exception("the command failed")
-        vars(error)[_NOTED] = log_file
+        vars(error)[_LOG_FILE] = log_file
         raise
 
 
 def report_unexpected(error: BaseException) -> str:
     """Write the traceback to a file; return a sentence with the error and the file."""
-    log_file = vars(error).get(_NOTED) or write_error_file(error)
+    log_file = vars(error).get(_LOG_FILE) or write_error_file(error)
     if os.environ.get(DEBUG, "") not in ("", "0"):
         sys.stderr.write(for_others("".join(traceback.format_exception(error))))
     where = f"the details are in {log_file}" if log_file else f"set {DEBUG}=1 to see the details"
@@ -69,7 +70,7 @@ def in_words(error: BaseException) -> str:
     # The last line of a traceback names the error itself.
     has_traceback = any(line.startswith(("Traceback", 'File "')) for line in lines)
     words = lines[-1] if has_traceback else lines[0]
-    words = words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
+    words = words if len(words) <= MAX_CHARACTERS else f"{words[: MAX_CHARACTERS - 1]}…"
     return words if has_traceback else f"{name}: {words}"
 
 
@@ -88,7 +89,7 @@ def write_error_file(error: BaseException) -> Path | None:
         here = "(removed)"
     text = for_others(
         f"elmwright {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-        # Word by word, because a password may contain quotes of the shell.
+        # Word by word, because a password may contain shell quotes.
         f"command: {shlex.join(map(shown_word, sys.argv))}\n"
         f"folder: {here}\n\n" + "".join(traceback.format_exception(error))
     )
@@ -98,7 +99,7 @@ def write_error_file(error: BaseException) -> Path | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _append(path, text)
         with suppress(OSError):
-            for old in sorted(path.parent.glob("*.txt"))[:-KEPT]:
+            for old in sorted(path.parent.glob("*.txt"))[:-MAX_FILES]:
                 old.unlink(missing_ok=True)
         return path
     with suppress(OSError):
@@ -114,9 +115,9 @@ def _append(path: Path, text: str) -> None:
 
 
 def quiet_threads() -> None:
-    """Keep tracebacks of other threads, and of Python's own cleaning up, off the screen."""
+    """Keep tracebacks of other threads, and of errors that Python ignores, off the screen."""
     threading.excepthook = _thread_failed
-    sys.unraisablehook = _not_raisable
+    sys.unraisablehook = _record_ignored
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:
@@ -127,7 +128,7 @@ def _thread_failed(failure: threading.ExceptHookArgs) -> None:
     _record(error, failure.exc_traceback, f"the thread {name!r} failed")
 
 
-def _not_raisable(failure: "sys.UnraisableHookArgs") -> None:
+def _record_ignored(failure: "sys.UnraisableHookArgs") -> None:
     error = failure.exc_value
     if error is None or isinstance(error, KeyboardInterrupt):  # Ctrl-C while the process ends
         return

@@ -1,11 +1,11 @@
-"""Reads text for a model, one tokenised sentence per line, in byte ranges and in bounded memory.
+"""Reads text for a model, one tokenised sentence per line, by byte range and in limited memory.
 
 A line ends with a newline, and white space separates its words. An empty line is a sentence of no
-words, so line numbers always agree with the file's. Text from a pipe is first copied to a file,
-because only a file can be cut into ranges and read twice.
+words, so sentences are numbered as the lines are. Text from a pipe is first copied to a file,
+because only a file can be read in ranges and more than once.
 
-A sentence is in memory as a whole, because the backward model begins at its end. So a line of more
-than a megabyte, which is rather a file without line ends, is refused.
+A whole sentence is in memory, because the backward model begins at its end. So a line of more than
+a megabyte is refused, which is probably a file without line ends.
 """
 
 import os
@@ -23,8 +23,8 @@ from elmwright.pipeline.errors import UserError
 MAX_LINE_BYTES = 1 << 20
 """About 180,000 words."""
 WORDS_AT_ONCE = 8192
-"""Words that are read ahead, so that sentences of similar length are run together. With the
-original model their vectors take 100 MB."""
+"""Words in a batch, which is then sorted so that sentences of similar length are computed together.
+With the original model their vectors take 100 MB."""
 LINES_AT_ONCE = 1024
 BOM = b"\xef\xbb\xbf"
 
@@ -56,11 +56,11 @@ def pieces(path: Path, size: int | None) -> list[Piece]:
 
 
 def read_sentences(path: Path, piece: Piece) -> Iterator[tuple[list[str], int]]:
-    """The words of each line of a piece, and its size in bytes."""
+    """The words of each line of a piece, and the line's size in bytes."""
     with _open(path) as file:
         file.seek(piece.start)
-        at = piece.start
-        while at < piece.end:
+        offset = piece.start
+        while offset < piece.end:
             line = file.readline(MAX_LINE_BYTES + 1)
             if not line:
                 raise UserError(
@@ -70,18 +70,18 @@ def read_sentences(path: Path, piece: Piece) -> Iterator[tuple[list[str], int]]:
             if len(line) > MAX_LINE_BYTES:
                 raise UserError(
                     "file-unreadable",
-                    f"{path}: the line at byte {at:,} has more than {MAX_LINE_BYTES:,} bytes; "
+                    f"{path}: the line at byte {offset:,} has more than {MAX_LINE_BYTES:,} bytes; "
                     "give one tokenised sentence per line",
                 )
-            text = line.removeprefix(BOM) if at == 0 else line
-            at += len(line)
+            text = line.removeprefix(BOM) if offset == 0 else line
+            offset += len(line)
             try:
                 words = text.decode("utf-8").split()
             except UnicodeDecodeError as error:
                 raise UserError(
                     "file-unreadable",
-                    f"{path} is not UTF-8 ({error.reason} in the line that ends at byte {at:,}); "
-                    "convert it first",
+                    f"{path} is not UTF-8 ({error.reason} in the line that ends at byte "
+                    f"{offset:,}); convert it first",
                 ) from error
             yield words, len(line)
 
@@ -91,7 +91,8 @@ def batches(
 ) -> Iterator[tuple[list[list[str]], int]]:
     """Batches of sentences, each with its size in bytes of text.
 
-    A batch has `exactly` so many sentences, or by default as many as are worth sorting by length.
+    A batch has `exactly` that number of sentences, or by default up to `LINES_AT_ONCE` sentences
+    and `WORDS_AT_ONCE` words.
     """
     batch: list[list[str]] = []
     read = words = 0

@@ -1,11 +1,11 @@
-"""A model as a folder, whatever kind: bundle, checkpoint, or the published format.
+"""Loads a model from a folder: a bundle, a checkpoint, or the published format (bilm).
 
     bundle, checkpoint   config.json + model.safetensors [+ softmax.safetensors, vocab.txt]
     bilm                 options.json + exactly one *.hdf5 [+ vocab.txt]
 
-`load_folder` returns the same for all of them. Tensors are compared with the config by name and
-shape, and must be finite. Nothing is ever unpickled. Digests are verified by `jobs/`, which wrote
-them, and which also resolves a registry URI to a folder.
+Names and shapes of the tensors must be those of the config, and all values finite. Nothing is ever
+unpickled. Digests are written and verified by `jobs/`, which also resolves a registry URI to a
+folder.
 """
 
 import json
@@ -45,23 +45,23 @@ class LoadedModel:
     """A model read from a folder."""
 
     config: ModelConfig
-    """Its shape."""
+    """The shape of the model."""
     bilm: BiLM
     """Encoder and LSTMs with their weights, trainable."""
     vocab: tuple[str, ...] | None
-    """The words of the softmax in order of their ids, where the folder has them."""
+    """The words of the softmax in order of their ids, if the folder has them."""
     softmax: Softmax | None
     """The softmax, if it was requested and the folder has one."""
     folder: Path
     """Where it was read from."""
     kind: Literal["bundle", "checkpoint", "bilm"]
-    """What kind of folder that is."""
+    """The kind of folder."""
 
 
 def load_folder(
     path: Path | str, device: torch.device | str = "cpu", with_softmax: bool = False
 ) -> LoadedModel:
-    """The model in a folder, on `device`; `UserError` if there is none or it does not fit."""
+    """The model in a folder, on `device`; `UserError` if there is none or it is invalid."""
     folder = Path(path)
     kind = _kind(folder)
     if kind == "bilm":
@@ -71,7 +71,7 @@ def load_folder(
         config = read_config(folder / CONFIG)
         tensors = read_tensors(folder / MODEL)
     check_shapes(tensor_shapes(config, len(tensors)), shapes_of(tensors), str(folder))
-    with _enough_memory(folder):
+    with _report_lack_of_memory(folder):
         bilm = BiLM(config)
         load_tensors(bilm, tensors, source=str(folder))
     vocab = read_vocab(folder / VOCAB) if (folder / VOCAB).is_file() else None
@@ -82,7 +82,7 @@ def load_folder(
 
 
 @contextmanager
-def _enough_memory(path: Path) -> Iterator[None]:
+def _report_lack_of_memory(path: Path) -> Iterator[None]:
     """Turn a lack of memory, for which torch raises RuntimeError, into a UserError."""
     try:
         yield
@@ -127,13 +127,13 @@ def _only_hdf5(folder: Path) -> Path:
         names = ", ".join(path.name for path in paths)
         raise UserError(
             "model-missing",
-            f"{folder} has {len(paths)} .hdf5 files ({names}); leave only the weights",
+            f"{folder} has {len(paths)} .hdf5 files ({names}); keep only the one with the weights",
         )
     return paths[0]
 
 
 def write_config(path: Path, config: ModelConfig, extra: Mapping[str, Any] | None = None) -> None:
-    """Write config.json: the model's shape, and whatever else belongs beside it."""
+    """Write config.json: the model's shape and the entries of `extra`."""
     content = {"format": FORMAT, "model": asdict(config), **(extra or {})}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
@@ -154,8 +154,10 @@ def read_config(path: Path) -> ModelConfig:
     model = dict(content["model"])
     known = {field.name for field in fields(ModelConfig)}
     if model.keys() != known:
-        odd = ", ".join(sorted(model.keys() ^ known))
-        raise UserError("format", f"{path}: the model section lacks or does not know: {odd:.300}")
+        names = ", ".join(sorted(model.keys() ^ known))
+        raise UserError(
+            "format", f"{path}: these settings of the model are missing or unknown: {names:.300}"
+        )
     try:
         model["filters"] = tuple((width, number) for width, number in model["filters"])
     except (TypeError, ValueError) as error:
@@ -169,7 +171,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def read_vocab(path: Path) -> tuple[str, ...]:
-    """The words of a vocabulary file, one per line. Only the newline ends a line."""
+    """The words of a vocabulary file, one per line. A line ends only at a newline."""
     return tuple(read_words(path))
 
 
@@ -181,11 +183,11 @@ def model_tensors(bilm: BiLM) -> dict[str, Tensor]:
 @torch.no_grad()
 def load_tensors(bilm: BiLM, tensors: Mapping[str, Tensor], source: str = "the model file") -> None:
     """Copy tensors into a biLM; `UserError` if they are not its parameters, or not finite."""
-    own = model_tensors(bilm)
-    check_shapes(shapes_of(own).items(), shapes_of(tensors), source)
-    for name in own:
-        _check_finite(tensors[name], name, source)
-    for name, tensor in own.items():
+    parameters = model_tensors(bilm)
+    check_shapes(shapes_of(parameters).items(), shapes_of(tensors), source)
+    for name in parameters:
+        _check_values(tensors[name], name, source)
+    for name, tensor in parameters.items():
         tensor.copy_(tensors[name])
 
 
@@ -197,7 +199,7 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file."""
     try:
-        with _enough_memory(path):
+        with _report_lack_of_memory(path):
             return load_file(path)
     except (SafetensorError, OSError, RuntimeError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())
@@ -223,11 +225,11 @@ def _read_softmax(
             f"{size} words and projection_dim {config.projection_dim}",
         )
     for name, tensor in tensors.items():
-        _check_finite(tensor, name, str(path))
+        _check_values(tensor, name, str(path))
     return Softmax(weight.to(device), bias.to(device))
 
 
-def _check_finite(tensor: Tensor, name: str, source: str) -> None:
+def _check_values(tensor: Tensor, name: str, source: str) -> None:
     if tensor.dtype not in FLOATS:
         raise UserError(
             "model-invalid",

@@ -1,6 +1,6 @@
-"""Whether the corpus folder is ours to fill and sweep, and whether its disk is large enough.
+"""Checks that the corpus folder has no files of the user, and that its disk is large enough.
 
-Both are checked before anything is started (`corpus_inputs.py`) and again by the build.
+The checks are made before a run starts (`corpus_inputs.py`) and again by the build.
 """
 
 from collections.abc import Sequence
@@ -12,31 +12,33 @@ from elmwright.pipeline.reading.decode import compression
 from elmwright.pipeline.reading.sources import SourceFile
 from elmwright.pipeline.storage.files import at, join
 
-MARK = ".elmwright-corpus"
+MARKER = ".elmwright-corpus"
 DISK_FACTOR = 3
-"""Bytes of disk needed per byte of input; English prose took 2.6."""
+"""Bytes of disk needed per byte of input; measured on English prose: 2.6."""
 
 
 def claim(folder: str) -> None:
-    """Mark a folder as ours, so that nobody else's files are ever removed."""
-    mark = at(join(folder, MARK))
-    if not mark.exists():
+    """Mark a folder as a corpus, in which files may be removed; `UserError` if it has others."""
+    marker = at(join(folder, MARKER))
+    if not marker.exists():
         check_claim(folder)
-        mark.write_bytes(b"A corpus of elmwright: what lies here is made and removed by it.\n")
+        marker.write_bytes(
+            b"A corpus of elmwright, which creates and removes files in this folder.\n"
+        )
 
 
 def check_claim(folder: str) -> None:
-    """Refuse a folder with files that are not ours."""
-    is_ours = any(at(join(folder, name)).exists() for name in (MARK, NAME))
+    """Refuse a folder that has files and is not a corpus."""
+    is_ours = any(at(join(folder, name)).exists() for name in (MARKER, NAME))
     if not is_ours and at(folder).list_files():
         raise UserError(
             "output",
-            f"{folder} is not empty and no corpus of elmwright; name an empty or new folder",
+            f"{folder} is not empty and is not a corpus of elmwright; name an empty or new folder",
         )
 
 
 def check_space(inputs: Sequence[SourceFile], folder: str) -> None:
-    """Refuse to begin if the disk is too small. A store is assumed to be large enough."""
+    """Refuse a disk that is too small. An object store is assumed to be large enough."""
     size = sum(file.bytes * (sources.EXPANSION if compression(file.path) else 1) for file in inputs)
     needed = DISK_FACTOR * size - sum(file.bytes for file in at(folder).list_files())
     free = at(folder).free_bytes()

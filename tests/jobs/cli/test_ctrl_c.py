@@ -146,7 +146,7 @@ def test_other_commands_stop_at_once_and_work_afterwards(
     [
         (
             "elmwright.jobs.training.loop.heldout_pass.nll",
-            "in the export; the same command starts it again",
+            "during the export; the same command starts it again",
         ),
         ("elmwright.jobs.registry.logged_models.verify_bundle", "the same command publishes it"),
     ],

@@ -161,7 +161,7 @@ def test_unwritable_folders_are_reported(tmp_path: Path) -> None:
     other.mkdir()
     (other / "letter.txt").write_text("")
     [problem] = problems_of(tmp_path, corpus_dir=str(other))
-    assert "is not empty and no corpus of elmwright" in problem
+    assert "is not empty and is not a corpus of elmwright" in problem
 
 
 def test_foreign_files_in_the_bundle_folder_are_reported(tmp_path: Path) -> None:
