@@ -1,4 +1,4 @@
-"""What a config will cost and whether it can work, before anything is started: `elmwright check`.
+"""Describes what a run will cost and what will go wrong, before it is started: `elmwright check`.
 
 `describe` gathers the facts as a `Plan` (plan_record.py), `plan_warnings.py` derives warnings from
 them, and `plan_text.py` turns them into a few lines of text.
@@ -46,7 +46,7 @@ from elmwright.jobs.tracking.check_server import check_server
 from elmwright.jobs.tracking.tracker import tracking_uri
 from elmwright.jobs.upkeep.list_runs import statuses
 from elmwright.pipeline.build.corpus_folder import DISK_FACTOR
-from elmwright.pipeline.build.preview import Look, look_at, text_bytes
+from elmwright.pipeline.build.preview import Preview, preview_text, text_bytes
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest, finished_corpus
@@ -57,7 +57,7 @@ from elmwright.pipeline.storage.files import at
 
 
 def describe(config: RunConfig, *, measure: bool = False) -> Plan:
-    """Everything that is known about a run before it starts: facts, problems and warnings."""
+    """The facts, problems and warnings that are known about a run before it starts."""
     folder = RunFolder.of(config)
     run = Run(config, folder)
     stages = _pending(run)
@@ -66,18 +66,18 @@ def describe(config: RunConfig, *, measure: bool = False) -> Plan:
     if not stages:
         check_places(problems, config, folder)
     train = [] if manifest else find_train(Problems(), config.corpus, folder.corpus)
-    look = _look(problems, config, train)
+    preview = _preview(problems, config, train)
     vocabulary = Vocabulary(_vocabulary(config, manifest), known=manifest is not None)
-    text = _text(config, manifest, look, train)
-    here = len(os.sched_getaffinity(0))
+    text = _text(config, manifest, preview, train)
+    cores = len(os.sched_getaffinity(0))
     time = None
     if not is_remote(config):
         words = vocabulary.words
         if measure:
-            speed = _measured(config, look, words, here)
+            speed = _measured(config, preview, words, cores)
         else:
-            speed = Speed(estimate.rule_of_thumb(config, words, here))
-        time = _time(config, folder, stages, speed, text, words, here)
+            speed = Speed(estimate.rule_of_thumb(config, words, cores))
+        time = _time(config, folder, stages, speed, text, words, cores)
     base = Problems().of(find_init_from, config, folder)
     parts = config.model.parameter_counts()
     softmax = vocabulary.words * (config.model.projection_dim + 1)
@@ -88,10 +88,10 @@ def describe(config: RunConfig, *, measure: bool = False) -> Plan:
         parameters=parameters,
         sizes=_sizes(config, folder, manifest, vocabulary, parameters),
         sources=_sources(config, train),
-        sample=_sample(look),
+        sample=_sample(preview),
         vocabulary=vocabulary,
         text=text,
-        cores=Cores(config.train.processes, config.train.threads, here),
+        cores=Cores(config.train.processes, config.train.threads, cores),
         cluster=config.cluster.address,
         pending=tuple(stages),
         disk=_disk(config, folder, stages, text, vocabulary.words),
@@ -104,7 +104,7 @@ def describe(config: RunConfig, *, measure: bool = False) -> Plan:
 
 
 def _pending(run: Run) -> Sequence[str]:
-    """The names of the first stage that is not done, and of all after it."""
+    """The names of the first stage that is not done and of all stages after it."""
     try:
         return [stage.name for stage in pending(run, ALL_STAGES)]
     except (OSError, UserError):
@@ -118,7 +118,7 @@ def _sizes(
     vocabulary: Vocabulary,
     parameters: Parameters,
 ) -> dict[str, str]:
-    """Sizes in words, by name."""
+    """The sizes of the model, the run and its text, each as a phrase to show."""
     up_to = "" if manifest else "up to "
     train, tokens = config.train, config.train.tokens
     checkpoint = estimate.checkpoint_bytes(config, vocabulary.words)
@@ -146,6 +146,7 @@ def _sizes(
 
 
 def _vocabulary(config: RunConfig, manifest: Manifest | None) -> int:
+    """The number of words in the vocabulary, or the most that it may have."""
     if manifest:
         return manifest.vocab.size
     if not config.vocab.file:
@@ -164,79 +165,79 @@ def _sources(config: RunConfig, train: list[SourceFile]) -> tuple[SourceSize, ..
     return tuple(rows)
 
 
-def _look(problems: Problems, config: RunConfig, train: list[SourceFile]) -> Look | None:
-    """A sample of the text, or None without text; text that cannot be used is a problem."""
+def _preview(problems: Problems, config: RunConfig, train: list[SourceFile]) -> Preview | None:
+    """A preview of the text, or None without text; adds a problem if the text cannot be used."""
     if not train:
         return None
-    look = problems.of(look_at, train, config.corpus, config.run.seed)
-    if look is None:
+    preview = problems.of(preview_text, train, config.corpus, config.run.seed)
+    if preview is None:
         return None
-    broken = sum(look.broken.values())
-    if not look.documents:
+    broken = sum(preview.broken.values())
+    if not preview.documents:
         problems.note("the sources hold no text; check corpus.sources")
-    elif broken == look.documents:
-        why = max(look.broken, key=look.broken.__getitem__)
-        reason = f"({why}) {look.detail}".rstrip()
+    elif broken == preview.documents:
+        most_common = max(preview.broken, key=preview.broken.__getitem__)
+        reason = f"({most_common}) {preview.detail}".rstrip()
         problems.note(
             f"none of {plural(broken, 'document')} can be read {reason}; check corpus.sources"
         )
-    elif look.kept == 0:
+    elif preview.kept == 0:
         problems.note(
             "the rules keep nothing of the sample; 'elmwright corpus CONFIG --sample 1000' shows "
             "which rule drops what"
         )
     pieces = config.corpus.sentencepiece
     marks = 4 + 256 * pieces.byte_fallback
-    if config.corpus.tokenizer == "sentencepiece" and look.alphabet + marks > pieces.size:
+    if config.corpus.tokenizer == "sentencepiece" and preview.alphabet + marks > pieces.size:
         problems.note(
-            f"corpus.sentencepiece.size = {pieces.size} is less than the {look.alphabet} characters"
-            f" of the sample plus {marks} marks; increase it"
+            f"corpus.sentencepiece.size = {pieces.size} is less than the {preview.alphabet} "
+            f"characters of the sample plus {marks} marks; increase it"
         )
-    return look
+    return preview
 
 
-def _sample(look: Look | None) -> Sample | None:
-    if look is None:
+def _sample(preview: Preview | None) -> Sample | None:
+    if preview is None:
         return None
     return Sample(
-        documents=look.documents,
-        broken=look.broken,
-        whole=look.whole,
-        kept_words=look.kept,
-        languages=look.languages,
-        longest_characters=look.longest,
+        documents=preview.documents,
+        broken=preview.broken,
+        whole=preview.whole,
+        kept_words=preview.kept,
+        languages=preview.languages,
+        longest_characters=preview.longest,
     )
 
 
 def _text(
-    config: RunConfig, manifest: Manifest | None, look: Look | None, train: list[SourceFile]
+    config: RunConfig, manifest: Manifest | None, preview: Preview | None, train: list[SourceFile]
 ) -> TextSize:
-    """How much text there is, known from the corpus or estimated from the sample."""
+    """The amount of text, known from the corpus or estimated from the sample."""
     if manifest:
         splits = {name: split.steps for name, split in manifest.splits.items()}
         tokens = splits.pop("train")
         return TextSize(tokens, sum(splits.values()), splits, bytes=0, known=True)
     entries = config.corpus.heldout.items()
     shares = {name: entry for name, entry in entries if isinstance(entry, float)}
-    tokens, size = look.steps if look else 0, sum(map(text_bytes, train))
-    if _embedded(config) and not train:
-        tokens, size = tokens + estimate.HARVEST_STEPS, size + estimate.HARVEST_BYTES
+    tokens, n_bytes = preview.steps if preview else 0, sum(map(text_bytes, train))
+    if _reads_docstrings(config) and not train:
+        tokens, n_bytes = tokens + estimate.HARVEST_STEPS, n_bytes + estimate.HARVEST_BYTES
     heldout = {name: round(tokens * share) for name, share in shares.items()}
-    for file in find_heldout(Problems(), config.corpus) if size else ():
-        more = round(text_bytes(file) * tokens / size)
+    for file in find_heldout(Problems(), config.corpus) if n_bytes else ():
+        more = round(text_bytes(file) * tokens / n_bytes)
         heldout[file.split] = heldout.get(file.split, 0) + more
     tokens -= round(tokens * sum(shares.values()))
-    return TextSize(tokens, sum(heldout.values()), heldout, size, known=False)
+    return TextSize(tokens, sum(heldout.values()), heldout, n_bytes, known=False)
 
 
-def _embedded(config: RunConfig) -> bool:
+def _reads_docstrings(config: RunConfig) -> bool:
     return any(source.path == EMBEDDED for source in config.corpus.sources)
 
 
 def _disk(
     config: RunConfig, folder: RunFolder, stages: Sequence[str], text: TextSize, words: int
 ) -> Disk:
-    """The bytes that a run still needs, and those free where it writes."""
+    """The bytes that a run still has to write, and the free bytes of the disk it writes to."""
     place = folder.scratch if folder.remote else Path(folder.root)
     corpus = training = 0
     if not at(folder.corpus).is_url:
@@ -253,15 +254,16 @@ def _bytes_in(*places: Path) -> int:
     return sum(sizes.values())
 
 
-def _measured(config: RunConfig, look: Look | None, words: int, cores: int) -> Speed:
+def _measured(config: RunConfig, preview: Preview | None, words: int, cores: int) -> Speed:
+    """The speed of training on this machine, measured with one process."""
     from elmwright.jobs.planning.measuring import DOCUMENTATION, documentation, measure
 
-    sample = look.sentences if look else ()
-    process = measure(config, sample or documentation(), words)
+    sample = preview.sentences if preview else ()
+    one_process = measure(config, sample or documentation(), words)
     at_once = max(1, min(config.train.processes, cores // config.train.threads))
     return replace(
-        process,
-        tokens_per_s=process.tokens_per_s * at_once,
+        one_process,
+        tokens_per_s=one_process.tokens_per_s * at_once,
         text="the sample" if sample else DOCUMENTATION,
     )
 
@@ -275,11 +277,13 @@ def _time(
     words: int,
     cores: int,
 ) -> Time:
-    """How long the rest of the run takes on this machine at this speed."""
+    """The time that the rest of the run takes on this machine at this speed."""
     newest = max((info.step for info in list_checkpoints(folder.checkpoints)), default=0)
     steps_left = max(0, config.train.max_steps - newest) if "train" in stages else 0
     builds_corpus = "corpus" in stages
-    harvests = builds_corpus and _embedded(config) and not harvest.frozen_parts(folder.corpus)
+    harvests = (
+        builds_corpus and _reads_docstrings(config) and not harvest.frozen_parts(folder.corpus)
+    )
     return estimate.duration(
         config,
         speed,
@@ -293,7 +297,7 @@ def _time(
 
 
 def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> Reachable:
-    """Whether MLflow and the object stores answer; a Ray cluster that does not is a problem."""
+    """Whether MLflow and the object stores answer; adds a problem if a Ray cluster does not."""
     if is_remote(config):
         try:
             check_answers(config.cluster.address)

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from elmwright.jobs.planning.estimate import HARVEST_BYTES, HARVEST_STEPS
-from elmwright.pipeline.build.preview import Look, look_at, text_bytes
+from elmwright.pipeline.build.preview import Preview, preview_text, text_bytes
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Source
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading import sources
@@ -87,40 +87,40 @@ def survey(paths: Sequence[str]) -> Survey:
     heads = [_head(file) for file in _spread(plain_text)]
     documents = separator(plain_text, [head for head in heads if head])
 
-    def sample(tokenizer: str, language: str) -> Look:
+    def sample(tokenizer: str, language: str) -> Preview:
         read = [
             replace(file, documents=documents, text_field=fields[file.source] or "text")
             for file in files
         ]
         config = CorpusConfig(tokenizer=tokenizer, language=language)  # type: ignore[arg-type]
-        return look_at(read, config)
+        return preview_text(read, config)
 
-    look = sample("ptb", "en")
-    if not look.sentences:
+    preview = sample("ptb", "en")
+    if not preview.sentences:
         raise UserError(
             "no-text",
-            f"--source {', '.join(paths)}: no text could be read there {look.detail}".rstrip(),
+            f"--source {', '.join(paths)}: no text could be read there {preview.detail}".rstrip(),
         )
-    language, share = next(iter(look.languages.items()), ("en", 0.0))
+    language, share = next(iter(preview.languages.items()), ("en", 0.0))
     tokenizer = "sentencepiece" if language in WITHOUT_SPACES else "ptb"
     if tokenizer == "ptb" and is_tokenised(heads):
         tokenizer = "whitespace"
     if (language, tokenizer) != ("en", "ptb"):
-        look = sample(tokenizer, language)
-    longest = look.longest
+        preview = sample(tokenizer, language)
+    longest = preview.longest
     if documents == "file":
         longest = max(longest, *map(text_bytes, plain_text))
     return Survey(
         files=len(files),
-        bytes=look.text_bytes,
-        steps=look.steps,
+        bytes=preview.text_bytes,
+        steps=preview.steps,
         fields=tuple(fields),
         documents=documents,
         tokenizer=tokenizer,
         language=language,
         share=share,
         longest=longest,
-        alphabet=look.alphabet,
+        alphabet=preview.alphabet,
     )
 
 

@@ -93,7 +93,7 @@ def run_of_bundle(bundle: Path) -> str:
 
 
 def models_in(uri: str) -> set[str] | None:
-    """The registered models of a SQLite file; None if it is no such file or cannot be read."""
+    """The registered models of a SQLite file; None if it is another file or cannot be read."""
     database = Path(uri.removeprefix("sqlite:///").partition("?")[0])
     if not uri.startswith("sqlite:///") or not database.is_file():
         return None

@@ -17,7 +17,7 @@ def open_registry(uri: str) -> Registry:
     if "://" in uri and not at(uri).is_url:
         raise UserError(
             "argument",
-            f"{hide(uri)!r} is no registry: give an MLflow server (http://…, sqlite:///…), a "
+            f"{hide(uri)!r} is not a registry: give an MLflow server (http://…, sqlite:///…), a "
             "folder, or an s3:// prefix",
         )
 

@@ -80,15 +80,15 @@ def holds_model(folder: Path) -> bool:
 
 
 def means_run(name: str) -> bool:
-    """Whether a bare name means the run in runs/, although a folder here has it too: that holds
-    no model and is no run."""
+    """Whether a bare name means the run in runs/, although a folder here has the same name: one
+    that has no model and is not a run."""
     if not runbook.is_name(name) or not Path(name).is_dir() or is_run(name):
         return False
     return is_run(Path(RUNS, name)) and not holds_model(Path(name))
 
 
 def find_run_of(model: str) -> RunFolder:
-    """The run that is meant by a MODEL which is no folder and no name in a registry."""
+    """The run that is meant by a MODEL which is neither a folder nor a registered name."""
     config = Path(model).is_file() and model.endswith(".toml")
     if config or (runbook.is_name(model) and not Path(model).is_file()):
         run = find_here(model) or (find_run(model) if runbook.attempts_of(model) else None)

@@ -38,14 +38,14 @@ def check_driver(uri: str) -> None:
         # A URL that cannot be taken apart is shown whole by SQLAlchemy, password and all.
         why = f" ({error})" if "@" not in str(error) else ""
         raise UserError(
-            "tracking-server", f"{name}://… is no database that MLflow knows{why}; {advice}"
+            "tracking-server", f"{name}://… is not a database that MLflow knows{why}; {advice}"
         ) from None
 
 
 def check_server(uri: str) -> str | None:
-    """Refuse a tracking server that will not take us; a sentence about one that does not answer.
+    """Raise UserError if a tracking server refuses us; returns a sentence if it does not answer.
 
-    That one is no reason to wait: it gets everything when it is back.
+    A run need not wait for a server that does not answer: it gets everything when it is back.
     """
     if not uri.startswith("http"):
         check_driver(uri)
@@ -65,7 +65,7 @@ def check_server(uri: str) -> str | None:
             ) from error
         if error.code == 404:
             raise UserError(
-                "tracking-server", f"{shown} is no MLflow server; check tracking.uri"
+                "tracking-server", f"{shown} is not an MLflow server; check tracking.uri"
             ) from error
         reason = f"{error.code} {error.reason}"
     except OSError as error:

@@ -135,7 +135,7 @@ def _run(path: str, progress: Progress) -> list[str]:
 
 
 def _journal(path: str) -> str:
-    """Damage that training has noted and told of is no error any more."""
+    """Damage that training has noted and reported is not an error."""
     records, damaged = 0, []
     for line in read_lines(path, 0):
         records += len(line.records)

@@ -29,7 +29,7 @@ from torch import Tensor
 from elmwright.model.chars import N_CHARS
 from elmwright.model.config import ModelConfig
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.untrusted import AGAIN, read_object
+from elmwright.pipeline.storage.untrusted import COPY_AGAIN, read_object
 
 Array = npt.NDArray[np.float32]
 
@@ -202,7 +202,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            "model-invalid", f"{path} cannot be read as HDF5: {reason:.200}; {AGAIN}"
+            "model-invalid", f"{path} cannot be read as HDF5: {reason:.200}; {COPY_AGAIN}"
         ) from error
 
 
@@ -225,7 +225,7 @@ def _checked(path: Path, file: Any, config: ModelConfig) -> dict[str, Array]:
     if declared > PACKED * size:  # never written, or packed as no weights can be
         raise UserError(
             "model-invalid",
-            f"{path} declares {declared:,} bytes of weights and has {size:,}; {AGAIN}",
+            f"{path} declares {declared:,} bytes of weights and has {size:,}; {COPY_AGAIN}",
         )
     arrays = {name: _finite(path, name, file[name]) for name in datasets(config)}
     if len(arrays["char_embed"]) == N_CHARS:

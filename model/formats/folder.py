@@ -30,7 +30,7 @@ from elmwright.model.formats.bilm_format import (
 )
 from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.storage.untrusted import AGAIN, read_object, read_words
+from elmwright.pipeline.storage.untrusted import COPY_AGAIN, read_object, read_words
 
 FORMAT = 1
 """Version of config.json that this code writes and reads."""
@@ -90,7 +90,7 @@ def _report_lack_of_memory(path: Path) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         raise UserError(
-            "memory", f"{path} does not fit into memory; use a machine with more, or {AGAIN}"
+            "memory", f"{path} does not fit into memory; use a machine with more, or {COPY_AGAIN}"
         ) from error
 
 
@@ -204,7 +204,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, RuntimeError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            "model-invalid", f"{path} cannot be read as safetensors ({reason:.200}); {AGAIN}"
+            "model-invalid", f"{path} cannot be read as safetensors ({reason:.200}); {COPY_AGAIN}"
         ) from error
 
 

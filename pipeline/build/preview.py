@@ -1,8 +1,8 @@
-"""A look at the text before anything is built from it: how much, how long, which language.
+"""Estimates how much text there is, how long documents are and in which language, from a sample.
 
 Sizes come from the file system. Everything else is estimated from a sample of at most `DOCUMENTS`
-documents and about `CHARACTERS` characters, taken from places all over the input (`sample.py`). It
-takes a second at most, whatever the size of the corpus.
+documents and about `CHARACTERS` characters, taken from pieces all over the input (`sample.py`).
+This takes a second at most, whatever the size of the corpus.
 """
 
 import unicodedata
@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from elmwright.pipeline.build.sample import take
+from elmwright.pipeline.build.sample import take_documents
 from elmwright.pipeline.cleaning import language
 from elmwright.pipeline.cleaning.cleaner import Cleaner
 from elmwright.pipeline.cleaning.words import coverage
@@ -30,8 +30,8 @@ MARKUP = 6
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a sample says about all of the text."""
+class Preview:
+    """Facts about a sample, and estimates for all of the text."""
 
     documents: int
     """Documents in the sample."""
@@ -63,13 +63,13 @@ def text_bytes(file: SourceFile) -> int:
     return size // MARKUP if file.format in ("html", "warc", "arc") else size
 
 
-def look_at(files: Sequence[SourceFile], config: CorpusConfig, seed: int = 1) -> Look:
-    """What a sample of the train files says about all of them."""
+def preview_text(files: Sequence[SourceFile], config: CorpusConfig, seed: int = 1) -> Preview:
+    """Facts and estimates about the train files, from a sample of them."""
     texts: list[str] = []
     broken: Counter[str] = Counter()
     detail, size, whole = "", 0, True
     config = replace(config, strict=False)
-    for file, record in take(files, config, DOCUMENTS + 1, seed):
+    for file, record in take_documents(files, config, DOCUMENTS + 1, seed):
         if size > CHARACTERS or len(texts) >= DOCUMENTS:
             whole = False
             break
@@ -81,7 +81,7 @@ def look_at(files: Sequence[SourceFile], config: CorpusConfig, seed: int = 1) ->
             size += len(record.text)
     kept, steps, sentences = _clean(texts, config)
     total = sum(map(text_bytes, files))
-    return Look(
+    return Preview(
         documents=len(texts) + sum(broken.values()),
         broken=dict(broken),
         detail=detail,

@@ -1,8 +1,8 @@
-"""Try the rules on a sample, in seconds and without Ray: `elmwright corpus CONFIG --sample 1000`.
+"""Tries the rules on a sample, in seconds and without Ray: `elmwright corpus CONFIG --sample 1000`.
 
-Documents come from the beginnings of `PLACES` pieces of the input, chosen by hash, and of further
-pieces only if those have too few. So a large corpus costs no more than a small one. Only rules
-about a single document are tried: near-copies and repeated sentences need the whole corpus.
+Documents come from the beginnings of `PIECES` pieces of the input, chosen by hash. If those have
+too few documents, further pieces are read. So a large corpus takes no longer than a small one. Only
+rules about a single document are tried: near-copies and repeated sentences need the whole corpus.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ from elmwright.pipeline.reading.sources import Piece, SourceFile
 from elmwright.pipeline.report import statistics
 from elmwright.pipeline.report.statistics import Example, Gathered
 
-PLACES = 32
-"""Pieces of input that a sample is taken from."""
+PIECES = 32
+"""Pieces of input that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -30,47 +30,47 @@ class Sample:
     """What the rules did to a sample."""
 
     funnel: Counts
-    """Documents, sentences and words of each rule, in the order of the rules."""
+    """Documents, sentences and words that were read, dropped by each rule in turn, and kept."""
     examples: dict[str, tuple[Example, ...]]
-    """A few dropped documents of each rule."""
+    """A few documents that each rule dropped."""
     kept: tuple[Example, ...]
     """A few kept documents, as sentences and words."""
 
 
 def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> Sample:
-    """What the rules do to `documents` documents of the sources."""
+    """Apply the rules to `documents` documents of the sources."""
     if any(s.path == EMBEDDED for s in config.sources) and not harvest.frozen_parts(folder):
         raise UserError(
             "setting",
             f'"{EMBEDDED}" is read when the corpus is built; build it once, then take samples',
         )
     train = [file for file in find_inputs(folder, config) if file.split == "train"]
-    records = list(take(train, config, documents, seed))
+    records = list(take_documents(train, config, documents, seed))
     if config.tokenizer == "sentencepiece":
         config = replace(config, tokenizer="ptb")
     return _clean(records, config)
 
 
-def take(
+def take_documents(
     files: Sequence[SourceFile], config: CorpusConfig, documents: int, seed: int
 ) -> Iterator[tuple[SourceFile, Record]]:
-    """Up to so many documents, from places chosen by hash."""
+    """Up to `documents` documents, from pieces of the files chosen by hash."""
     pieces = [piece for chunk in sources.cut(files, config) for piece in chunk]
     ordered = sorted(enumerate(pieces), key=lambda item: keyed_hash(seed, item[0]))
     taken = 0
-    for begin in range(0, len(ordered), PLACES):
-        chosen = [piece for _, piece in ordered[begin : begin + PLACES]]
-        for item in _take(chosen, config, documents - taken):
+    for begin in range(0, len(ordered), PIECES):
+        chosen = [piece for _, piece in ordered[begin : begin + PIECES]]
+        for item in _take_evenly(chosen, config, documents - taken):
             taken += 1
             yield item
         if taken >= documents:
             break
 
 
-def _take(
+def _take_evenly(
     pieces: Sequence[Piece], config: CorpusConfig, documents: int
 ) -> Iterator[tuple[SourceFile, Record]]:
-    """Documents from each piece in turn, as evenly as they have them."""
+    """Up to `documents` documents, the same number from each piece that has enough."""
     readers = [(piece.file, iter(read(piece, config))) for piece in pieces]
     share = max(1, documents // max(1, len(readers)))
     left = documents

@@ -67,7 +67,7 @@ def load_vocab(path: str | Path) -> list[str]:
     if tuple(words[:3]) != (BOS, EOS, UNK):
         raise UserError(
             "vocabulary",
-            f"{path} must begin with the lines {BOS}, {EOS}, {UNK}; it is no vocabulary",
+            f"{path} must begin with the lines {BOS}, {EOS}, {UNK}; it is not a vocabulary",
         )
     seen: dict[str, int] = {}
     for number, word in enumerate(words, 1):

@@ -1,11 +1,11 @@
-"""Reading files that may be damaged or hostile, without trusting the sizes they claim.
+"""Reads files that may be damaged or hostile, without trusting the sizes they claim.
 
-A few bytes can claim anything: a JSON number of 10⁹ layers, an npy header of 10¹² rows, a sparse
-file of a terabyte, brackets nested a million deep. So the size of a file is checked before it is
-read, JSON becomes an object or a UserError, and an array is as long as its bytes.
+A few bytes can claim anything: 10⁹ layers in a JSON number, 10¹² rows in an npy header, a terabyte
+in a sparse file, brackets nested a million deep. So the size of a file is checked before it is
+read, JSON that is not an object is a UserError, and an array must have the length its header says.
 
-The limits here are far above what this program writes. Sizes that a model or a corpus may choose
-have no fixed limit: their readers compare them with the sizes of the files.
+The limits here are far above what this program writes. The sizes in a model or a corpus have no
+fixed limit: the code that reads them compares them with the sizes of the files.
 """
 
 import io
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TEXT_BYTES = 1 << 30
-"""The largest vocabulary file: a hundred million words."""
+"""Size limit of a vocabulary file: about a hundred million words."""
 LINE_BYTES = 1 << 20
-"""Lines of a vocabulary are shorter than this."""
-_NO_HEADER = (
+"""Size limit of a line in a vocabulary file."""
+_HEADER_ERRORS = (
     ValueError,
     KeyError,
     TypeError,
@@ -37,16 +37,16 @@ _NO_HEADER = (
     OSError,
     TokenError,
 )
-"""What numpy raises about an invalid header, which it parses as Python."""
+"""The exceptions of numpy for an invalid header, which it parses as Python."""
 _PLAIN_ROW = re.compile(
     rb"\x93NUMPY\x01\x00(?P<length>..)\{'descr': '(?P<type>[<|][iu][1248])', "
     rb"'fortran_order': False, 'shape': \((?P<rows>\d{1,18}),\), \} *\n",
     re.DOTALL,
 )
-"""A row of integers as numpy has always written it. Read without Python's parser, which numpy uses
-for the rest: in CPython 3.11 it may fail with a SystemError when several threads use it at once,
-and blocks are read by several threads."""
-AGAIN = "copy it again from where it came from"
+"""The header of a row of integers (an array of one dimension) as numpy has always written it. It is
+matched here because numpy uses Python's parser, which in CPython 3.11 may fail with a SystemError
+when several threads use it at once, and several threads read blocks."""
+COPY_AGAIN = "copy it again from its source"
 
 
 def read_small(path: str | Path, limit: int = JSON_BYTES) -> bytes:
@@ -54,25 +54,26 @@ def read_small(path: str | Path, limit: int = JSON_BYTES) -> bytes:
     stat = at(path).stat()
     if stat is not None and stat.bytes > limit:
         raise UserError(
-            "file-damaged", f"{path} has {stat.bytes:,} bytes, and such a file is small; {AGAIN}"
+            "file-damaged",
+            f"{path} has {stat.bytes:,} bytes, too many for such a file; {COPY_AGAIN}",
         )
     try:
         with explained(Path(path)):
             data = at(path).read_up_to(limit)
     except OSError as error:
         raise UserError(
-            "file-unreadable", f"{path} cannot be read: {error.strerror or error}; {AGAIN}"
+            "file-unreadable", f"{path} cannot be read: {error.strerror or error}; {COPY_AGAIN}"
         ) from error
     if len(data) > limit:
         raise UserError(
             "file-damaged",
-            f"{path} has more than {limit:,} bytes, and such a file is small; {AGAIN}",
+            f"{path} has more than {limit:,} bytes, too many for such a file; {COPY_AGAIN}",
         )
     return data
 
 
-def parse_object(data: bytes, where: str | Path, advice: str = AGAIN) -> dict[str, Any]:
-    """The object in some JSON; UserError if there is none."""
+def parse_object(data: bytes, where: str | Path, advice: str = COPY_AGAIN) -> dict[str, Any]:
+    """The JSON object in `data`; UserError if it is anything else."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -83,7 +84,7 @@ def parse_object(data: bytes, where: str | Path, advice: str = AGAIN) -> dict[st
 
 
 def read_object(path: str | Path, limit: int = JSON_BYTES) -> dict[str, Any]:
-    """The object in a JSON file of at most `limit` bytes; UserError if there is none."""
+    """The object in a JSON file of at most `limit` bytes; UserError if it is anything else."""
     return parse_object(read_small(path, limit), path)
 
 
@@ -93,14 +94,14 @@ def read_words(path: str | Path) -> list[str]:
     if stat is not None and stat.bytes > TEXT_BYTES:
         raise UserError(
             "file-damaged",
-            f"{path} has {stat.bytes:,} bytes, too many for a list of words; {AGAIN}",
+            f"{path} has {stat.bytes:,} bytes, too many for a list of words; {COPY_AGAIN}",
         )
     data = bytearray()
     with at(path).reading() as file:
         while piece := file.read(LINE_BYTES):
             if len(piece) == LINE_BYTES and b"\n" not in piece:
                 raise UserError(
-                    "file-damaged", f"{path} has a line of more than a megabyte; {AGAIN}"
+                    "file-damaged", f"{path} has a line of more than a megabyte; {COPY_AGAIN}"
                 )
             data += piece
     try:
@@ -113,12 +114,12 @@ def read_words(path: str | Path) -> list[str]:
 
 
 def read_row(data: bytes, kinds: str = "iu") -> "NDArray[Any]":
-    """The row of integers in the bytes of an npy file; ValueError if there is none.
+    """The row of integers in the bytes of an npy file; ValueError if it is anything else.
 
-    `kinds` are numpy's letters for the types allowed. numpy itself would allocate what the header
-    claims before it looks at the bytes.
+    `kinds` are numpy's letters for the types allowed. numpy itself would allocate the size in the
+    header before looking at the bytes.
     """
-    import numpy as np  # here: `elmwright --help` must not wait for it
+    import numpy as np  # imported here, because `elmwright --help` must not wait for it
 
     if plain := _PLAIN_ROW.match(data):
         dtype, rows, begin = np.dtype(plain["type"].decode()), int(plain["rows"]), plain.end()
@@ -134,7 +135,7 @@ def read_row(data: bytes, kinds: str = "iu") -> "NDArray[Any]":
             (2, 0): np.lib.format.read_array_header_2_0,
         }
         shape, _, dtype = readers[version](file)
-    except _NO_HEADER as error:
+    except _HEADER_ERRORS as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"not a numpy array: {reason:.100}") from error
     if len(shape) != 1 or dtype.kind not in kinds or dtype.hasobject:
@@ -151,5 +152,5 @@ def whole(value: Any, least: int = 0, most: int = 2**63 - 1) -> bool:
 
 
 def is_digest(value: Any) -> bool:
-    """Whether this is a sha256 in hexadecimal. A digest is also a file's name in a cache."""
+    """Whether this is a sha256 in hexadecimal, and so safe as the name of a file."""
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")

@@ -172,7 +172,7 @@ def main() -> int:
         folder = Path(name)
         run = Path(arguments[0]) if arguments else short_demo(folder)
         if not (run / "bundle" / "config.json").is_file():
-            sys.exit(f"{run} is no finished run (it has no bundle)")
+            sys.exit(f"{run} is not a finished run (it has no bundle)")
         step = json.loads((run / "bundle" / "config.json").read_text())["step"]
         print(
             f"{processor()}; load {os.getloadavg()[0]:.1f}; {run}, step {step}; {rounds} rounds",

@@ -7,8 +7,8 @@ those of a bare `re` pass that finds the words of the same text, measured before
 15 times as many are allowed. Then the peak memory of any worker and of the driver at three sizes of
 corpus (a half, one and two times the text), which must not grow with it: workers below 1.5 GB, the
 driver below 1 GB. The text is real (English Wikipedia and novels); the third size adds a copy of it
-with every third word changed, so that it is no duplicate. Every twentieth document is followed by
-a near-copy of itself, so that there is something to find.
+with every third word changed, so that it is not a duplicate. Every twentieth document is followed
+by a near-copy of itself, so that there is something to find.
 """
 
 import json

@@ -120,7 +120,7 @@ def test_training_has_the_time_to_write_a_checkpoint_when_its_worker_is_stopped(
 
 
 def test_the_readme_says_where_mlflow_is_to_whoever_submits_from_outside() -> None:
-    """The containers' own MLFLOW_TRACKING_URI is no setting of a run."""
+    """The containers' own MLFLOW_TRACKING_URI is not a setting of a run."""
     text = TEXT["README.md"]
     begin = text.index("\n## Compose\n")
     section = text[begin : text.index("\n## ", begin + 1)].replace("\\\n", "")

@@ -54,7 +54,7 @@ def variants(content: Any) -> Iterator[tuple[str, Any]]:
 
 
 def texts(content: Any) -> Iterator[tuple[str, bytes]]:
-    """The same as the bytes of a file, and some that are no JSON."""
+    """The same as the bytes of a file, and some that are not JSON."""
     for name, changed in variants(content):
         yield name, json.dumps(changed).encode()
     good = json.dumps(content).encode()

@@ -107,7 +107,7 @@ def settle_device(
 def _check_gpus(config: RunConfig, folder: RunFolder, have: Sequence[Mapping[str, float]]) -> None:
     """Refuse to bind a run to GPUs that are not available.
 
-    If the run has trained on GPUs before, that is no mistake, and it ends as resumable.
+    If the run has trained on GPUs before, it ends as resumable, because its settings are right.
     """
     advice = "lower train.processes, or "
     advice += (

@@ -38,7 +38,7 @@ class StepResult:
     """The result of a step, for the loop and the journal."""
 
     loss: float
-    """Mean sampled loss per token. It is no measure to compare models by."""
+    """Mean sampled loss per token. It cannot be used to compare models."""
     norm: float
     lr: float
     finite: bool

@@ -1,8 +1,9 @@
-"""The driver of the stages that find what is repeated: copies, near-copies, lines, held-out text.
+"""Runs the tasks that find repeated text: documents, near-copies, lines, sentences, held-out text.
 
-Each step writes key tables part by part, then decides range by range which rows lose. The next step
-looks only at what is still in: exact copies of documents, then near-copies, then lines, then
-sentences. The results are tables of losers, which `keep.py` drops.
+Each step writes one key table per part, then decides for each range of keys which rows are dropped
+(the losers). The steps are exact copies of documents, near-copies, lines and sentences, and each
+reads only what the steps before it have left. The results are tables of losers, which `keep.py`
+drops.
 """
 
 from collections.abc import Sequence
@@ -16,26 +17,27 @@ from elmwright.pipeline.dedup import keys as dedup
 from elmwright.pipeline.dedup import tables
 from elmwright.pipeline.dedup.clusters import NO_CLUSTERS, Clusters
 
-PARTS_PER_LOOK = 64
+PARTS_PER_TASK = 64
 """Parts whose held-out documents one task gathers."""
 
 
 @dataclass
 class Lost:
-    """Tables of losers, and the clusters of near-copies."""
+    """Paths of the tables of losers, and the clusters of near-copies."""
 
     documents: list[str] = field(default_factory=list)
     """Whole documents: exact copies, near-copies, near-copies of held-out documents."""
     lines: list[str] = field(default_factory=list)
-    """Lines that occurred before."""
+    """Lines that occur earlier in the corpus."""
     sentences: list[str] = field(default_factory=list)
-    """Sentences that occurred before, or that are held out."""
+    """Sentences that occur earlier in the corpus, or in held-out text."""
     near: Clusters = NO_CLUSTERS
     """Clusters and links, for the report."""
 
 
 def count_pieces(corpus: CorpusConfig, has_heldout: bool) -> int:
-    """How often `find_repeats` runs tasks, for the progress display, and 1 for `_sides`."""
+    """The number of times that the stage "finding copies" runs tasks, for the progress display: 1
+    to choose held-out documents, the others in `find_repeats`."""
     return (
         1
         + 2 * (corpus.dedup != "none")
@@ -46,10 +48,10 @@ def count_pieces(corpus: CorpusConfig, has_heldout: bool) -> int:
 
 
 def find_repeats(runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], sides: Sides) -> Lost:
-    """Decide what loses, from documents down to sentences."""
+    """Decide which documents, lines and sentences are dropped."""
     train = [part for part in parts if part.split == "train"]
     if corpus.heldout_overlap == "keep":
-        # Given sets lose nothing themselves. Without them here, nothing loses to them.
+        # Nothing is dropped because of a given held-out set if its parts are left out here.
         parts = train
     has_heldout = len(train) < len(parts) or bool(sides.names)
     lost = Lost()
@@ -86,7 +88,8 @@ def _reduce(
     *,
     once: bool,
 ) -> list[str]:
-    """Write key tables, then decide range by range which rows lose."""
+    """Write key tables, then decide for each range of keys which rows are dropped; returns the
+    paths of the losers."""
     count = tables.count_ranges(sum(table.keys for table in runner.run(name, keys)))
     key_tables = [(part.number, one.out) for part, one in zip(parts, keys, strict=True)]
     reducers = [
@@ -100,7 +103,7 @@ def _reduce(
 def _near(
     runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], lost: Lost, sides: Sides
 ) -> str:
-    """Link documents that share a band, and keep the best of each cluster."""
+    """Find clusters of documents that share a band key; returns the path of the losers."""
     only_one = corpus.dedup == "near"
     heldout = None if only_one else _heldout_bands(runner, parts, lost, sides)
     bands = [
@@ -116,10 +119,10 @@ def _near(
 
 
 def _heldout_bands(runner: Runner, parts: Sequence[Part], lost: Lost, sides: Sides) -> str:
-    """The file of all held-out band keys. Without near-dedup, only these matter."""
-    groups = [parts[n : n + PARTS_PER_LOOK] for n in range(0, len(parts), PARTS_PER_LOOK)]
-    look = [task("near", select.heldout_bands, group, lost.documents, sides) for group in groups]
-    runner.run("held-out", look)
-    join = task("nearset", select.join_sets, [one.out for one in look])
+    """The path of all held-out band keys. Without near-dedup, only their copies are dropped."""
+    groups = [parts[n : n + PARTS_PER_TASK] for n in range(0, len(parts), PARTS_PER_TASK)]
+    sets = [task("near", select.heldout_bands, group, lost.documents, sides) for group in groups]
+    runner.run("held-out", sets)
+    join = task("nearset", select.join_sets, [one.out for one in sets])
     runner.run("held-out set", [join])
     return join.out

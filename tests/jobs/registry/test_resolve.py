@@ -64,7 +64,7 @@ def test_a_run_without_either_and_a_name_of_none(own_home: Path, run: Path) -> N
     with pytest.raises(UserError, match=r"no model folder 'tinny' .*did you mean 'tiny'\?"):
         resolve("tinny")
     with mistake("model-missing", "elmwright run demo"):
-        resolve("demo")  # a recipe is no model
+        resolve("demo")  # a recipe is not a model
     (own_home / "model.safetensors").write_bytes(bytes(100))
     with mistake("model-missing", "model.safetensors"):
         resolve("model.safetensors")

@@ -208,7 +208,7 @@ URLS = st.sampled_from(
 
 @given(URLS, NAMES, NAMES, LETTERS | QUOTED | PASTED)
 def test_every_form_of_secret_is_found(url: str, user: str, host: str, secret: str) -> None:
-    secret = f"Zq7{secret}7qZ"  # which is no part of anything else here
+    secret = f"Zq7{secret}7qZ"  # which occurs nowhere else here
     if ":{secret}@" not in url:
         secret = quote(unquote(secret), safe="")
     text = url.format(user=user, host=host, secret=secret)

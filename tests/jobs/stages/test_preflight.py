@@ -51,7 +51,7 @@ def test_run_reports_all_problems_before_it_starts(tmp_path: Path) -> None:
     )
     done = elmwright("run", config)
     assert done.returncode == 2
-    assert not (tmp_path / "run" / "config.json").exists(), "it is no run yet"
+    assert not (tmp_path / "run" / "config.json").exists(), "it is not a run yet"
     assert "Traceback" not in done.stderr
     lines = done.stderr.strip().splitlines()
     assert lines[0] == "error: 6 things to put right:"
@@ -190,7 +190,7 @@ def test_missing_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_wrong_mlflow_address_is_reported(tmp_path: Path) -> None:
     [problem] = problems_of(tmp_path, tracking_uri="mysql+nosuchdriver://host/db")
-    assert "no database that MLflow knows" in problem
+    assert "not a database that MLflow knows" in problem
     (tmp_path / "file").write_text("")
     [problem] = problems_of(tmp_path, tracking_uri=f"sqlite:///{tmp_path}/file/mlflow.db")
     assert "cannot be written" in problem

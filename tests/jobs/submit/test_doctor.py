@@ -83,7 +83,7 @@ def test_the_mlflow_of_a_config_must_answer(tmp_path: Path, mlflow: str) -> None
     one = {"train_processes": 1}
     for uri, problem in (
         (mlflow, ""),
-        (f"{mlflow}/elsewhere", "is no MLflow server; check tracking.uri"),
+        (f"{mlflow}/elsewhere", "is not an MLflow server; check tracking.uri"),
         ("http://127.0.0.1:9", "Connection refused"),
         ("http://host:abc", "tracking.uri is not an address"),
         ("http://a..b:5000", "tracking.uri is not an address"),

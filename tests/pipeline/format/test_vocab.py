@@ -1,4 +1,4 @@
-"""The vocabulary: falling frequency, the same file everywhere, refused when it is no vocabulary."""
+"""The vocabulary: sorted by frequency, the same file everywhere, refused if it is another file."""
 
 import math
 

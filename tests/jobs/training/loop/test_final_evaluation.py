@@ -309,7 +309,7 @@ def test_verify_counts_every_byte(trained: Path, bundle: Path) -> None:
 def test_only_the_beginning_of_a_long_sentence_is_compared(
     trained: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounding may grow along a sentence, and is no fault of the bundle."""
+    """Rounding errors may grow along a sentence; the bundle is still right."""
     from elmwright.jobs.publishing import compare_bundle
     from elmwright.model.inference.elmo import Elmo
     from elmwright.model.reference import ReferenceBiLM
