@@ -30,12 +30,13 @@ class BundleConfig:
     vocab: Vocabulary
     heldout_sha256: dict[str, str]
     """Held-out set → digest of what was scored of it."""
-    eval_lanes: int
+    eval_lanes: int = 0
     """Rows that a held-out set is read in; perplexity depends a little on them."""
-    tokenizer: str
-    sentences: str
+    tokenizer: str = ""
+    """Empty, as the two below, where an early bundle does not say it."""
+    sentences: str = ""
     """How text is split into sentences."""
-    language: str
+    language: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

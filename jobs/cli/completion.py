@@ -43,7 +43,13 @@ def files(prefix: str) -> list[str]:
     """Files and folders that begin with `prefix`; a folder ends in a slash."""
     from argcomplete.completers import FilesCompleter
 
-    return sorted(FilesCompleter()(prefix))
+    start = prefix.rpartition("/")[2]
+    names = {path: path.rstrip("/").rpartition("/")[2] for path in FilesCompleter()(prefix)}
+    return sorted(
+        path
+        for path, name in names.items()
+        if name not in (".", "..") and (start or not name.startswith("."))
+    )
 
 
 def _starting(prefix: str, names: list[str]) -> list[str]:

@@ -132,7 +132,10 @@ def machines_for(
 
 
 def ask_machines(
-    machines: Sequence[Machine], call: Callable[..., Answer], *arguments: object
+    machines: Sequence[Machine],
+    call: Callable[..., Answer],
+    *arguments: object,
+    seconds: float = ANSWER_SECONDS,
 ) -> list[tuple[Machine, Answer]]:
     """Each machine with the result of a function there, which uses none of its CPUs.
 
@@ -150,7 +153,7 @@ def ask_machines(
         ).remote(*arguments)
         for machine in machines
     ]
-    end = time.monotonic() + ANSWER_SECONDS
+    end = time.monotonic() + seconds
     answers = []
     for machine, reference in zip(machines, references, strict=True):
         try:
@@ -163,7 +166,7 @@ def ask_machines(
             answers.append((machine, answer))
     if references and not answers:
         raise Interrupted(
-            f"because no machine of the cluster answered within {ANSWER_SECONDS:.0f} s; the same "
+            f"because no machine of the cluster answered within {seconds:.0f} s; the same "
             "command resumes"
         )
     return answers

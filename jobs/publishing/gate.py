@@ -99,6 +99,11 @@ def _read_text(path: Path) -> str:
 def _sentences(bundle: Path, text: str) -> list[list[str]]:
     """The tokenised sentences of a text, split in the same way as the model's corpus."""
     config = read_bundle_config(bundle)
+    for key in ("tokenizer", "sentences", "language"):
+        if not getattr(config, key):
+            raise UserError(
+                "file-damaged", f"{bundle / 'config.json'} does not say its {key}; export again"
+            )
     if config.tokenizer == "sentencepiece":
         tokenise = word_rules.sentencepiece(bundle / "sentencepiece.model")
     else:

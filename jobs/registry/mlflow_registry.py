@@ -234,7 +234,7 @@ class MlflowRegistry:
         if database is None:
             yield False
             return
-        at_home(database)  # which takes the same lock
+        _ = self._client  # connecting takes the same lock
         with waiting_lock(lock_of(database)):
             yield True
 

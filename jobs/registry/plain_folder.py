@@ -79,6 +79,8 @@ class Index:
     """Alias → the versions that it has pointed to."""
 
     def __post_init__(self) -> None:
+        if min(self.versions, default=1) < 1:
+            raise ValueError("versions are numbered from 1")
         for history in self.aliases.values():
             if not history or not self.versions.keys() >= set(history):
                 raise ValueError("an alias points nowhere")

@@ -132,7 +132,13 @@ def _check_cluster(submission: Submission) -> list[Answer]:
     import ray
 
     def ask(probe: str) -> list[Answer]:
-        answers = ask_machines(machines(), look, probe, submission.target.secrets)
+        nodes = machines()
+        secrets = submission.target.secrets
+        answers = ask_machines(nodes, look, probe, secrets, seconds=PROBE_SECONDS)
+        silent = [node for node in nodes if node not in [machine for machine, _ in answers]]
+        if silent:
+            names = ", ".join(node.address for node in silent)
+            raise Failed(f"no answer within {PROBE_SECONDS:.0f} s from {names}")
         return [answer for _, answer in answers]
 
     ray.init(address="auto", log_to_driver=False, logging_level="ERROR")

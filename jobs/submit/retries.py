@@ -92,7 +92,7 @@ def conclude(submission: Submission, code: int, earlier: History) -> tuple[Histo
     try:
         before = with_patience(lambda: read(submission))
         is_due = with_patience(lambda: end(submission, code))
-        after = read(submission)
+        after = with_patience(lambda: read(submission))
     except (OSError, UserError) as error:
         print(f"how the attempt ended cannot be noted in {submission.dir} ({error})", flush=True)
         if not worth_another(code, late=earlier != History()):

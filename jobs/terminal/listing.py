@@ -45,7 +45,9 @@ def table(
     for row in cells:
         layout.add_row(*row)
     columns = max(width, least) - indent if width else UNLIMITED
-    console = Console(file=StringIO(), width=columns, color_system=None, legacy_windows=False)
+    console = Console(
+        file=StringIO(), width=columns, color_system=None, legacy_windows=False, emoji=False
+    )
     with console.capture() as capture:
         console.print(layout, markup=False, highlight=False, emoji=False)
     return [(" " * indent + line).rstrip() for line in capture.get().splitlines()]

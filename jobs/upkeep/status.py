@@ -139,7 +139,7 @@ def corpus_folder(submission: Submission) -> str:
     """Where a run's corpus is, or its URL."""
     corpus = submission.setting("corpus", "dir", "") or join(submission.dir, "corpus")
     # Relative to where the run was submitted, not to the folder of this command.
-    return at(join(submission.cwd, corpus) if at(corpus).is_relative else corpus).absolute()
+    return at(join(submission.cwd or ".", corpus) if at(corpus).is_relative else corpus).absolute()
 
 
 def _stage(submission: Submission, result: TrainingResult | None) -> str:

@@ -35,7 +35,7 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
                 yield name, shlex.split(found[1])
 
 
-def test_every_command_line_is_understood_by_the_realmake_parser() -> None:
+def test_every_command_line_is_understood_by_the_real_parser() -> None:
     settings = {setting.key for setting in explain()}
     assert set(re.findall(r"--set ([a-z]+\.\w+)=", everything())) <= settings
     seen = set()

@@ -64,6 +64,15 @@ def test_the_config_map_and_the_pods_are_what_kubernetes_takes(
     assert validators.memory(tmp_path) == []
 
 
+def test_a_mistake_in_a_rendered_rayjob_is_noticed(tmp_path: Path) -> None:
+    config_map, job = rendered(FULL)
+    job["spec"]["rayClusterSpec"].pop("rayVersion")
+    next(pod_templates(job))["spec"]["containers"][0]["volumeMounts"][0].pop("mountPath")
+    folder = written(tmp_path, [config_map, job])
+    assert validators.ray_objects(folder)
+    assert validators.built_in_kinds(folder)
+
+
 def test_its_pods_are_allowed_in_the_namespace_of_infra() -> None:
     """Pod Security "restricted", which storage/namespace.yaml enforces."""
     (namespace,) = documents(INFRA / "kubernetes" / "storage" / "namespace.yaml")

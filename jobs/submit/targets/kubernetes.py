@@ -127,7 +127,7 @@ class Kubernetes(Place):
             answer = self.kubectl(
                 "create", "-o", "json", "-f", "-", text=json.dumps(objects.rayjob)
             )
-        except UserError as error:
+        except (UserError, Failed) as error:
             answer = self._find_created(name, error)
         owner = {
             "apiVersion": objects.rayjob["apiVersion"],
@@ -138,21 +138,21 @@ class Kubernetes(Place):
         patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
         try:
             self.kubectl("patch", "configmap", name, "--type", "merge", "-p", patch)
-        except UserError as error:
+        except (UserError, Failed) as error:
             print(
                 f"note: the ConfigMap {name} stays when the RayJob is deleted: {error}",
                 file=sys.stderr,
             )
         return RayJobHandle(name)
 
-    def _find_created(self, name: str, error: UserError) -> str:
+    def _find_created(self, name: str, error: UserError | Failed) -> str:
         """The RayJob, which may exist although kubectl failed; else the ConfigMap is deleted."""
         try:
             answer = self._get_rayjob(name)
             if not answer:
                 self.kubectl("delete", "configmap", name, "--ignore-not-found")
         except UserError:
-            if not isinstance(error, Unreachable):
+            if not isinstance(error, Unreachable | Failed):
                 raise error from None  # it was refused, so it does not exist
             raise Failed(
                 f"Kubernetes went away while the job was being sent ({error}); 'elmwright jobs' "
@@ -244,6 +244,8 @@ class Kubernetes(Place):
                 "other means",
             )
         except ProgramFailed as error:
+            if error.is_timeout and text:  # it may still arrive, so the run book keeps the run
+                raise Failed(f"Kubernetes does not answer (kubectl {error})") from None
             is_silent = re.search(NO_ANSWER, str(error), re.IGNORECASE)
             raise (Unreachable if is_silent else UserError)(
                 "cluster-unreachable",

@@ -30,6 +30,14 @@ class AccessRefused(Unreachable):
 class ProgramFailed(Exception):  # noqa: N818 - its caller decides what kind of error it is
     """A command-line program of a cluster failed; the text is the last line of its errors."""
 
+    is_timeout = False
+
+
+class ProgramTimedOut(ProgramFailed):
+    """It gave no answer in time, so what it was asked to do may still happen."""
+
+    is_timeout = True
+
 
 class Place(ABC):
     """A target that takes, watches and stops jobs."""
@@ -136,7 +144,7 @@ def run_program(command: list[str], text: str = "", *, if_missing: str) -> str:
             "cluster-unreachable", f"{command[0]} is not on this machine's PATH; {if_missing}"
         ) from None
     except subprocess.TimeoutExpired:
-        raise ProgramFailed(f"timed out after {PROGRAM_SECONDS} s") from None
+        raise ProgramTimedOut(f"timed out after {PROGRAM_SECONDS} s") from None
     if done.returncode:
         raise ProgramFailed(last_line(done.stderr))
     return done.stdout

@@ -90,12 +90,12 @@ class RayCluster(Place):
     def running(self, run: str) -> str:
         try:
             rows = self._ask("/api/jobs/")
-            jobs = [from_data(RayJobInfo, row, ignore_unknown=True) for row in rows]
-        except (ValueError, TypeError):
+            own = [row for row in rows if (row["metadata"] or {}).get("elmwright.run") == run]
+            jobs = [from_data(RayJobInfo, row, ignore_unknown=True) for row in own]
+        except (ValueError, TypeError, AttributeError, KeyError):
             raise self._not_ray() from None
         for job in jobs:
-            is_of_run = (job.metadata or {}).get("elmwright.run") == run
-            if is_of_run and job.status in ("PENDING", "RUNNING"):
+            if job.status in ("PENDING", "RUNNING"):
                 return str(job.submission_id)
         return ""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from elmwright.jobs.cli.completion import files
 from tests.support.tiny import write_config
 from tests.support.tiny_runs.started_run import start
 
@@ -79,3 +80,13 @@ def test_without_the_package_the_command_still_works(
     monkeypatch.setitem(sys.modules, "argcomplete", None)
     assert main([]) == 0
     assert "Start here" in capsys.readouterr().out
+
+
+def test_hidden_files_are_offered_only_after_a_dot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".hidden").touch()
+    (tmp_path / "seen").touch()
+    assert files("") == ["seen"]
+    assert files(".") == [".hidden"]

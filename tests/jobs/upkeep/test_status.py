@@ -1,6 +1,7 @@
 """What a run has come to is read from its folder, whatever state that is in."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,19 @@ def test_a_relative_corpus_is_looked_for_where_the_run_was_submitted(
     Path(sent.dir).mkdir()
     write(home / "shared" / "corpus" / "MANIFEST.json", {})
     monkeypatch.chdir(elsewhere)
+    progress = read_progress(sent)
+    assert progress is not None
+    assert progress.stage == "train"
+
+
+def test_a_relative_corpus_of_a_run_by_hand_is_looked_for_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write_config(tmp_path, tmp_path / "text.txt", corpus_dir="shared/corpus")
+    sent = replace(prepare(load_config(str(file)), Target("local"), "export"), cwd="")
+    Path(sent.dir).mkdir()
+    write(tmp_path / "shared" / "corpus" / "MANIFEST.json", {})
     progress = read_progress(sent)
     assert progress is not None
     assert progress.stage == "train"

@@ -20,6 +20,7 @@ from elmwright.jobs.runbook.submission import Job, RayJobHandle
 from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.submit.doctor import examine
 from elmwright.jobs.submit.send import state_of, submit
+from elmwright.jobs.submit.targets import place
 from elmwright.jobs.submit.targets.kubernetes import Kubernetes
 from elmwright.jobs.submit.targets.kubernetes_objects import Objects, object_name, render
 from elmwright.jobs.submit.targets.place import Unreachable
@@ -278,6 +279,20 @@ def test_rayjob_whose_answer_was_lost_can_be_found_again(
     (kubectl / "answer").write_text('{"status": {"jobStatus": "RUNNING"}}')
     assert main(["status", "tiny"]) == 0
     assert "running" in capsys.readouterr().out
+
+
+def test_a_creation_that_times_out_stays_in_the_run_book(
+    kubectl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object may still appear, so `jobs` and `cancel` must know of it."""
+    monkeypatch.setattr(place, "PROGRAM_SECONDS", 0.5)
+    sent = submission(kubectl, GPU)
+    script = kubectl / "bin" / "kubectl"
+    script.write_text(script.read_text().replace("cat >>created", "sleep 2"))
+    (kubectl / "answer").write_text('{"items": []}')
+    with pytest.raises(Failed, match="Kubernetes does not answer"):
+        submit(sent)
+    assert [job.submission.id for job in attempts_of("tiny")] == [sent.id]
 
 
 def test_an_address_that_is_set_later_reaches_the_job(
