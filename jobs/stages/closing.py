@@ -1,7 +1,7 @@
-"""The end of a run: its outputs, their quality, and the next commands.
+"""Summarises a finished run: its outputs, their quality, and the next commands.
 
-`find_outcome` collects them, `Outcome.as_data` is for `--json`, and `closing_lines` is the last
-screen.
+`find_outcome` collects the facts, `Outcome.as_data` formats them for `--json`, and `closing_lines`
+for the last screen.
 """
 
 from collections import Counter
@@ -28,11 +28,11 @@ from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import join
 
 EXAMPLE = ("file", "open the file and read it")
-"""A word of the demo's text, and a sentence with it."""
-LONGEST_EXAMPLE = 12
-"""Most words in the sentence of an example."""
-OTHERS = 3
-"""Sentences that must have the word, including that of the example."""
+"""A word of the demo's text, and a sentence that contains it."""
+MAX_WORDS = 12
+"""The most words in an example's sentence."""
+MIN_SENTENCES = 3
+"""The fewest sentences that must contain an example's word, including its own."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class CorpusOutcome:
 
     path: str
     report: str
-    """The page about the corpus."""
+    """The path of the HTML report."""
     fingerprint: str
     vocabulary: int
-    """Words in it."""
+    """The number of words in the vocabulary."""
     train_tokens: int
-    """Predictions per epoch: words and ends of sentences."""
+    """The number of predictions per epoch: words and ends of sentences."""
     unigram_perplexity: Mapping[str, float]
     """The perplexity of a unigram model on each held-out set."""
 
@@ -56,22 +56,22 @@ class Outcome:
     """The outputs of a run; None for those of stages that were not run."""
 
     run: str
-    """Its name."""
+    """The name of the run."""
     dir: str
     config_sha256: str
-    """Of the resolved config."""
+    """The hash of the resolved config."""
     corpus: CorpusOutcome
     train: TrainingResult | None
     checkpoint: str | None
-    """The last one."""
+    """The path of the last checkpoint."""
     tracking_uri: str | None
-    """The MLflow of the run."""
+    """The MLflow server or database of the run."""
     bundle: str | None
     published: Published | None
     train_words: int
-    """Words of text to train on."""
+    """The number of words in the training text."""
     example: tuple[str, str] | None
-    """A word that occurs several times in held-out text, and a sentence with it."""
+    """A word that occurs several times in held-out text, and a sentence that contains it."""
 
     def as_data(self) -> dict[str, Any]:
         """The outcome for `--json`, without the keys of stages that were not run."""
@@ -85,7 +85,7 @@ class Outcome:
 
 
 def find_outcome(config: RunConfig, folder: RunFolder, until: str) -> Outcome:
-    """The outputs in the run's folder of the stages up to `until`."""
+    """The outputs of the stages up to `until`, read from the run's folder."""
     manifest = Manifest.load(folder.corpus)
     result = read_result(folder.result) if until != "corpus" else None
     return Outcome(
@@ -111,7 +111,7 @@ def find_outcome(config: RunConfig, folder: RunFolder, until: str) -> Outcome:
 
 
 def _find_example(config: RunConfig, manifest: Manifest, corpus: str) -> tuple[str, str] | None:
-    """A word of the held-out text, and a sentence with it, for `elmwright neighbours`."""
+    """A word of the held-out text and a sentence that contains it, for `elmwright neighbours`."""
     if any(source.path == EMBEDDED for source in config.corpus.sources):
         return EXAMPLE
     held_out = [split for name, split in manifest.splits.items() if name != "train"]
@@ -126,14 +126,15 @@ def _find_example(config: RunConfig, manifest: Manifest, corpus: str) -> tuple[s
 
 
 def choose_example(sentences: Sequence[Sequence[str]]) -> tuple[str, str] | None:
-    """A word of at least three sentences, preferably a long one, and a short sentence with it."""
-    short = [s for s in sentences if len(s) <= LONGEST_EXAMPLE and all(map(_is_simple, s))]
+    """A word that occurs in several sentences, preferably a long word, and a short sentence that
+    contains it; None if there is none."""
+    short = [s for s in sentences if len(s) <= MAX_WORDS and all(map(_is_simple, s))]
     counts = Counter(word for sentence in sentences for word in set(sentence))
     candidates = {
         word
         for sentence in short
         for word in sentence
-        if word.isalpha() and word == word.lower() and counts[word] >= OTHERS
+        if word.isalpha() and word == word.lower() and counts[word] >= MIN_SENTENCES
     }
     if not candidates:
         return None
@@ -148,7 +149,7 @@ def _is_simple(word: str) -> bool:
 
 
 def closing_lines(outcome: Outcome, config_name: str, width: int | None) -> list[str]:
-    """The last screen of a run; `config_name` is the config as it was named in the command."""
+    """The last screen of a run; `config_name` is the config's path as typed in the command."""
     lines = [f"  {name:<11} {text}" for name, text in _outputs(outcome)]
     if outcome.train is not None:
         lines += ["", *_quality(outcome.train, outcome.corpus.unigram_perplexity)]
@@ -156,7 +157,7 @@ def closing_lines(outcome: Outcome, config_name: str, width: int | None) -> list
 
 
 def _outputs(outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """Name and place of each output."""
+    """The name and location of each output."""
     if outcome.bundle:
         yield "model", nearby(outcome.bundle)
     if version := outcome.published:
@@ -169,6 +170,7 @@ def _outputs(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def _quality(result: TrainingResult, unigram_perplexity: Mapping[str, float]) -> list[str]:
+    """Lines about the perplexity on each held-out set."""
     lines = []
     for split, score in result.evaluation.items():
         lines.append(
@@ -180,11 +182,11 @@ def _quality(result: TrainingResult, unigram_perplexity: Mapping[str, float]) ->
             f"forward {score.forward_perplexity:,.1f}, "
             f"backward {score.backward_perplexity:,.1f}"
         )
-    return lines or ["There is no held-out text: how good the model is was not measured."]
+    return lines or ["There is no held-out text, so the quality of the model was not measured."]
 
 
 def _next(outcome: Outcome, config_name: str, width: int | None) -> Iterator[str]:
-    """The next commands, as they are typed in the current folder."""
+    """The next commands, as the user would type them in the current folder."""
     run = nearby(outcome.dir)
     corpus = outcome.corpus
     yield f"open {nearby(corpus.report)} in a browser"

@@ -1,4 +1,4 @@
-"""A scikit-learn transformer: sentences in, one pooled ELMo vector each out.
+"""A scikit-learn transformer that turns each sentence into one pooled ELMo vector.
 
     classifier = make_pipeline(SentenceVectors("runs/demo/bundle"), LogisticRegression())
     classifier.fit(sentences, labels)
@@ -21,7 +21,7 @@ POOLINGS = ("mean", "max")
 
 
 class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Pooled representations of sentences."""
+    """Turns sentences into vectors, pooled over their words."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         device: str = "cpu",
         batch_size: int = 32,
     ) -> None:
-        """`model` is any MODEL; `pooling` over the words is mean or max; `layers` is top, mean, or
-        all (each pooled, then concatenated)."""
+        """`model` is a MODEL as in the commands, `pooling` (over the words) is mean or max, and
+        `layers` is top, mean, or all (each pooled, then concatenated)."""
         self.model = model
         self.pooling = pooling
         self.layers = layers
@@ -41,7 +41,7 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.batch_size = batch_size
 
     def fit(self, sentences: Any = None, labels: Any = None) -> "SentenceVectors":
-        """Open the model."""
+        """Load the model; sentences and labels are not used."""
         if self.pooling not in POOLINGS or self.layers not in LAYERS:
             raise UserError(
                 "input",
@@ -60,16 +60,16 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise UserError("input", "give a list of sentences, not a single string")
         if not hasattr(self, "elmo_"):
             self.fit()
-        split = [
+        word_lists = [
             text.split() if isinstance(text, str) else [str(word) for word in text]
             for text in sentences
         ]
         width = self.elmo_.width
         if self.layers == "all":
             width *= self.elmo_.bilm.config.n_layers + 1
-        pooled = np.zeros((len(split), width), np.float32)
-        for start in range(0, len(split), 512):
-            batch = split[start : start + 512]
+        pooled = np.zeros((len(word_lists), width), np.float32)
+        for start in range(0, len(word_lists), 512):
+            batch = word_lists[start : start + 512]
             for n, vectors in enumerate(self.elmo_.embed(batch, batch_size=self.batch_size)):
                 if vectors.shape[1]:
                     pooled[start + n] = self._pool(vectors)

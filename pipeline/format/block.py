@@ -5,13 +5,13 @@ A block is a fixed number of prediction steps K. A sentence w1…wn is n+1 steps
 `wn…w1 <S>`), and a block holds whole sentences only, because a cut sentence would need its first
 words in one direction and its last in the other. The few steps left over are padding of weight 0.
 
-A block is self-contained: its own table of word types (surface forms), their vocabulary ids, and
-the text as small integers into that table. So training touches no strings, the distinct words of a
-batch are known for free, and another vocabulary needs no new shards (`remap`).
+A block is self-contained: it has its own table of word types (surface forms), their vocabulary ids,
+and the text as indices into that table. So training handles no strings, knows the distinct words of
+a block without searching, and can use another vocabulary without new shards (`remap`).
 
-On disk a block is one WebDataset sample of six members that numpy and json read with no code of
-ours: about 10 bytes per word for K = 1280, less for larger K, most of it the types' surface forms.
-Packing runs at 2 M words/s and more, reading at about 1,400 blocks/s with their streams (one core).
+On disk a block is one WebDataset sample of six members that numpy and json can read without our
+code. It takes about 10 bytes per word for K = 1280, less for larger K, most of it surface forms. On
+one core, packing handles at least 2 M words/s, and reading with streams about 1,400 blocks/s.
 """
 
 import io
@@ -30,14 +30,14 @@ BOS, EOS, UNK = "<S>", "</S>", "<UNK>"
 BOS_ID, EOS_ID, UNK_ID = 0, 1, 2
 FORMAT = 1
 MEMBERS = ("block.json", "documents.npy", "ids.npy", "lengths.npy", "tokens.npy", "types.txt")
-"""The members of a block's sample, in the order of the tar."""
+"""The members of a block's sample, in their order in the tar."""
 
 Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """K prediction steps of whole sentences, self-contained."""
+    """Whole sentences in K prediction steps, with all that is needed to read them."""
 
     types: tuple[str, ...]
     """Surface forms of the words: `<S>`, `</S>`, then the others in order of first appearance."""
@@ -48,13 +48,13 @@ class Block:
     lengths: Ints
     """[sentences] Words of each sentence, at least 1."""
     documents: Ints
-    """[sentences] Number of each sentence's document within the shard; never falling."""
+    """[sentences] Number of each sentence's document within the shard; never decreases."""
     steps: int
     """K: prediction steps in each direction, padding included."""
 
     @property
     def padding(self) -> int:
-        """Steps at the end that predict nothing."""
+        """The number of steps at the end that predict nothing."""
         return self.steps - self.tokens.size - self.lengths.size
 
 
@@ -63,11 +63,11 @@ class Streams:
     """A block as the trainer reads it: arrays of K indices into the block's `types`."""
 
     forward_inputs: Ints
-    """`<S> w1…wn` of each sentence in turn."""
+    """`<S> w1…wn`, one sentence after another."""
     forward_targets: Ints
     """`w1…wn </S>`."""
     backward_inputs: Ints
-    """`</S> wn…w1`, with the sentences in the same order as forward."""
+    """`</S> wn…w1`, with the sentences in the same order as the forward stream."""
     backward_targets: Ints
     """`wn…w1 <S>`."""
     weights: NDArray[np.float32]
@@ -75,52 +75,52 @@ class Streams:
 
 
 def sentences(block: Block) -> Iterator[list[str]]:
-    """The sentences of a block as lists of words, without marks and padding."""
+    """The sentences of a block as lists of words, without `<S>`, `</S>` and padding."""
     words = [block.types[token] for token in block.tokens.tolist()]
     for begin, end in pairwise([0, *np.cumsum(block.lengths).tolist()]):
         yield words[begin:end]
 
 
 def streams(block: Block) -> Streams:
-    """Lay out a block's sentences as inputs and targets of both directions."""
+    """The inputs and targets of both directions, from a block's sentences."""
     lengths = block.lengths.astype(np.int64)
-    real = int(lengths.sum()) + lengths.size
+    n_real = int(lengths.sum()) + lengths.size
     ends = np.cumsum(lengths + 1) - 1
     starts = ends - lengths
     first = np.cumsum(lengths) - lengths
-    # Token p of a sentence whose words are first…first+n-1 changes places with 2·first + n-1 - p.
-    mirror = np.repeat(2 * first + lengths - 1, lengths) - np.arange(block.tokens.size)
-    reverse = block.tokens[mirror]
+    # In a sentence of the words first…first+n-1, word p is reversed to position 2·first + n-1 - p.
+    reversed_position = np.repeat(2 * first + lengths - 1, lengths) - np.arange(block.tokens.size)
+    reversed_tokens = block.tokens[reversed_position]
 
-    def lay(words: Ints, marks: NDArray[np.int64], mark: int) -> Ints:
+    def lay_out(words: Ints, marks: NDArray[np.int64], mark: int) -> Ints:
         stream = np.zeros(block.steps, np.int32)
         is_word = np.zeros(block.steps, bool)
-        is_word[:real] = True
+        is_word[:n_real] = True
         is_word[marks] = False
         stream[is_word] = words
         stream[marks] = mark
         return stream
 
     weights = np.zeros(block.steps, np.float32)
-    weights[:real] = 1
+    weights[:n_real] = 1
     return Streams(
-        forward_inputs=lay(block.tokens, starts, BOS_ID),
-        forward_targets=lay(block.tokens, ends, EOS_ID),
-        backward_inputs=lay(reverse, starts, EOS_ID),
-        backward_targets=lay(reverse, ends, BOS_ID),
+        forward_inputs=lay_out(block.tokens, starts, BOS_ID),
+        forward_targets=lay_out(block.tokens, ends, EOS_ID),
+        backward_inputs=lay_out(reversed_tokens, starts, EOS_ID),
+        backward_targets=lay_out(reversed_tokens, ends, BOS_ID),
         weights=weights,
     )
 
 
 def remap(block: Block, word_id: Mapping[str, int]) -> Block:
-    """The same text under another vocabulary: ids looked up again from the surface forms."""
+    """The same block with the ids of another vocabulary."""
     ids = np.fromiter(map(word_id.get, block.types, repeat(UNK_ID)), np.int32, len(block.types))
     ids[:2] = BOS_ID, EOS_ID
     return replace(block, ids=ids)
 
 
 def to_members(block: Block) -> dict[str, bytes]:
-    """A block as the members of its WebDataset sample, the same bytes every time."""
+    """The members of a block's WebDataset sample; equal blocks give equal bytes."""
     small = len(block.types) <= np.iinfo(np.uint16).max + 1
     members = {
         "block.json": json.dumps({"format": FORMAT, "steps": block.steps}).encode(),
@@ -131,19 +131,19 @@ def to_members(block: Block) -> dict[str, bytes]:
         "types.txt": "\n".join(block.types).encode(),
     }
     if members["types.txt"].count(b"\n") != len(block.types) - 1:
-        raise ValueError("a word holds a line break")
+        raise ValueError("a word contains a line break")
     return members
 
 
 def from_members(members: Mapping[str, bytes]) -> Block:
-    """Read a block back. Raises ValueError saying what is wrong if the data is damaged."""
+    """The block in the members of a WebDataset sample; ValueError if they are damaged."""
     missing = [name for name in MEMBERS if name not in members]
     if missing:
         raise ValueError(f"block lacks {', '.join(missing)}")
     try:
         head = json.loads(members["block.json"])
     except RecursionError as error:
-        raise ValueError(f"block.json is no JSON: {error}") from error
+        raise ValueError(f"block.json is not JSON: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise ValueError(f"block is not of format {FORMAT}: {head!r:.50}")
     if not whole(head.get("steps"), 2, MAX_BLOCK_STEPS):
@@ -180,7 +180,7 @@ def _check(block: Block) -> None:
     if block.documents.size != block.lengths.size:
         raise ValueError(f"{block.documents.size} document numbers, {block.lengths.size} sentences")
     if int(block.documents[0]) < 0 or bool((np.diff(block.documents) < 0).any()):
-        raise ValueError("document numbers fall")
+        raise ValueError("document numbers decrease")
     if block.padding < 0:
         raise ValueError(f"more text than {block.steps} steps")
 

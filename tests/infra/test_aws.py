@@ -1,7 +1,7 @@
-"""The launcher's file for AWS and the policies beside it, checked against Ray's own code.
+"""Checks the launcher's file for AWS and the policies beside it with Ray's own code.
 
-Ray's launcher and autoscaler run here for real, with the settings of `infra/ray/aws.yaml`; only the
-last step, the request to AWS, is answered by `Account`, which notes what was asked.
+Ray's real launcher and autoscaler run here, with the settings of `infra/ray/aws.yaml`. Only the
+requests to AWS are answered by `Account`, which records them.
 """
 
 import json
@@ -19,10 +19,11 @@ from tests.support.places import INFRA
 
 
 class Account:
-    """As much of EC2 as Ray asks for, in an account where nothing has been made yet."""
+    """A fake AWS account, empty but for security groups, with the parts of EC2 that Ray uses."""
 
     def __init__(self, groups: tuple[str, ...] = ()) -> None:
         self.calls: dict[str, dict[str, Any]] = {}
+        """Service and operation → the last request."""
         self.nodes: list[dict[str, Any]] = []
         self.groups = [self._group(name) for name in groups]
 
@@ -67,13 +68,15 @@ class Account:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where Ray puts the key that it makes."""
+    """A home folder for the key that Ray creates."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     return tmp_path
 
 
-def answered_by(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+def redirect_to(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send all requests to AWS to this account."""
+
     def answer(client: Any, operation: str, request: dict[str, Any]) -> dict[str, Any]:
         return account.answer(client.meta.service_model.service_name, operation, request)
 
@@ -81,12 +84,13 @@ def answered_by(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepare(account: Account, monkeypatch: pytest.MonkeyPatch, **node: Any) -> dict[str, Any]:
-    """What `ray up` does before it starts anything, with further settings for every node."""
+    """The config that `ray up` prepares before it starts a node; `node` adds to every node's
+    settings."""
     from ray.autoscaler._private.aws import config as launcher
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
 
     launcher._get_subnets_or_die.cache_clear()
-    answered_by(account, monkeypatch)
+    redirect_to(account, monkeypatch)
     (settings,) = documents(INFRA / "ray" / "aws.yaml")
     for kind in settings["available_node_types"].values():
         kind["node_config"] |= node
@@ -96,7 +100,7 @@ def prepare(account: Account, monkeypatch: pytest.MonkeyPatch, **node: Any) -> d
 
 
 def start_and_end(config: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Ray does with a node in its life: the launcher with the head, the head with workers."""
+    """Start, tag and end a node, as the launcher does with the head, and the head with workers."""
     from ray.autoscaler._private.aws import node_provider
 
     monkeypatch.setattr(node_provider, "TAG_BATCH_DELAY", 0)
@@ -109,10 +113,12 @@ def start_and_end(config: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyP
 
 
 def allowed(file: str) -> set[str]:
+    """The EC2 and IAM actions that a policy allows."""
     return set(re.findall(r'"((?:ec2|iam):\w+)"', TEXT[file]))
 
 
 def passed_role(file: str) -> str:
+    """The role that a policy allows to be passed to a node."""
     (statement,) = [
         one for one in json.loads(TEXT[file])["Statement"] if one["Action"] == "iam:PassRole"
     ]
@@ -120,7 +126,7 @@ def passed_role(file: str) -> str:
 
 
 @pytest.mark.usefixtures("home")
-def test_who_runs_ray_up_may_do_what_ray_asks_for_and_no_more(
+def test_the_launcher_policy_allows_exactly_what_ray_up_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     account = Account()
@@ -136,24 +142,24 @@ def test_who_runs_ray_up_may_do_what_ray_asks_for_and_no_more(
 def test_the_head_on_aws_may_start_workers_and_end_them(monkeypatch: pytest.MonkeyPatch) -> None:
     config = prepare(Account(), monkeypatch)
     account = Account()
-    answered_by(account, monkeypatch)
+    redirect_to(account, monkeypatch)
     start_and_end(config, "worker", monkeypatch)
     assert account.calls["ec2:RunInstances"]["InstanceMarketOptions"] == {"MarketType": "spot"}
     assert account.calls.keys() <= allowed("ray/head-policy.json")
 
 
 @pytest.mark.usefixtures("home")
-def test_the_group_that_ray_makes_is_open_for_ssh_and_itself_alone(
+def test_the_security_group_that_ray_creates_is_open_only_for_ssh_and_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So storage must let the nodes in by itself; and a group of one's own is taken instead."""
+    """So storage must admit the nodes itself. A group named in the settings is used instead."""
     account = Account()
     prepare(account, monkeypatch)
     within, ssh = account.calls["ec2:AuthorizeSecurityGroupIngress"]["IpPermissions"]
-    (made,) = account.groups
-    assert within["UserIdGroupPairs"] == [{"GroupId": made["GroupId"]}]
+    (created,) = account.groups
+    assert within["UserIdGroupPairs"] == [{"GroupId": created["GroupId"]}]
     assert (ssh["FromPort"], ssh["IpRanges"]) == (22, [{"CidrIp": "0.0.0.0/0"}])
-    assert made["GroupName"] in TEXT["README.md"]
+    assert created["GroupName"] in TEXT["README.md"]
 
     own = Account(groups=("own",))
     config = prepare(own, monkeypatch, SecurityGroupIds=["sg-own"])
@@ -161,7 +167,7 @@ def test_the_group_that_ray_makes_is_open_for_ssh_and_itself_alone(
     assert not own.calls.keys() & {"ec2:CreateSecurityGroup", "ec2:AuthorizeSecurityGroupIngress"}
 
 
-def test_the_head_on_aws_has_a_profile_of_its_own_and_a_short_list_of_rights() -> None:
+def test_the_head_on_aws_has_its_own_profile_and_only_the_rights_it_needs() -> None:
     (aws,) = documents(INFRA / "ray" / "aws.yaml")
     kinds = aws["available_node_types"]
     head, worker = (kinds[kind]["node_config"] for kind in ("head", "worker"))
@@ -182,7 +188,7 @@ def test_the_head_on_aws_has_a_profile_of_its_own_and_a_short_list_of_rights() -
 
 
 def test_storage_on_aws_is_mounted_once() -> None:
-    """Ray runs these commands at every `ray up`, also on a head that is there already."""
+    """Ray runs these commands at every `ray up`, even on a head that is already running."""
     (aws,) = documents(INFRA / "ray" / "aws.yaml")
     commands = aws["initialization_commands"]
     (mount,) = [command for command in commands if "mount -t" in command]

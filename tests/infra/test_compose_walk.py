@@ -1,8 +1,8 @@
-"""The compose file, brought up: corpus to registered model, stopped in training, and resumed.
+"""Starts the services of the compose file, and trains and registers models on them.
 
-Needs Docker with Compose, the image, the images of PostgreSQL and rclone, and free ports; it takes
-minutes. So it runs only where `make compose-test` asks for it. Everything is in a project of its
-own, whose containers and volumes are removed at the end; another project is not touched.
+Needs Docker with Compose, the image, the images of PostgreSQL and rclone, free ports, and minutes,
+so only `make compose-test` runs it. Everything is in a separate compose project, whose containers
+and volumes are removed at the end. Other projects are not affected.
 """
 
 import os
@@ -26,7 +26,7 @@ ON_CLUSTER = [
     f"tracking.uri=http://{shared_names.SERVICE_MLFLOW}:{shared_names.MLFLOW_PORT}",
 ]
 STEPS = 600
-SAME = {
+SAME_FILES = {
     "model.safetensors",
     "softmax.safetensors",
     "weights.hdf5",
@@ -34,11 +34,11 @@ SAME = {
     "config.json",
     "options.json",
 }
-"""Files of a bundle that name neither the run nor the time."""
+"""Files of a bundle that must be equal in two runs, because they have no run name and no time."""
 
 
 class Compose:
-    """The project of this test: its settings, its text and its config in a folder."""
+    """The compose project of this test, with its settings, text and config in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,6 +68,7 @@ class Compose:
         )
 
     def command(self, *words: str) -> list[str]:
+        """The command line that runs `docker compose` with these words in the project."""
         return [
             "docker",
             "compose",
@@ -80,8 +81,8 @@ class Compose:
             *words,
         ]
 
-    def do(self, *words: str) -> str:
-        """Run a command of compose's, which must succeed; what it prints, and how long it took."""
+    def execute(self, *words: str) -> str:
+        """Run `docker compose` with these words, which must succeed; returns its output."""
         begin = time.monotonic()
         done = subprocess.run(
             self.command(*words),
@@ -95,8 +96,8 @@ class Compose:
         print(f"{time.monotonic() - begin:6.0f} s  docker compose {' '.join(words)}", flush=True)
         return done.stdout
 
-    def run(self, name: str) -> list[str]:
-        """The words that run the config inside the head's container."""
+    def run_command(self, name: str) -> list[str]:
+        """The words for `execute` that run the config in the head's container."""
         config = f"{shared_names.CONFIGS_PATH}/{self.config.name}"
         return [
             "exec",
@@ -111,47 +112,50 @@ class Compose:
         ]
 
     def checksums(self, name: str) -> dict[str, str]:
+        """The sha256 of each of `SAME_FILES` in the bundle of a run."""
         path = f"{deployment.RUNS_PATH}/{name}/bundle/SHA256SUMS"
-        lines = self.do("exec", "-T", "head", "cat", path).splitlines()
+        lines = self.execute("exec", "-T", "head", "cat", path).splitlines()
         sums = {file: checksum for checksum, file in (line.split() for line in lines)}
-        assert sums.keys() > SAME
-        return {file: sums[file] for file in SAME}
+        assert sums.keys() > SAME_FILES
+        return {file: sums[file] for file in SAME_FILES}
 
 
 @pytest.fixture
 def compose(tmp_path: Path) -> Iterator[Compose]:
     if os.environ.get("ELMWRIGHT_COMPOSE") != "required":
-        pytest.skip("takes Docker and minutes; 'make compose-test' runs it")
+        pytest.skip("needs Docker and takes minutes; 'make compose-test' runs it")
     project = Compose(tmp_path)
     try:
         try:
-            project.do("up", "--wait")
+            project.execute("up", "--wait")
         except AssertionError:
-            # `down` removes the only evidence.
+            # Shown now, because `down` removes the logs.
             subprocess.run(project.command("logs", "--tail", "50"), check=False)
             raise
         yield project
     finally:
-        project.do("down", "--volumes")
+        project.execute("down", "--volumes")
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(2400)
-def test_a_run_that_compose_stops_in_training_ends_in_the_same_model(
+def test_a_run_stopped_by_compose_while_training_gives_the_same_model(
     compose: Compose, tmp_path: Path
 ) -> None:
-    assert "Registered whole version 1" in compose.do(*compose.run("whole"))
+    assert "Registered whole version 1" in compose.execute(*compose.run_command("whole"))
     log = tmp_path / "stopped.log"
     with log.open("wb") as output:
         driver = subprocess.Popen(
-            compose.command(*compose.run("stopped")), stdout=output, stderr=subprocess.STDOUT
+            compose.command(*compose.run_command("stopped")),
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
     wait_for_training(compose, driver, log)
-    compose.do("stop")
+    compose.execute("stop")
     assert driver.wait(timeout=60) == 75, log.read_text()[-3000:]
     print(log.read_text().strip().splitlines()[-1])
-    compose.do("up", "--wait")
-    resumed = compose.do(*compose.run("stopped"))
+    compose.execute("up", "--wait")
+    resumed = compose.execute(*compose.run_command("stopped"))
     assert "Registered stopped version 1" in resumed
     assert compose.checksums("stopped") == compose.checksums("whole")
 
@@ -189,9 +193,9 @@ def test_a_run_is_submitted_from_outside_the_containers(compose: Compose, tmp_pa
 
 
 def wait_for_training(compose: Compose, driver: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Until the first steps are done, and long before the last."""
+    """Wait until the journal has a step, which is long before the last one."""
     journal = f"{deployment.RUNS_PATH}/stopped/train/journal.jsonl"
-    look = compose.command("exec", "-T", "head", "grep", "-q", '"step"', journal)
-    while subprocess.run(look, capture_output=True, check=False).returncode != 0:
+    has_step = compose.command("exec", "-T", "head", "grep", "-q", '"step"', journal)
+    while subprocess.run(has_step, capture_output=True, check=False).returncode != 0:
         assert driver.poll() is None, log.read_text()[-3000:]
         time.sleep(0.5)

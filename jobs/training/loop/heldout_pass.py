@@ -1,9 +1,9 @@
-"""One pass of a model over the blocks of a held-out set, for `evaluate.py`.
+"""Scores the blocks of a held-out set in one pass, for `evaluate.py`.
 
-States pass along a lane from block to block. In the same pass the first sentences of the set, the
-probe, are summed up separately. Which of them a block has depends on the blocks before it, which
-other processes may have read. So for each round of blocks the processes exchange how many sentences
-they have, until the probe is complete.
+The LSTM states after a block are those before the next block of its lane. The probe, which is the
+first sentences of the set, has its own sums in the same pass. How many of its sentences are in a
+block depends on the blocks before, which other processes may read. So for each round of blocks the
+processes exchange the numbers of their sentences, until the probe is complete.
 """
 
 import math
@@ -26,7 +26,7 @@ from elmwright.pipeline.progress import Advance
 
 
 class EvaluationStopped(Exception):  # noqa: N818 - a state, not a mistake
-    """Training was asked to stop while it evaluated."""
+    """Training was asked to stop during an evaluation."""
 
 
 def exp(value: float) -> float:
@@ -35,7 +35,9 @@ def exp(value: float) -> float:
 
 
 _FORWARD, _BACKWARD, _TOKENS, _UNKNOWN, _CHARACTERS = range(5)
-_PROBE = 5  # the first column of the probe: forward, backward, tokens
+"""Columns of the sums: losses of both directions, then counts."""
+_PROBE = 5
+"""The first of the probe's three columns: forward, backward, tokens."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,11 @@ class HeldOut:
     window: int
     ranks: Ranks = field(default_factory=Ranks)
     word_ids: dict[str, int] | None = None
-    """The model's vocabulary, where it is not that of the corpus."""
+    """The model's vocabulary, if it is not that of the corpus."""
     cache: BlockCache | None = None
     """Keeps the blocks of a store for the next evaluation."""
     stopped: Callable[[], bool] | None = None
-    """When it is true in one process, all of them raise `EvaluationStopped`."""
+    """If it returns true in any process, all processes raise `EvaluationStopped`."""
     advance: Advance = lambda _n, _detail="": None
 
 
@@ -62,7 +64,7 @@ class Pass:
     """One pass over the blocks of a held-out set, with sums for every lane."""
 
     def __init__(self, heldout: HeldOut, split: str, probe: int) -> None:
-        """The first `probe` sentences are summed up separately."""
+        """The first `probe` sentences have their own sums."""
         self._heldout, self._ranks = heldout, heldout.ranks
         self._own_lanes = heldout.ranks.lanes(heldout.lanes)
         self._probe, self._probe_left = probe, probe
@@ -80,17 +82,17 @@ class Pass:
 
     @torch.no_grad()
     def run(self, count: int, *, only_probe: bool = False) -> None:
-        """Score the first `count` blocks, or as many of them as the probe takes."""
+        """Score the first `count` blocks; with `only_probe`, only those that the probe needs."""
         window, lanes = self._heldout.window, self._own_lanes
         states = States.zeros(self._heldout.bilm.config, len(lanes), self._ranks.device)
         for rows in evaluation_rounds(self._blocks, count, lanes, self._heldout.lanes):
-            limits = self._probe_steps(rows)
+            probe_steps = self._probe_steps(rows)
             if only_probe:
-                pairs = zip(rows, limits, strict=True)
+                pairs = zip(rows, probe_steps, strict=True)
                 rows = [row if steps else None for row, steps in pairs]  # noqa: PLW2901
             for lane, row in zip(lanes, rows, strict=True):
                 self._sums[lane, _CHARACTERS] += row.characters if row is not None else 0
-            ends = torch.tensor(limits).unsqueeze(1)
+            ends = torch.tensor(probe_steps).unsqueeze(1)
             steps = torch.arange(window)
             for batch in round_batches(self._blocks, rows, window):
                 self._check_stopped()
@@ -102,41 +104,42 @@ class Pass:
                 break
 
     def totals(self) -> list[float]:
-        """The sums of all lanes, added in lane order: the same on every process."""
+        """The total of each column over all lanes, added in lane order on every process."""
         totals = [0.0] * self._sums.size(1)
         for row in self._ranks.sum(self._sums.clone()).tolist():
             totals = [total + value for total, value in zip(totals, row, strict=True)]
         return totals
 
     def probe(self) -> Probe:
+        """The sentences, tokens and perplexity of the probe."""
         forward, backward, tokens = self.totals()[_PROBE:]
         mean = (forward + backward) / tokens / 2
         return Probe(self._probe - self._probe_left, int(tokens), exp(mean))
 
     def _probe_steps(self, rows: Sequence[Row | None]) -> list[int]:
-        """How many steps of each of these blocks belong to the probe.
+        """The number of steps of each block that belong to the probe.
 
-        Its sentences are those of the first blocks, which several processes may have.
+        Its sentences are counted over the blocks of all lanes, also those of other processes.
         """
         if not self._probe_left:
             return [0] * len(rows)
         counts = torch.zeros(self._heldout.lanes, dtype=torch.int64, device=self._ranks.device)
         for lane, row in zip(self._own_lanes, rows, strict=True):
             counts[lane] = len(row.ends) if row is not None else 0
-        taken: list[int] = []
+        in_probe: list[int] = []
         for sentences in self._ranks.sum(counts).tolist():
-            taken.append(min(sentences, self._probe_left))
-            self._probe_left -= taken[-1]
+            in_probe.append(min(sentences, self._probe_left))
+            self._probe_left -= in_probe[-1]
         return [
-            int(row.ends[taken[lane] - 1]) if row is not None and taken[lane] else 0
+            int(row.ends[in_probe[lane] - 1]) if row is not None and in_probe[lane] else 0
             for lane, row in zip(self._own_lanes, rows, strict=True)
         ]
 
     def _check_stopped(self) -> None:
         if self._heldout.stopped is None:
             return
-        wish = torch.tensor([float(self._heldout.stopped())], device=self._ranks.device)
-        if self._ranks.sum(wish).item():
+        stopped = torch.tensor([float(self._heldout.stopped())], device=self._ranks.device)
+        if self._ranks.sum(stopped).item():
             raise EvaluationStopped
 
     def _score(self, batch: Batch, in_probe: Tensor, states: States) -> States:

@@ -1,4 +1,4 @@
-"""Texts without secrets, and the time that it takes to find them."""
+"""Secrets are replaced in texts and command lines, and long texts are searched quickly."""
 
 import time
 
@@ -18,7 +18,7 @@ PLANTED = "planted-secret-42d1"
         ("train.max_steps = 3", "train.max_steps = 3"),
     ],
 )
-def test_the_rest_of_a_command_line_is_shown(word: str, shown: str) -> None:
+def test_only_secrets_are_removed_from_a_command_line(word: str, shown: str) -> None:
     assert shown_word(word) == shown
 
 
@@ -53,8 +53,8 @@ def test_a_megabyte_is_searched_in_seconds(text: str) -> None:
         (f"https://{PLANTED}@host", "https://***@host"),
         (f"https://{PLANTED}:@host", "https://***@host"),
         (
-            f"no answer of 'http://me:{PLANTED}@host', retry",
-            "no answer of 'http://me:***@host', retry",
+            f"no answer from 'http://me:{PLANTED}@host', retry",
+            "no answer from 'http://me:***@host', retry",
         ),
         (f"tracking.uri=postgresql://me:{PLANTED}@db/x", "tracking.uri=postgresql://me:***@db/x"),
         (f"postgresql://me@db/x?password={PLANTED}&a=b", "postgresql://me@db/x?password=***&a=b"),
@@ -85,7 +85,7 @@ def test_shown_texts_have_no_password(text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "hidden"),
+    ("uri", "is_hidden"),
     [
         ("postgresql://mlflow:mlflow@db/mlflow", False),
         ("postgresql://me:postgres@db/x", False),
@@ -94,17 +94,17 @@ def test_shown_texts_have_no_password(text: str, shown: str) -> None:
         ("postgresql://me:research@db/x", True),
     ],
 )
-def test_short_or_common_passwords_do_not_change_other_texts(
-    uri: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
+def test_short_or_common_passwords_are_hidden_only_in_their_address(
+    uri: str, is_hidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     text = "run 'elmwright doctor'; postgres, runs/research/mlflow/mlflow.db"
-    assert for_others(text) == (text.replace("research", "***") if hidden else text)
-    assert for_others(f"no answer of {uri}").count(":***@") == 1
+    assert for_others(text) == (text.replace("research", "***") if is_hidden else text)
+    assert for_others(f"no answer from {uri}").count(":***@") == 1
 
 
 @pytest.mark.parametrize("dsn", ["password='a b {}'", 'pwd = "a b {} "', r"password='it\'s {}'"])
-def test_a_quoted_password_of_a_connection_string_is_not_shown(dsn: str) -> None:
+def test_a_quoted_password_in_a_connection_string_is_not_shown(dsn: str) -> None:
     shown = for_others(f"host=db {dsn.format(PLANTED)} user=me")
     assert PLANTED not in shown
     assert shown.replace("= ", "=").endswith("=*** user=me")

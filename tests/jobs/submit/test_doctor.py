@@ -1,4 +1,4 @@
-"""`elmwright doctor` for this machine and a Slurm cluster; for Ray see test_ray_cluster.py."""
+"""`elmwright doctor` for this machine and a Slurm cluster; test_ray_cluster.py tests it for Ray."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ PLANTED = "planted-secret-d0c7"
 
 
 @pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def isolated_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
@@ -28,7 +28,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A sinfo that lists two machines."""
+    """A fake `sinfo` on the PATH that lists two machines; returns the test's folder."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     (bin_ / "sinfo").write_text(
@@ -43,7 +43,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def mlflow() -> Iterator[str]:
-    """Something that answers as an MLflow server would."""
+    """The address of a server that answers like MLflow."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -57,7 +57,8 @@ def mlflow() -> Iterator[str]:
     server.server_close()
 
 
-def wrong(target: Target, config: Path | None = None) -> list[str]:
+def problems(target: Target, config: Path | None = None) -> list[str]:
+    """The findings of the doctor that are not good."""
     return [text for good, text in examine(target, config and str(config)) if not good]
 
 
@@ -66,21 +67,20 @@ def test_this_machine_is_checked_against_a_config(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     good = write_config(tmp_path, tmp_path / "text.txt", train_processes=1)
-    assert wrong(Target("local"), good) == []
+    assert problems(Target("local"), good) == []
     assert not (tmp_path / "run").exists()
     large = write_config(tmp_path, tmp_path / "text.txt", train_threads=64)
-    assert "needs 128 CPUs, but the Ray of this" in wrong(Target("local"), large)[0]
+    assert "needs 128 CPUs, but the Ray of this" in problems(Target("local"), large)[0]
     blocked = tmp_path / "file"
     blocked.write_text("")
     config = write_config(tmp_path, tmp_path / "x", train_processes=1, run_dir=f"{blocked}/run")
-    assert "is not visible" in wrong(Target("local"), config)[0]
+    assert "is not visible" in problems(Target("local"), config)[0]
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     config = write_config(tmp_path, tmp_path / "text.txt", train_processes=1)
-    assert "MLFLOW_TRACKING_PASSWORD is not set" in wrong(Target("local"), config)[0]
+    assert "MLFLOW_TRACKING_PASSWORD is not set" in problems(Target("local"), config)[0]
 
 
 def test_the_mlflow_of_a_config_must_answer(tmp_path: Path, mlflow: str) -> None:
-    one = {"train_processes": 1}
     for uri, problem in (
         (mlflow, ""),
         (f"{mlflow}/elsewhere", "is not an MLflow server; check tracking.uri"),
@@ -88,8 +88,8 @@ def test_the_mlflow_of_a_config_must_answer(tmp_path: Path, mlflow: str) -> None
         ("http://host:abc", "tracking.uri is not an address"),
         ("http://a..b:5000", "tracking.uri is not an address"),
     ):
-        config = write_config(tmp_path, tmp_path / "text.txt", tracking_uri=uri, **one)
-        said = "; ".join(wrong(Target("local"), config))
+        config = write_config(tmp_path, tmp_path / "text.txt", tracking_uri=uri, train_processes=1)
+        said = "; ".join(problems(Target("local"), config))
         assert problem in said
         assert bool(problem) == bool(said)
 
@@ -97,17 +97,17 @@ def test_the_mlflow_of_a_config_must_answer(tmp_path: Path, mlflow: str) -> None
 def test_doctor_refuses_a_config_with_a_password(slurm: Path) -> None:
     config = write_config(slurm, slurm / "t", tracking_uri=f"http://me:{PLANTED}@mlflow:5000")
     with mistake("secret", "tracking.uri") as caught:
-        wrong(Target("slurm"), config)
+        problems(Target("slurm"), config)
     assert PLANTED not in str(caught.value)
 
 
-def test_slurm_cluster_is_checked_against_a_config(slurm: Path, mlflow: str) -> None:
+def test_a_slurm_cluster_is_checked_against_a_config(slurm: Path, mlflow: str) -> None:
     server = {"tracking_uri": mlflow}
     (slurm / "secrets.env").write_text(f"LAB_TOKEN={PLANTED}\n")
     target = Target("slurm", env_file=str(slurm / "secrets.env"), secrets=("LAB_TOKEN",))
     good = write_config(slurm, slurm / "text.txt", **server)
     findings = examine(target, str(good))
-    assert all(found for found, _ in findings), findings
+    assert all(good for good, _ in findings), findings
     said = "\n".join(text for _, text in findings)
     for part in (
         "slurm-wlm 22.05",
@@ -122,17 +122,17 @@ def test_slurm_cluster_is_checked_against_a_config(slurm: Path, mlflow: str) -> 
         assert part in said
     assert PLANTED not in said
     large = write_config(slurm, slurm / "text.txt", train_threads=64, **server)
-    without = Target("slurm", secrets=("LAB_TOKEN",))
-    problems = "\n".join(wrong(without, large))
-    assert "needs 1 machines with 128 CPUs each, but the cluster has 2 with 2" in problems
-    assert "LAB_TOKEN is not set" in problems
+    without_secret = Target("slurm", secrets=("LAB_TOKEN",))
+    said = "\n".join(problems(without_secret, large))
+    assert "needs 1 machines with 128 CPUs each, but the cluster has 2 with 2" in said
+    assert "LAB_TOKEN is not set" in said
 
 
 def test_missing_python_or_dependencies_are_reported(
     slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "there is no /no/such/python" in wrong(Target("slurm", python="/no/such/python"))[0]
+    assert "there is no /no/such/python" in problems(Target("slurm", python="/no/such/python"))[0]
     bare = slurm / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
-    assert f"{bare} cannot run elmwright" in wrong(Target("slurm", python=str(bare)))[0]
+    assert f"{bare} cannot run elmwright" in problems(Target("slurm", python=str(bare)))[0]
