@@ -253,8 +253,10 @@ def test_version_is_defined_once(built: Path) -> None:
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             if file.suffix in (".py", ".toml", ".sbatch") or file.name == "Makefile":
                 text = file.read_text(encoding="utf-8")
-                said = re.findall(rf"(?<![\d.]){re.escape(elmwright.__version__)}(?![\d.])", text)
-                assert len(said) == (file == ROOT / "jobs" / "api" / "__init__.py"), file
+                mentions = re.findall(
+                    rf"(?<![\d.]){re.escape(elmwright.__version__)}(?![\d.])", text
+                )
+                assert len(mentions) == (file == ROOT / "jobs" / "api" / "__init__.py"), file
 
 
 def test_every_extra_is_installed_for_development() -> None:

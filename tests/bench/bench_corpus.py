@@ -100,7 +100,7 @@ def bare_pass(texts: list[str]) -> float:
 
 
 def build(texts: list[str]) -> tuple[float, dict]:
-    """CPU seconds of a build and of all it started, and what it said."""
+    """CPU seconds of a build and of all it started, and its report."""
     folder = tempfile.mkdtemp(prefix="elmwright-bench-")
     try:
         source = Path(folder, "text.jsonl")
@@ -126,21 +126,21 @@ def main() -> None:
         taken = sized(texts, megabytes * share)
         size = sum(len(text.encode()) for text in taken) / 1e6
         bare = [bare_pass(taken)]
-        used, said = build(taken)
+        used, report = build(taken)
         bare.append(bare_pass(taken))
         ratio = used / (sum(bare) / 2)
-        worker = max(stage[3] for stage in said["stages"])
+        worker = max(stage[3] for stage in report["stages"])
         print(
-            f"{size:.0f} MB, {said['words']:,} words: {used:.1f} CPU s = {ratio:.1f} × a bare re "
+            f"{size:.0f} MB, {report['words']:,} words: {used:.1f} CPU s = {ratio:.1f} × a bare re "
             f"pass ({bare[0]:.1f} and {bare[1]:.1f} s; allowed {LIMIT:.0f} ×); peak memory: "
-            f"worker {worker:.0f} MB, driver {said['driver_mb']:.0f} MB; {said['pairs']:,} pairs "
-            "of near-copies"
+            f"worker {worker:.0f} MB, driver {report['driver_mb']:.0f} MB; "
+            f"{report['pairs']:,} pairs of near-copies"
         )
-        inside = sum(stage[2] for stage in said["stages"])
-        for name, seconds, cpu, peak in said["stages"]:
+        inside = sum(stage[2] for stage in report["stages"])
+        for name, seconds, cpu, peak in report["stages"]:
             print(f"    {name:<16} {seconds:7.1f} s {cpu:8.1f} CPU s {peak:7.0f} MB")
         print(f"    {'outside tasks':<16} {'':9} {used - inside:8.1f} CPU s")
-        ok &= worker < WORKER_MB and said["driver_mb"] < DRIVER_MB
+        ok &= worker < WORKER_MB and report["driver_mb"] < DRIVER_MB
         ok &= ratio <= LIMIT or share < 1
     print("holds" if ok else "DOES NOT HOLD")
     sys.exit(not ok)

@@ -49,8 +49,8 @@ def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def settled(project: Path) -> Path:
     """The finished run, after the command that made it was given again."""
     before = digests(project / "finished")
-    said = elmwright(project, "run", "tiny.toml")
-    assert "Everything is up to date" in said
+    output = elmwright(project, "run", "tiny.toml")
+    assert "Everything is up to date" in output
     after = digests(project / "finished")
     new = {Path(name).name for name in after.keys() - before.keys()}
     assert new <= {"elmwright.log", "run.lock", ".inputs.json", ".mlflow.db.lock"}
@@ -179,8 +179,8 @@ def test_versions_are_listed_with_their_aliases(settled: Path) -> None:
 def test_an_interrupted_run_resumes_and_ends_in_the_recorded_weights(project: Path) -> None:
     run, expected = project / "interrupted", read(project / "expected.json")
     assert not (run / "train" / "result.json").exists()
-    said = elmwright(project, "run", "tiny.toml", "--set", "run.name=interrupted")
-    assert "Already done: corpus." in said
+    output = elmwright(project, "run", "tiny.toml", "--set", "run.name=interrupted")
+    assert "Already done: corpus." in output
     last = f"train/checkpoints/step-{expected['steps']:08d}"
     mine, other = run / last, project / "finished" / last
     found = {name: digest for name, digest in digests(mine).items() if name in expected["sha256"]}

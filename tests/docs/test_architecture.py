@@ -146,8 +146,8 @@ def test_what_a_package_says_it_may_import_is_what_import_linter_allows() -> Non
                 if not package.is_dir():
                     continue
                 words = " ".join(docstring_of(package).split())
-                said = re.search(r"May import (\w+) and what is below it", words)
-                if said:
+                rule = re.search(r"May import (\w+) and what is below it", words)
+                if rule:
                     checked += 1
-                    assert said[1] in re.findall(r"\w+", below), package
+                    assert rule[1] in re.findall(r"\w+", below), package
     assert checked >= 20

@@ -75,5 +75,5 @@ def test_ones_own_text_becomes_vectors(tmp_path: Path) -> None:
 def test_what_is_typed_in_a_fresh_clone_works(block: Block, tmp_path: Path) -> None:
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
-    said = Shell(clone(tmp_path / "clone"), home=tmp_path).run(block.code, str(block))
-    assert re.search(r"^elmwright \d", said, re.MULTILINE)
+    output = Shell(clone(tmp_path / "clone"), home=tmp_path).run(block.code, str(block))
+    assert re.search(r"^elmwright \d", output, re.MULTILINE)

@@ -208,7 +208,7 @@ def test_a_stage_of_several_pieces_is_one_bar_that_never_goes_back() -> None:
             return nullcontext(bar.advance)
 
         with stage(progress, "finding copies", 3) as line:
-            for total in (1, 7, 2, 5):  # one more than was said
+            for total in (1, 7, 2, 5):  # one more than announced
                 with line.piece(total) as advance:
                     for _ in range(total):
                         advance(1)

@@ -67,7 +67,7 @@ class Slow:
             time.sleep(0.02)
 
     def send(self, how: str) -> str:
-        """Send the signals; what it said on stderr. Fails if it waits for the slow function."""
+        """Send the signals and return its stderr. Fails if it waits for the slow function."""
         for number in SIGNALS[how]:
             try:
                 os.killpg(self.process.pid, number)
@@ -81,11 +81,11 @@ class Slow:
 
 
 def check_stopped(slow: Slow, how: str) -> str:
-    said = slow.send(how)
-    assert slow.process.returncode == 75, said
-    assert "Traceback" not in said
-    stopped = [line for line in said.splitlines() if line.startswith("stopped: ")]
-    assert len(stopped) == 1, said
+    output = slow.send(how)
+    assert slow.process.returncode == 75, output
+    assert "Traceback" not in output
+    stopped = [line for line in output.splitlines() if line.startswith("stopped: ")]
+    assert len(stopped) == 1, output
     return stopped[0]
 
 
@@ -209,8 +209,8 @@ def test_an_interrupt_while_libraries_are_imported_is_one_sentence(
     )
     wait_for(mark, process)
     os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=10)[1]
-    assert (process.returncode, said) == (75, "stopped: interrupted; nothing is lost\n")
+    output = process.communicate(timeout=10)[1]
+    assert (process.returncode, output) == (75, "stopped: interrupted; nothing is lost\n")
 
 
 CLOSES_SLOWLY = """
@@ -275,8 +275,8 @@ def test_a_signal_before_the_command_is_imported_is_one_sentence(
     )
     wait_for(mark, process)
     process.send_signal(number)
-    said = process.communicate(timeout=10)[1]
-    assert (process.returncode, said) == (75, b"\rstopped: before anything was done\n")
+    output = process.communicate(timeout=10)[1]
+    assert (process.returncode, output) == (75, b"\rstopped: before anything was done\n")
 
 
 CLOSES_AFTER_SAVING = """

@@ -56,9 +56,9 @@ def test_a_quiet_run_prints_only_its_result(
     start = "Everything is up to date in "
     assert whole.startswith(start)
     assert main(["run", config, "-q"]) == 0
-    said = capfd.readouterr()
-    assert "Held-out perplexity 146.7" in said.out
-    assert (said.out, said.err) == (whole.partition("\n\n")[2], "")
+    output = capfd.readouterr()
+    assert "Held-out perplexity 146.7" in output.out
+    assert (output.out, output.err) == (whole.partition("\n\n")[2], "")
 
 
 def test_a_quiet_export_prints_only_its_result(
@@ -76,9 +76,9 @@ def test_a_quiet_export_prints_only_its_result(
     assert main(["export", run, "-q"]) == 0
     assert capfd.readouterr() == (sentence, "")
     assert main(["export", run]) == 0
-    said = capfd.readouterr()
-    assert said.out == sentence
-    assert "writing bundle" in said.err
+    output = capfd.readouterr()
+    assert output.out == sentence
+    assert "writing bundle" in output.err
 
 
 def test_a_quiet_embed_prints_only_its_result(
@@ -88,8 +88,8 @@ def test_a_quiet_embed_prints_only_its_result(
     (tmp_path / "text.txt").write_text("The cat sees the dog .\n")
     command = ["embed", str(model), str(tmp_path / "text.txt"), "-o", str(tmp_path / "o.npz")]
     assert main([*command, "-q"]) == 0
-    said = capfd.readouterr()
-    assert said.out.endswith("o.npz: 1 sentence, 6 words\n")
-    assert said.err == ""
+    output = capfd.readouterr()
+    assert output.out.endswith("o.npz: 1 sentence, 6 words\n")
+    assert output.err == ""
     assert main([*command, "--force"]) == 0
     assert "embedding" in capfd.readouterr().err

@@ -76,12 +76,12 @@ def test_a_cluster_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> Non
         "demo",
         ["cluster.wait_minutes=1", "train.processes=2", 'train.device="cuda"', "train.threads=2"],
     )
-    said: list[str] = []
+    messages: list[str] = []
     assert request_capacity(config, gpu=True)
-    wait_for_capacity(config, never, said.append, gpu=True)
+    wait_for_capacity(config, never, messages.append, gpu=True)
     assert asked == [[{"CPU": 2, "GPU": 1}] * 2]
     assert len(have) == 1
-    (sentence,) = said
+    (sentence,) = messages
     assert "Waiting for up to 1 minute: 2 processes with 2 CPUs and a GPU each" in sentence
     assert not request_capacity(load_config("demo"), gpu=False), "nothing may be waited for"
 
@@ -155,10 +155,10 @@ def test_machines_that_do_not_come_in_time_end_the_run_as_resumable(
     now = iter((0.0, 30.0, 61.0))
     monkeypatch.setattr("elmwright.jobs.cluster.capacity.time.monotonic", lambda: next(now))
     monkeypatch.setattr("elmwright.jobs.cluster.capacity.pause", lambda *_: None)
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(Interrupted, match=r"needs 2 GPUs, but .* after 1 minute of waiting"):
-        wait_for_capacity(config, never, said.append, gpu=True)
-    assert len(said) == 1, "the same is not said again"
+        wait_for_capacity(config, never, messages.append, gpu=True)
+    assert len(messages) == 1, "a message is not repeated"
 
 
 @pytest.mark.parametrize("stopping", [False, True])

@@ -50,10 +50,10 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_slow_start_is_tried_again_and_leaves_nothing_running(slow: Any) -> None:
-    ray, said = slow(TIMED_OUT, TIMED_OUT), []
-    start_local_ray(2, say=said.append)
+    ray, messages = slow(TIMED_OUT, TIMED_OUT), []
+    start_local_ray(2, say=messages.append)
     assert ray.tries == 3
-    assert said[-1] == "Ray has not started yet; trying again (3 of 3)"
+    assert messages[-1] == "Ray has not started yet; trying again (3 of 3)"
     for process in ray.started:
         assert process.wait(timeout=60) == -9
 

@@ -110,10 +110,10 @@ def test_sources_that_match_nothing_are_refused_with_exit_2(
     code, shown = check(config)
     assert code == 2
     assert "nothing found" in shown
-    said = capsys.readouterr().err
-    assert "2 things to put right:" in said
-    assert 'did you mean "en"?' in said
-    assert "nothere/*.txt in corpus.sources matches no file" in said
+    output = capsys.readouterr().err
+    assert "2 things to put right:" in output
+    assert 'did you mean "en"?' in output
+    assert "nothere/*.txt in corpus.sources matches no file" in output
     code, shown = check(config, "--json")
     assert code == 2
     assert len(json.loads(shown)["problems"]) == 2
@@ -254,7 +254,7 @@ def test_the_rule_of_thumb_counts_the_arithmetic_of_a_step() -> None:
 
 
 def test_durations_in_words() -> None:
-    said = {
+    expected = {
         5: "5 s",
         100: "2 min",
         4000: "67 min",
@@ -263,4 +263,4 @@ def test_durations_in_words() -> None:
         50_000: "14 h",
         604_800: "7 days",
     }
-    assert {seconds: estimate.in_words(seconds) for seconds in said} == said
+    assert {seconds: estimate.in_words(seconds) for seconds in expected} == expected

@@ -120,12 +120,12 @@ def test_a_bundle_with_another_perplexity_than_the_trainers_is_never_written(
 ) -> None:
     info = list_checkpoints(trained / "train" / "checkpoints")[-1]
     run = RunFolder.at(trained)
-    said = recorded(info, run, Manifest.load(run.corpus))
-    assert said is not None
-    probe = {"heldout": dataclasses.replace(said.probe["heldout"], perplexity=43.9)}
-    whole = {"heldout": dataclasses.replace(said.evaluation["heldout"], perplexity=43.9)}
-    for told in (Recorded(said.evaluation, probe), Recorded(whole, {})):
-        monkeypatch.setattr(export_module, "recorded", lambda *_, told=told: told)
+    saved = recorded(info, run, Manifest.load(run.corpus))
+    assert saved is not None
+    probe = {"heldout": dataclasses.replace(saved.probe["heldout"], perplexity=43.9)}
+    whole = {"heldout": dataclasses.replace(saved.evaluation["heldout"], perplexity=43.9)}
+    for changed in (Recorded(saved.evaluation, probe), Recorded(whole, {})):
+        monkeypatch.setattr(export_module, "recorded", lambda *_, changed=changed: changed)
         with pytest.raises(Failed, match=r"perplexity of .*the trainer had 43\.9"):
             export_run(str(trained), "latest", str(tmp_path / "bundle"), overrides=[])
         assert not list(tmp_path.iterdir())
@@ -258,10 +258,10 @@ def test_provenance_tells_what_made_it_and_no_secret(trained: Path, bundle: Path
     assert found["elmwright"] == elmwright.__version__
     assert found["code"] == content_version(package_files())
     if (ROOT / ".git").exists():
-        said = subprocess.run(
+        done = subprocess.run(
             ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         )
-        assert found["git"]["commit"] == said.stdout.strip()
+        assert found["git"]["commit"] == done.stdout.strip()
     assert without_secret("http://me:secret@host:5000/x") == "http://host:5000/x"
     assert without_secret("sqlite:////tmp/mlflow.db") == "sqlite:////tmp/mlflow.db"
 

@@ -1,4 +1,4 @@
-"""Where no registry is named, it is that of the runs here; which one is said."""
+"""If no registry is named, that of the runs here is used, and a message says which."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ def test_the_one_registry_that_knows_the_model_is_used_and_said(
     uri = make_run(home, "b", "mine")
     assert registry_of("mine") == uri
     assert "note: using the registry sqlite:///runs/b/mlflow/mlflow.db" in capsys.readouterr().err
-    assert registry_of("mine", "http://said") == "http://said"
+    assert registry_of("mine", "http://named") == "http://named"
     assert registry_of("mine", quiet=True) == uri
     assert capsys.readouterr().err == ""
 
@@ -121,7 +121,7 @@ def test_a_run_and_a_bundle_inside_it_go_to_the_registry_of_that_run(
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     assert registry_of("mine", run="../runs/c") == f"sqlite:///{home}/lab/all.db"
-    assert registry_of("mine", "http://said", run) == "http://said"
+    assert registry_of("mine", "http://named", run) == "http://named"
 
 
 def test_a_model_that_none_knows(home: Path) -> None:

@@ -165,9 +165,9 @@ def test_publishing_to_an_alias_with_a_holder_goes_through_the_gate(
     to = ["--name", "tiny", "--alias", "champion", "--to", registry.uri]
     assert main(["publish", str(bundle), *to]) == 0
     assert main(["publish", str(worse_bundle), *to]) == 2
-    said = capsys.readouterr().err
-    assert "version 2 of tiny is published, but champion was not moved" in said
-    assert "is worse than version 1" in said
+    output = capsys.readouterr().err
+    assert "version 2 of tiny is published, but champion was not moved" in output
+    assert "is worse than version 1" in output
     assert registry.history("tiny", "champion") == [1]
     assert main(["publish", str(worse_bundle), *to, "--force"]) == 0
     assert registry.history("tiny", "champion") == [1, 2]

@@ -25,14 +25,14 @@ def run(trained: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_is_its_newest_checkpoint_until_it_has_a_bundle(
     run: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for said in ("tiny", "runs/tiny", str(run)):
-        assert resolve(said) == run / "train" / "checkpoints" / "step-00000020"
+    for text in ("tiny", "runs/tiny", str(run)):
+        assert resolve(text) == run / "train" / "checkpoints" / "step-00000020"
         assert "runs/tiny has no bundle yet; this is its checkpoint of step 20" in (
             capsys.readouterr().err
         )
     shutil.copytree(bundle, run / "bundle")
-    for said in ("tiny", "runs/tiny", str(run)):
-        assert resolve(said) == run / "bundle"
+    for text in ("tiny", "runs/tiny", str(run)):
+        assert resolve(text) == run / "bundle"
     assert capsys.readouterr().err == ""
     words = [["The", "old", "cat"]]
     assert np.array_equal(

@@ -27,12 +27,12 @@ def submitted(config: Path, *overrides: str) -> Submission:
     return sent
 
 
-@pytest.mark.parametrize("said", ["runs/tiny", "tiny", "tiny.toml", "runs/tiny/"])
-def test_every_way_to_name_a_run_leads_to_its_folder(project: Path, said: str) -> None:
-    assert find_run(said).root == str(project / "runs" / "tiny")
-    folder, attempts = find_attempts(said)
+@pytest.mark.parametrize("text", ["runs/tiny", "tiny", "tiny.toml", "runs/tiny/"])
+def test_every_way_to_name_a_run_leads_to_its_folder(project: Path, text: str) -> None:
+    assert find_run(text).root == str(project / "runs" / "tiny")
+    folder, attempts = find_attempts(text)
     assert folder is not None
-    assert folder.root == find_run(said).root
+    assert folder.root == find_run(text).root
     assert attempts == []
 
 
@@ -73,8 +73,8 @@ def test_run_in_this_folder_comes_before_a_submitted_one(
 
 def test_queued_attempt_belongs_to_the_folder(project: Path) -> None:
     sent = submitted(project / "tiny.toml")
-    for said in ("tiny", "runs/tiny", "tiny.toml"):
-        assert [job.submission.id for job in find_attempts(said)[1]] == [sent.id]
+    for text in ("tiny", "runs/tiny", "tiny.toml"):
+        assert [job.submission.id for job in find_attempts(text)[1]] == [sent.id]
 
 
 def test_a_job_that_has_not_begun_is_known_by_its_folder(project: Path) -> None:
@@ -82,8 +82,8 @@ def test_a_job_that_has_not_begun_is_known_by_its_folder(project: Path) -> None:
     config = load_config(str(project / "tiny.toml"), ["run.name=waits"])
     sent = prepare(config, Target("local"), "publish")
     runbook.write_job(Job(sent))
-    for said in ("waits", "runs/waits", sent.dir):
-        folder, attempts = find_attempts(said)
+    for text in ("waits", "runs/waits", sent.dir):
+        folder, attempts = find_attempts(text)
         assert folder is not None
         assert folder.root == sent.dir
         assert [job.submission for job in attempts] == [sent]
@@ -103,8 +103,8 @@ def test_a_copy_of_a_submitted_run_never_acts_on_its_original(
         assert [job.submission for job in find_attempts("sent")[1]] == [sent]
     else:
         original.rename(other)
-    for said in ("other", "runs/other", str(other)):
-        folder, attempts = find_attempts(said)
+    for text in ("other", "runs/other", str(other)):
+        folder, attempts = find_attempts(text)
         assert folder is not None
         assert folder.root == str(other)
         assert attempts == []

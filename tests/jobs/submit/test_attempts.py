@@ -91,8 +91,8 @@ class Job:
 
     def run(self, plan: str) -> tuple[int, str]:
         process = self.start(plan)
-        said = process.communicate(timeout=120)[0]
-        return process.returncode, said
+        output = process.communicate(timeout=120)[0]
+        return process.returncode, output
 
     @property
     def starts(self) -> int:
@@ -119,11 +119,11 @@ def alive(pid: int) -> bool:
 
 
 def test_an_interrupted_and_a_killed_driver_are_started_again(job: Job) -> None:
-    code, said = job.run("step75 killed 75 0")
-    assert (code, job.starts) == (0, 4), said
-    assert "attempt 1 was interrupted; the next one starts in" in said
-    assert "(the last one got further)" in said
-    assert f"2 of {STANDSTILLS} without getting further" in said
+    code, output = job.run("step75 killed 75 0")
+    assert (code, job.starts) == (0, 4), output
+    assert "attempt 1 was interrupted; the next one starts in" in output
+    assert "(the last one got further)" in output
+    assert f"2 of {STANDSTILLS} without getting further" in output
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])
@@ -133,14 +133,14 @@ def test_exit_codes_0_1_and_2_end_the_job(job: Job, code: int) -> None:
 
 
 def test_run_with_progress_is_restarted_without_limit(job: Job) -> None:
-    code, said = job.run("step75 " * (STANDSTILLS + 2) + "0")
-    assert (code, job.starts) == (0, STANDSTILLS + 3), said
+    code, output = job.run("step75 " * (STANDSTILLS + 2) + "0")
+    assert (code, job.starts) == (0, STANDSTILLS + 3), output
 
 
 def test_run_without_progress_is_given_up_and_can_be_resumed(job: Job) -> None:
-    code, said = job.run("75")
+    code, output = job.run("75")
     assert (code, job.starts) == (75, STANDSTILLS + 1)
-    assert "'elmwright resume tiny' when its cause is gone" in said
+    assert "'elmwright resume tiny' when its cause is gone" in output
 
 
 def test_a_cancel_ends_the_job_with_a_checkpoint(job: Job) -> None:

@@ -56,8 +56,8 @@ def test_a_finished_run_tells_everything(cluster: Cluster, undisturbed: Path) ->
 def test_cancelled_and_resumed_ends_identical(cluster: Cluster, undisturbed: Path) -> None:
     folder = cluster.submit("stopped")
     cluster.wait_for_step(folder, 25)
-    said = cluster.run("cancel", "stopped")
-    assert "stopped is interrupted, with a checkpoint at step" in said
+    output = cluster.run("cancel", "stopped")
+    assert "stopped is interrupted, with a checkpoint at step" in output
     before = cluster.status("stopped")
     assert 20 < before["progress"]["checkpoint_step"] < STEPS
     assert "training is at step" in cluster.run("logs", "stopped")

@@ -89,9 +89,9 @@ def test_the_mlflow_of_a_config_must_answer(tmp_path: Path, mlflow: str) -> None
         ("http://a..b:5000", "tracking.uri is not an address"),
     ):
         config = write_config(tmp_path, tmp_path / "text.txt", tracking_uri=uri, train_processes=1)
-        said = "; ".join(problems(Target("local"), config))
-        assert problem in said
-        assert bool(problem) == bool(said)
+        report = "; ".join(problems(Target("local"), config))
+        assert problem in report
+        assert bool(problem) == bool(report)
 
 
 def test_doctor_refuses_a_config_with_a_password(slurm: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_slurm_cluster_is_checked_against_a_config(slurm: Path, mlflow: str) -
     good = write_config(slurm, slurm / "text.txt", **server)
     findings = examine(target, str(good))
     assert all(good for good, _ in findings), findings
-    said = "\n".join(text for _, text in findings)
+    report = "\n".join(text for _, text in findings)
     for part in (
         "slurm-wlm 22.05",
         "partition main",
@@ -119,13 +119,13 @@ def test_a_slurm_cluster_is_checked_against_a_config(slurm: Path, mlflow: str) -
         "Python 3.",
         "answers",
     ):
-        assert part in said
-    assert PLANTED not in said
+        assert part in report
+    assert PLANTED not in report
     large = write_config(slurm, slurm / "text.txt", train_threads=64, **server)
     without_secret = Target("slurm", secrets=("LAB_TOKEN",))
-    said = "\n".join(problems(without_secret, large))
-    assert "needs 1 machines with 128 CPUs each, but the cluster has 2 with 2" in said
-    assert "LAB_TOKEN is not set" in said
+    report = "\n".join(problems(without_secret, large))
+    assert "needs 1 machines with 128 CPUs each, but the cluster has 2 with 2" in report
+    assert "LAB_TOKEN is not set" in report
 
 
 def test_missing_python_or_dependencies_are_reported(

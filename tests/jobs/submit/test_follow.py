@@ -35,19 +35,19 @@ class Scripted:
 
     def __init__(self, script: dict[str, list[tuple[str, State]]]) -> None:
         self.script = script
-        self.said: dict[str, str] = {}
+        self.logs: dict[str, str] = {}
 
     def state(self, job: Job) -> State:
         moments = self.script[job.submission.id]
         text, state = moments.pop(0) if len(moments) > 1 else moments[0]
-        said = self.said.get(job.submission.id, "")
-        if not said.endswith(text):
-            self.said[job.submission.id] = said + text
+        log = self.logs.get(job.submission.id, "")
+        if not log.endswith(text):
+            self.logs[job.submission.id] = log + text
         return state
 
     def log(self, job: Job, start: int) -> tuple[str, int]:
-        said = self.said.get(job.submission.id, "")
-        return said[start:], len(said)
+        log = self.logs.get(job.submission.id, "")
+        return log[start:], len(log)
 
 
 def test_following_continues_with_the_next_attempt(
@@ -74,10 +74,10 @@ def test_following_continues_with_the_next_attempt(
     threading.Timer(0.3, runbook.remember, [second]).start()
     state = submit_module.follow("tiny", first, through=True)
     assert state.word == "finished"
-    said = capsys.readouterr().out
-    assert said.startswith("one two three\n")
-    assert "waiting for 'elmwright resume tiny'" in said
-    assert said.endswith(f"-- {second.submission.id}\nfour five\n")
+    output = capsys.readouterr().out
+    assert output.startswith("one two three\n")
+    assert "waiting for 'elmwright resume tiny'" in output
+    assert output.endswith(f"-- {second.submission.id}\nfour five\n")
 
 
 def test_following_survives_a_cluster_that_is_unreachable_for_a_moment(

@@ -239,9 +239,9 @@ def test_a_damaged_page_of_the_run_book_hides_no_other_run(
     for number, content in enumerate(("{}", "half a pa", '{"attempts": [{"submission": 3}]}')):
         (tmp_path / "state" / "elmwright" / "runs" / f"bad{number}.json").write_text(content)
     assert main(["jobs"]) == 0
-    said = capsys.readouterr()
-    assert "tiny " in said.out
-    assert said.err.count("is damaged; delete it") == 3
+    output = capsys.readouterr()
+    assert "tiny " in output.out
+    assert output.err.count("is damaged; delete it") == 3
     assert main(["status", "bad0"]) == 2
     assert "is damaged; delete it" in capsys.readouterr().err
 

@@ -38,9 +38,9 @@ def test_a_user_reads_one_sentence(
     error: BaseException, number: int, _code: str, sentence: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(lambda: work(error)) == number
-    said = capfd.readouterr()
-    assert " ".join(said.err.split()).startswith(sentence)
-    assert said.out == ""
+    output = capfd.readouterr()
+    assert " ".join(output.err.split()).startswith(sentence)
+    assert output.out == ""
 
 
 @pytest.mark.parametrize(("error", "number", "code", "sentence"), ENDINGS)
@@ -48,11 +48,11 @@ def test_a_program_reads_one_object(
     error: BaseException, number: int, code: str, sentence: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(lambda: work(error), as_json=True) == number
-    said = capfd.readouterr()
-    ending = json.loads(said.err)["error"]
+    output = capfd.readouterr()
+    ending = json.loads(output.err)["error"]
     assert (ending["exit"], ending["code"]) == (number, code)
     assert ending["message"].startswith(sentence.partition(": ")[2])
-    assert said.out == ""
+    assert output.out == ""
 
 
 def test_a_defect_has_the_code_unexpected(
@@ -70,18 +70,18 @@ def test_a_defect_has_the_code_unexpected(
 def test_no_secret_is_printed(capfd: pytest.CaptureFixture[str], as_json: bool) -> None:
     error = UserError("tracking-server", "nothing at http://me:planted-word@host")
     assert exit_code(lambda: work(error), as_json=as_json) == 2
-    said = capfd.readouterr().err
-    assert "http://me:***@host" in said
-    assert "planted-word" not in said
+    output = capfd.readouterr().err
+    assert "http://me:***@host" in output
+    assert "planted-word" not in output
 
 
 def test_json_of_a_command_that_fails_is_on_standard_error(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["check", "nowhere.toml", "--json"]) == 2
-    said = capfd.readouterr()
-    assert json.loads(said.err)["error"]["code"] == "file-missing"
-    assert said.out == ""
+    output = capfd.readouterr()
+    assert json.loads(output.err)["error"]["code"] == "file-missing"
+    assert output.out == ""
 
 
 def test_after_two_dashes_json_is_a_name(capfd: pytest.CaptureFixture[str]) -> None:

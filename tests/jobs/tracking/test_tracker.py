@@ -118,8 +118,8 @@ def test_a_run_stays_with_the_server_it_began_with(
     folder = RunFolder(str(tmp_path / "new"), tmp_path / "new")
     Path(folder.root).mkdir()
     Path(folder.tracking).write_text(json.dumps({"uri": began, "run_id": "1", "cursor": 0}))
-    for said in ("", "http://other:5000", f"sqlite:///{tmp_path}/x.db"):
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", said)
+    for uri in ("", "http://other:5000", f"sqlite:///{tmp_path}/x.db"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         assert tracking.tracking_uri(config, folder) == began
     with_password = began.replace("me@", "").replace("://", "://me:pw@")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", with_password)

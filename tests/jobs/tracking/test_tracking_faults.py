@@ -192,7 +192,7 @@ def test_a_server_that_takes_our_password_is_given_it(monkeypatch: pytest.Monkey
 
 
 def test_a_server_that_is_away_is_a_warning_and_no_more() -> None:
-    said = check_server(f"http://127.0.0.1:{free_port()}")
-    assert said is not None
-    assert "is sent when it does" in said
+    warning = check_server(f"http://127.0.0.1:{free_port()}")
+    assert warning is not None
+    assert "is sent when it does" in warning
     assert check_server("sqlite:///somewhere.db") is None

@@ -106,8 +106,8 @@ def test_status_of_a_run_here(project: Path, capsys: pytest.CaptureFixture[str])
     tiny = project / "runs" / "tiny"
     trained_to(tiny, 6, perplexity=50.5)
     write(tiny / "run.lock", {"command": "elmwright run tiny.toml", "host": "x", "pid": 1})
-    for said in ("tiny", "runs/tiny", "tiny.toml"):
-        assert main(["status", said]) == 0
+    for name in ("tiny", "runs/tiny", "tiny.toml"):
+        assert main(["status", name]) == 0
         out = capsys.readouterr().out
         assert "interrupted" in out
         assert "6 of 12" in out

@@ -70,16 +70,16 @@ def serving(run: str, *options: str, cwd: Path) -> Iterator[dict[str, str]]:
         cwd=cwd,
     )
     assert process.stdout is not None
-    said, links = [], {}
+    lines, links = [], {}
     try:
         for line in process.stdout:
-            said.append(line)
+            lines.append(line)
             if line.startswith("  "):
                 name, link = line.split()
                 links[name] = link
             if line.startswith("Ctrl-C"):
                 break
-        assert links, "".join(said)
+        assert links, "".join(lines)
         yield links
     finally:
         process.send_signal(signal.SIGINT)

@@ -100,13 +100,15 @@ class Service:
         """Until an address that it has printed answers a request."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            assert self.process.poll() is None, f"{self.what} ended:\n{self.said()}"
-            for url in re.findall(r"http://(?:127\.0\.0\.1|localhost|0\.0\.0\.0):\d+", self.said()):
+            assert self.process.poll() is None, f"{self.what} ended:\n{self.output()}"
+            for url in re.findall(
+                r"http://(?:127\.0\.0\.1|localhost|0\.0\.0\.0):\d+", self.output()
+            ):
                 if answers(url):
                     return
             time.sleep(0.2)
         self.stop()
-        raise AssertionError(f"{self.what} does not answer:\n{self.said()}")
+        raise AssertionError(f"{self.what} does not answer:\n{self.output()}")
 
     def stop(self, seconds: float = 20) -> None:
         """Ctrl-C, if it still runs."""
@@ -119,9 +121,9 @@ class Service:
         except subprocess.TimeoutExpired:
             os.killpg(group, signal.SIGKILL)
             self.process.wait()
-            raise AssertionError(f"{self.what} ignores Ctrl-C:\n{self.said()}") from None
+            raise AssertionError(f"{self.what} ignores Ctrl-C:\n{self.output()}") from None
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace")[-SHOWN:]
 
 

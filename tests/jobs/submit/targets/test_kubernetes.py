@@ -189,9 +189,9 @@ def test_missing_machines_are_noted_before_the_job_is_sent(
     nodes(kubectl, 2, {"cpu": "3920m"})
     sent = submission(kubectl, Target("k8s", gpus=1, volume="runs"))
     Kubernetes(sent.target).check(sent)
-    said = capsys.readouterr().err
-    assert "needs 2 pods with 4 CPUs and 1 GPUs each" in said
-    assert "3.92 CPUs and 0 GPUs" in said
+    output = capsys.readouterr().err
+    assert "needs 2 pods with 4 CPUs and 1 GPUs each" in output
+    assert "3.92 CPUs and 0 GPUs" in output
     nodes(kubectl, 1, {"cpu": "7920m", "nvidia.com/gpu": "2"})
     Kubernetes(sent.target).check(sent)
     assert "2 pods with 4 CPUs" in capsys.readouterr().err

@@ -208,7 +208,7 @@ def test_the_image_that_is_built_is_the_image_that_is_asked_for(
         ({"jobStatus": "FAILED", "message": "runtime_env setup failed: no zip"}, "failed"),
         ({"jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"}, "interrupted"),
         ({"jobDeploymentStatus": "ValidationFailed", "message": "no such field"}, "failed"),
-        # What Ray said last stays when KubeRay has given up.
+        # The last message of Ray is kept after KubeRay has given up.
         ({"jobStatus": "RUNNING", "jobDeploymentStatus": "Failed"}, "failed"),
         (
             {"jobStatus": "RUNNING", "jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"},

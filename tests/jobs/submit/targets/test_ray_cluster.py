@@ -119,33 +119,33 @@ def test_the_doctor_looks_at_every_machine(user: User) -> None:
     (user.home / "config" / "elmwright" / "targets.toml").write_text(
         f'[lab]\nkind = "ray"\naddress = "{user.head.address}"\nsecrets = ["NOT_THERE"]\n'
     )
-    said = user.run("doctor", "lab", "--config", user.config, code=2)
-    assert "runs Ray 2." in said
-    assert "takes the token in RAY_AUTH_TOKEN" in said
-    assert "machines: 1, CPUs: 1" in said
-    assert "all dependencies" in said
-    assert "run.dir" in said
-    missing = [line for line in said.splitlines() if line.startswith("missing")]
+    output = user.run("doctor", "lab", "--config", user.config, code=2)
+    assert "runs Ray 2." in output
+    assert "takes the token in RAY_AUTH_TOKEN" in output
+    assert "machines: 1, CPUs: 1" in output
+    assert "all dependencies" in output
+    assert "run.dir" in output
+    missing = [line for line in output.splitlines() if line.startswith("missing")]
     assert len(missing) == 2
     assert missing[0].endswith("NOT_THERE is not set")
     assert "MLflow at http://127.0.0.1:9 does not answer" in missing[1]
-    said = user.run("doctor", "lab", "--set", "train.threads=8", code=2)
-    assert "name the config with --config" in said
-    said = user.run("doctor", "lab", "--config", user.config, "--set", "train.threads=8", code=2)
-    assert "needs 8 CPUs" in said
+    output = user.run("doctor", "lab", "--set", "train.threads=8", code=2)
+    assert "name the config with --config" in output
+    output = user.run("doctor", "lab", "--config", user.config, "--set", "train.threads=8", code=2)
+    assert "needs 8 CPUs" in output
 
 
 def test_a_token_is_wanted_and_a_wrong_one_refused(user: User) -> None:
-    said = user.run("doctor", user.head.address, code=2, RAY_AUTH_TOKEN="")
-    assert "requires a token; set RAY_AUTH_TOKEN" in said
+    output = user.run("doctor", user.head.address, code=2, RAY_AUTH_TOKEN="")
+    assert "requires a token; set RAY_AUTH_TOKEN" in output
     wrong = TOKEN.replace("0", "1")
-    said = user.run("jobs", RAY_AUTH_TOKEN=wrong)
-    assert "refuses the token in RAY_AUTH_TOKEN" in said
-    assert wrong not in said
+    output = user.run("jobs", RAY_AUTH_TOKEN=wrong)
+    assert "refuses the token in RAY_AUTH_TOKEN" in output
+    assert wrong not in output
 
 
 def test_more_than_the_cluster_has_is_refused_at_once(user: User) -> None:
-    said = user.run(
+    output = user.run(
         "submit",
         user.config,
         "--to",
@@ -156,8 +156,8 @@ def test_more_than_the_cluster_has_is_refused_at_once(user: User) -> None:
         "train.threads=8",
         code=2,
     )
-    assert "needs 8 CPUs" in said
-    assert "1 machine with 1 CPUs and 0 GPUs" in said
+    assert "needs 8 CPUs" in output
+    assert "1 machine with 1 CPUs and 0 GPUs" in output
 
 
 def test_ray_unpacks_a_package_from_a_file_as_a_mounted_config_map_offers_it(
@@ -181,10 +181,10 @@ def test_ray_unpacks_a_package_from_a_file_as_a_mounted_config_map_offers_it(
     while not (state := cluster.state(Job(submission))).ended:
         assert time.monotonic() < end
         time.sleep(0.3)
-    said = cluster.log(Job(submission), 0)[0]
-    assert state.word == "finished", said
-    assert "runtime_resources/working_dir_files" in said
-    assert "submission.json" in said
+    output = cluster.log(Job(submission), 0)[0]
+    assert state.word == "finished", output
+    assert "runtime_resources/working_dir_files" in output
+    assert "submission.json" in output
 
 
 def test_no_planted_secret_is_anywhere(user: User, first: str) -> None:

@@ -220,9 +220,9 @@ def test_a_jobs_state_is_unknown_while_slurm_does_not_answer(
     assert main(["cancel", "tiny"]) == 2
     assert "does not answer" in capsys.readouterr().err
     assert main(["status", "tiny"]) == 0
-    said = capsys.readouterr().out
-    assert "unknown: Slurm does not answer" in said
-    assert "resume" not in said
+    output = capsys.readouterr().out
+    assert "unknown: Slurm does not answer" in output
+    assert "resume" not in output
     replace_command(
         fake, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
     )

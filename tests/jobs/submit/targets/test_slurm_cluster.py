@@ -253,9 +253,9 @@ def undisturbed(slurm: Slurm) -> Path:
 def test_a_run_goes_through_on_both_nodes(slurm: Slurm, undisturbed: Path) -> None:
     found = slurm.status("peace")
     assert found["progress"]["step"] == STEPS
-    said = slurm.run("logs", "peace")
-    assert "2 machines, Ray head on n1" in said
-    assert "Bundle written and checked" in said
+    output = slurm.run("logs", "peace")
+    assert "2 machines, Ray head on n1" in output
+    assert "Bundle written and checked" in output
     assert "nothing to cancel" in slurm.run("cancel", "peace", code=2)
 
 
@@ -288,9 +288,9 @@ def test_warned_checkpointed_requeued_ends_identical(slurm: Slurm, undisturbed: 
     slurm.slurm("scontrol", "update", f"JobId={number}", "StartTime=now")
     assert slurm.wait("warned", "finished", "failed", "interrupted")["state"] == "finished"
     assert slurm.number("warned") == number
-    said = slurm.run("logs", "warned")
-    assert "back into the queue" in said
-    assert f"job {number}, start 1:" in said
+    output = slurm.run("logs", "warned")
+    assert "back into the queue" in output
+    assert f"job {number}, start 1:" in output
     assert digests(folder) == digests(undisturbed)
 
 
@@ -321,10 +321,10 @@ def test_what_the_cluster_can_never_give_is_refused_at_once(slurm: Slurm) -> Non
 
 def test_the_doctor_knows_the_cluster(slurm: Slurm) -> None:
     config = write_config(slurm.home, slurm.text, tracking_uri=slurm.tracking)
-    said = slurm.run("doctor", "night", "--config", config)
-    assert "every secret is set" in said
-    assert "slurm-wlm" in said
-    assert "partition main" in said
+    output = slurm.run("doctor", "night", "--config", config)
+    assert "every secret is set" in output
+    assert "slurm-wlm" in output
+    assert "partition main" in output
 
 
 def test_no_planted_secret_is_in_a_file(slurm: Slurm, undisturbed: Path) -> None:

@@ -124,8 +124,8 @@ class Batch:
         assert (self.home / name).exists(), self.job.communicate()[0]
 
     def end(self) -> tuple[int, str]:
-        said = self.job.communicate(timeout=60)[0]
-        return self.job.returncode, said
+        output = self.job.communicate(timeout=60)[0]
+        return self.job.returncode, output
 
     @property
     def requeued(self) -> bool:
@@ -172,19 +172,19 @@ def test_a_second_signal_leaves_the_checkpoint_alone_and_a_cancel_is_the_last_wo
     for number in signals:
         os.kill(batch.job.pid, number)
         time.sleep(0.2)
-    code, said = batch.end()
-    assert code == 75, said
+    code, output = batch.end()
+    assert code == 75, output
     assert (batch.home / "checkpoint").exists()
-    assert batch.requeued == requeued, said
+    assert batch.requeued == requeued, output
     assert scratches() == []
 
 
 def test_a_run_that_lost_machines_goes_back_into_the_queue(batch: Batch) -> None:
     (batch.home / "lose-a-machine").touch()
     batch.start()
-    code, said = batch.end()
-    assert (code, batch.requeued) == (75, True), said
-    assert "back into the queue" in said
+    code, output = batch.end()
+    assert (code, batch.requeued) == (75, True), output
+    assert "back into the queue" in output
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_what_goes_back_into_the_queue_is_what_is_worth_another_attempt(
 ) -> None:
     (batch.home / "driver.py").write_text(f"import os, sys\n{ending}\n")
     batch.start()
-    ended, said = batch.end()
-    assert (ended, batch.requeued) == (code, requeued), said
+    ended, output = batch.end()
+    assert (ended, batch.requeued) == (code, requeued), output
 
 
 def test_a_job_at_a_standstill_ends_with_its_exit_code(batch: Batch) -> None:
@@ -213,9 +213,9 @@ def test_a_job_at_a_standstill_ends_with_its_exit_code(batch: Batch) -> None:
     )
     (batch.home / "lose-a-machine").touch()
     batch.start()
-    code, said = batch.end()
-    assert (code, batch.requeued) == (75, False), said
-    assert "6 attempts in a row ended without getting further" in said
+    code, output = batch.end()
+    assert (code, batch.requeued) == (75, False), output
+    assert "6 attempts in a row ended without getting further" in output
 
 
 def test_a_jobs_ray_listens_on_the_interface_of_the_target(batch: Batch) -> None:
@@ -225,18 +225,18 @@ def test_a_jobs_ray_listens_on_the_interface_of_the_target(batch: Batch) -> None
     (batch.home / "bin" / "srun").write_text(SRUN.replace("echo 127.0.0.1", "echo 192.0.2.1"))
     (batch.home / "lose-a-machine").touch()
     batch.start()
-    code, said = batch.end()
-    assert code == 75, said
-    assert "Ray head on n1 (127.0.0.1:" in said
+    code, output = batch.end()
+    assert code == 75, output
+    assert "Ray head on n1 (127.0.0.1:" in output
 
 
 def test_an_interface_that_is_not_there_is_a_mistake(batch: Batch) -> None:
     script = batch.script.read_text()
     batch.script.write_text(script.replace('interface=""', 'interface="ib7"'))
     batch.start()
-    code, said = batch.end()
-    assert (code, batch.requeued) == (2, False), said
-    assert "interface 'ib7' has no IPv4 address" in said
+    code, output = batch.end()
+    assert (code, batch.requeued) == (2, False), output
+    assert "interface 'ib7' has no IPv4 address" in output
     assert scratches() == []
 
 
@@ -245,9 +245,9 @@ def test_a_ray_that_does_not_start_leaves_nothing_behind(batch: Batch) -> None:
     # Ray is given two minutes to start; a test is not.
     batch.script.write_text(batch.script.read_text().replace("{1..240}", "{1..3}"))
     batch.start()
-    code, said = batch.end()
+    code, output = batch.end()
     assert (code, batch.requeued) == (75, True), "another machine may be faster"
-    assert "Ray did not start on n1" in said
+    assert "Ray did not start on n1" in output
     assert scratches() == []
     # The steps were ended: nothing of the job's session is left.
     with pytest.raises(ProcessLookupError):
@@ -260,5 +260,5 @@ def test_a_cancel_while_ray_is_starting_ends_the_job_at_once(batch: Batch) -> No
     until(lambda: bool(scratches()))
     time.sleep(0.5)
     os.kill(batch.job.pid, signal.SIGTERM)
-    code, said = batch.end()
-    assert (code, batch.requeued) == (75, False), said
+    code, output = batch.end()
+    assert (code, batch.requeued) == (75, False), output

@@ -35,7 +35,7 @@ class Cluster:
 
     def __init__(self, *machines: dict[str, float]) -> None:
         self.machines = list(machines)
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.warned: list[str] = []
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ class Cluster:
         return [{**about, "Resources": one} for one in self.machines]
 
     def settle(self, config: RunConfig, folder: RunFolder) -> str:
-        return settle_device(config, folder, self.said.append, self.warned.append).train.device
+        return settle_device(config, folder, self.messages.append, self.warned.append).train.device
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def run(tmp_path: Path) -> tuple[RunConfig, RunFolder]:
 
 def test_auto_decides_once_per_run(cluster: Cluster, run: tuple[RunConfig, RunFolder]) -> None:
     assert cluster.settle(*run) == "cuda"
-    assert cluster.said == ["Training on 2 GPUs."]
+    assert cluster.messages == ["Training on 2 GPUs."]
     assert at(f"{run[1].train}/device.json").read_json() == {"device": "cuda"}
     assert bound_device(*run) == "cuda"
     cluster.machines = [{"CPU": 8.0}]
@@ -99,14 +99,14 @@ def test_a_message_says_why_cpus_were_chosen(
 ) -> None:
     cluster.machines = [{"CPU": 8.0}]
     assert cluster.settle(*run) == "cpu"
-    assert "because no machine has a GPU now" in cluster.said[0]
+    assert "because no machine has a GPU now" in cluster.messages[0]
     Path(run[1].train, "device.json").unlink()
     cluster.machines = [GPU_MACHINE, {"CPU": 8.0}]
     assert cluster.settle(*run) == "cpu"
     assert "do not fit on 2 machines with 1 GPU in all" in cluster.warned[0]
     cluster.machines = [{"CPU": 8.0}]
     cluster.settle(*run)
-    assert len(cluster.said + cluster.warned) == 2, "what is decided is not said again"
+    assert len(cluster.messages + cluster.warned) == 2, "a decision is reported once"
 
 
 def test_a_run_is_not_bound_to_gpus_it_never_had(
@@ -145,7 +145,7 @@ def test_a_damaged_device_record_is_ignored(run: tuple[RunConfig, RunFolder]) ->
         (Target("slurm"), "auto", "auto"),
         (Target("ray", address="http://head:8265"), "auto", "auto"),
     ],
-    ids=["slurm", "k8s", "cpu is said", "no gpus", "ray"],
+    ids=["slurm", "k8s", "cpu in config", "no gpus", "ray"],
 )
 def test_auto_means_cuda_on_a_target_with_gpus(
     target: Target, asked: str, device: str, run: tuple[RunConfig, RunFolder]

@@ -107,9 +107,9 @@ def test_a_hanging_process_is_named_after_the_timeout(corpus: Path, tmp_path: Pa
         started.processes[number].join(120)
     os.kill(started.processes[1].pid, signal.SIGKILL)
     for number in (0, 2):
-        said = Path(run.root, f"lost-{number}").read_text()
-        assert "; rank 1 is missing, last seen in step 5" in said or (
-            number == 2 and "rank 0" in said  # it was the first to leave
+        message = Path(run.root, f"lost-{number}").read_text()
+        assert "; rank 1 is missing, last seen in step 5" in message or (
+            number == 2 and "rank 0" in message  # it was the first to leave
         )
 
 

@@ -75,15 +75,15 @@ def run(head: RayHead, tmp_path: Path) -> Run:
 
 def test_a_run_that_asks_for_gpus_waits_and_ends_as_resumable(run: Run) -> None:
     begun = time.monotonic()
-    code, said = run("train.device=cuda", "cluster.wait_minutes=1")
-    assert code == 75, said
-    assert "Waiting for up to 1 minute: train.processes needs 1 GPU" in said
-    assert "after 1 minute of waiting" in said
+    code, output = run("train.device=cuda", "cluster.wait_minutes=1")
+    assert code == 75, output
+    assert "Waiting for up to 1 minute: train.processes needs 1 GPU" in output
+    assert "after 1 minute of waiting" in output
     assert time.monotonic() - begun > 60
     assert not (run.folder / "train" / "checkpoints").exists(), "nothing was trained on a CPU"
-    code, said = run("train.device=cuda")
-    assert code == 2, "nothing may be waited for, so it is said at once"
-    assert "set cluster.wait_minutes" in said
+    code, output = run("train.device=cuda")
+    assert code == 2, "no waiting is allowed, so it fails at once"
+    assert "set cluster.wait_minutes" in output
     assert run.device() == "", "and nothing binds the run"
 
 
@@ -95,35 +95,35 @@ def test_gpus_that_come_while_they_are_waited_for_are_used(head: RayHead, run: R
             if "Waiting for up to 5 minutes" in line:
                 break
         with ray_worker(head, cpus=1, gpus=1, **NO_TOKEN):
-            said = " ".join(waiting.communicate(timeout=SECONDS)[0].split())
+            output = " ".join(waiting.communicate(timeout=SECONDS)[0].split())
     finally:
         waiting.kill()
         waiting.wait()
-    assert WITHOUT_CUDA in said
+    assert WITHOUT_CUDA in output
     assert waiting.returncode == 2
 
 
 def test_auto_uses_gpus_and_a_run_on_gpus_never_moves_to_cpus(head: RayHead, run: Run) -> None:
     with ray_worker(head, cpus=1, gpus=1, **NO_TOKEN):
-        code, said = run()
-        assert "Training on 1 GPU." in said
-        assert WITHOUT_CUDA in said
+        code, output = run()
+        assert "Training on 1 GPU." in output
+        assert WITHOUT_CUDA in output
         assert code == 2
     assert run.device() == "", "nothing was trained"
     (run.folder / "train" / "device.json").write_text('{"device": "cuda"}')
-    code, said = run()
-    assert "trains on GPUs, and train.processes needs 1 GPU" in said
+    code, output = run()
+    assert "trains on GPUs, and train.processes needs 1 GPU" in output
     assert code == 75
     assert run.device() == "cuda"
-    code, said = run("train.device=cpu")
-    assert code == 0, said
+    code, output = run("train.device=cpu")
+    assert code == 0, output
     assert run.device() == "cpu"
 
 
 def test_a_run_that_auto_puts_on_cpus_says_so(head: RayHead, run: Run) -> None:
-    code, said = run()
-    assert code == 0, said
-    assert "Training on CPUs, because no machine has a GPU now" in said
+    code, output = run()
+    assert code == 0, output
+    assert "Training on CPUs, because no machine has a GPU now" in output
     assert run.device() == "cpu"
 
 
@@ -131,8 +131,8 @@ def test_a_machine_that_was_just_lost_does_not_end_a_run(head: RayHead, run: Run
     """Ray still counts it when every machine is asked whether it sees run.dir."""
     with pytest.raises(Lost), ray_worker(head, cpus=1, **NO_TOKEN):
         raise Lost
-    code, said = run()
-    assert code == 0, said
+    code, output = run()
+    assert code == 0, output
     head.wait_for_nodes(1)
 
 

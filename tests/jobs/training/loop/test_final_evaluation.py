@@ -154,8 +154,10 @@ def test_a_run_of_an_older_version_is_scored_by_export_with_the_same_bytes(
     del result["probe"]
     at(run / "train" / "result.json").write_json(result)
     bars = Bars()
-    target, said = export_run(str(run), "latest", str(tmp_path / "b"), overrides=[], progress=bars)
-    assert "the trainer's" in said
+    target, summary = export_run(
+        str(run), "latest", str(tmp_path / "b"), overrides=[], progress=bars
+    )
+    assert "the trainer's" in summary
     tokens = Manifest.load(run / "corpus").splits["heldout"].steps
     assert bars.seen["evaluating tokens"] == [tokens, tokens]
     assert digest(target) == digest(bundle)
@@ -175,8 +177,8 @@ def test_final_tokens_limits_training_export_and_comparison(
     assert mine["evaluation"]["heldout"]["tokens"] == tokens
     whole = json.loads((bundle / "config.json").read_text())
     assert mine["heldout_sha256"] != whole["heldout_sha256"], "not to be compared by perplexity"
-    target, said = export_run(run.root, "3", str(tmp_path / "two"), overrides=[])
-    assert "computed from the bundle" in said
+    target, summary = export_run(run.root, "3", str(tmp_path / "two"), overrides=[])
+    assert "computed from the bundle" in summary
     other = json.loads((target / "config.json").read_text())
     assert other["evaluation"]["heldout"]["tokens"] == tokens
     assert other["heldout_sha256"] == mine["heldout_sha256"]

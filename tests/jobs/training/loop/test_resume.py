@@ -77,9 +77,9 @@ def test_a_cluster_that_does_not_answer_leaves_the_state_unknown(
     capsys.readouterr()
     dashboard.token = GOOD
     assert main(["status", "tiny"]) == 0
-    said = capsys.readouterr().out
-    assert "state        unknown: " in said
-    assert "resume" not in said
+    output = capsys.readouterr().out
+    assert "state        unknown: " in output
+    assert "resume" not in output
     runbook.write_outcome(submission, 2)
     assert main(["status", "tiny", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "failed"
