@@ -1,6 +1,6 @@
 """The three ways a command ends early, each with one sentence for the user.
 
-`UserError`: the user can put it right (exit 2). `Interrupted`: the same command resumes (75).
+`UserError`: the user can fix it (exit 2). `Interrupted`: the same command resumes (75).
 `Failed`: the run could not continue (1). An `OSError` whose cause is known (a full disk) becomes a
 UserError. Any other exception is a defect, and the command writes its traceback to a file.
 
@@ -57,7 +57,7 @@ Code = Literal[
 
 
 class UserError(Exception):
-    """A mistake that the user can put right: a code, and what happened and what to do."""
+    """A mistake that the user can fix: a code, and what happened and what to do."""
 
     def __init__(self, code: Code, sentence: str) -> None:
         # Both are arguments of Exception, so that Ray can pickle the error.

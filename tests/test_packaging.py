@@ -97,7 +97,7 @@ def test_the_sent_wheel_is_the_built_wheel(built: Path) -> None:
 
 
 def facts(metadata: bytes) -> tuple[str, str, set[Requirement]]:
-    """Name, Pythons and needs that METADATA tells, without those of the extras."""
+    """Name, Python versions and requirements in METADATA, without those of the extras."""
     told = email.message_from_bytes(metadata)
     needs = {Requirement(line) for line in told.get_all("Requires-Dist") or []}
     return told["Name"], told["Requires-Python"], {n for n in needs if "extra" not in str(n.marker)}

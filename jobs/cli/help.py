@@ -31,7 +31,7 @@ Corpus and training:
 
 Inspect runs:
   runs         list the runs here: state, step, perplexity, size
-  status       show how far a run is, local or submitted
+  status       show the progress of a run, local or submitted
   logs         show the log of a run, local or submitted
   ui           show a run's charts and corpus report in a browser
   prune        remove files that a run can rebuild: work files, caches

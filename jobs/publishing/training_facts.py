@@ -1,4 +1,4 @@
-"""What the journal of a run tells about its training: the curves and the time it took.
+"""Facts about a run's training from its journal: the curves and the time it took.
 
 Everything is a pure function of the journal up to a step, so that a checkpoint's model card is the
 same whenever it is written. The time is that of the steps themselves, from the recorded speed:

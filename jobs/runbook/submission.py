@@ -90,7 +90,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class ProcessHandle:
-    """A process of a machine; its start tells it from later ones with the same number."""
+    """A process of a machine; its start distinguishes it from later ones with the same number."""
 
     pid: int
     started: int

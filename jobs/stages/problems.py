@@ -46,4 +46,4 @@ def as_text(problems: Sequence[str]) -> str:
     """One problem as its sentence, several as a list."""
     if len(problems) == 1:
         return problems[0]
-    return "\n".join((f"{len(problems)} things to put right:", *(f"  - {p}" for p in problems)))
+    return "\n".join((f"{len(problems)} things to fix:", *(f"  - {p}" for p in problems)))

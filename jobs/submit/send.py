@@ -179,7 +179,7 @@ def about_resuming(job: Job) -> str:
     """The step from which resuming will start, in words."""
     can_resume = has_checkpoint(job.submission)
     if can_resume is None:
-        return "its folder cannot be seen from here; the job finds its checkpoints itself"
+        return "its folder is not visible from here; the job finds its checkpoints itself"
     if not can_resume:
         return "it has no checkpoint yet, so training starts from the beginning"
     return "it resumes from its newest checkpoint"

@@ -114,7 +114,7 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 def connect(uri: str) -> Any:
-    """An MLflow client; a SQLite file's folder is created, and one that was moved is put right."""
+    """An MLflow client; creates the folder of a SQLite file, and corrects a file that was moved."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     if secret_in(uri):  # MLflow would print the address of a run that ends, password and all

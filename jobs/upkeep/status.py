@@ -31,12 +31,12 @@ from elmwright.pipeline.storage.files import at, join
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come."""
+    """The progress of a run."""
 
     stage: str = ""
     """The stage it is at; "done" behind the last one asked for; empty if nothing is there."""
     step: int = 0
-    """Optimiser steps made, as far as the journal tells."""
+    """Optimiser steps done, according to the journal."""
     max_steps: int = 0
     """Steps asked for."""
     perplexity: dict[str, float] | None = None
@@ -82,7 +82,7 @@ def requested_until(folder: RunFolder) -> str:
 
 
 def read_progress(submission: Submission) -> Progress | None:
-    """How far a run has come; None where its folder cannot be seen from here."""
+    """The progress of a run; None if its folder is not visible from here."""
     root = submission.dir
     try:
         if not at(root).is_folder():
@@ -120,7 +120,7 @@ def read_progress(submission: Submission) -> Progress | None:
 
 
 def has_checkpoint(submission: Submission) -> bool | None:
-    """Whether there is anything to resume from; None where that cannot be seen from here."""
+    """Whether there is anything to resume from; None if its folder is not visible from here."""
     progress = read_progress(submission)
     return None if progress is None else progress.checkpoint_step >= 0
 

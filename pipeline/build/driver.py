@@ -64,7 +64,7 @@ def build_corpus(
     """The manifest of the corpus. The corpus is built, or finished if a build was interrupted,
     unless it is up to date. Ray must have been started.
 
-    Raises `UserError` for what the user can put right and `Interrupted` after `stop()`.
+    Raises `UserError` for what the user can fix and `Interrupted` after `stop()`.
     """
     # Not `os.path.abspath`: of `link/../corpus` it would make `corpus`, another folder.
     where = str(folder) if at(folder).is_url else str(Path(folder).absolute())

@@ -120,7 +120,7 @@ class _Digests:
         is_here = _input_path(self._folder, item) == file.path
         if is_here and at(file.path).is_unchanged(item.bytes, item.mtime_ns):
             return True
-        # The ending of a name tells how a file is read.
+        # A file is read according to the ending of its name.
         if os.path.basename(item.path) != os.path.basename(file.path):
             return False
         return file.bytes == item.bytes and bool(item.sha256) and self._sha256(file) == item.sha256

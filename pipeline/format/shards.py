@@ -254,7 +254,7 @@ class ShardReader:
         corpus = self.path.rpartition("/")[0].rpartition("/")[0] or "CORPUS"
         return UserError(
             "file-damaged",
-            f"{what}; `elmwright verify {corpus}` tells what is wrong; copy the file again, or "
+            f"{what}; `elmwright verify {corpus}` shows what is wrong; copy the file again, or "
             "remove it and build the corpus again",
         )
 

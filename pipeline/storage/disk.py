@@ -28,7 +28,7 @@ TEMPORARY = ".tmp-"
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn what the user can put right about `path` into a `UserError`; let the rest pass."""
+    """Turn errors about `path` that the user can fix into `UserError`s; let the rest pass."""
     try:
         yield
     except OSError as error:
@@ -39,7 +39,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def explain(error: OSError, path: Path) -> UserError | None:
-    """An operating-system error that is the user's to put right as a UserError, else None."""
+    """An operating-system error as a `UserError` if the user can fix it, else None."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(
             "disk-full",
@@ -114,7 +114,7 @@ class DiskLocation(Location):
     @contextmanager
     def writing(self) -> Iterator[BinaryIO]:
         path = Path(self.path)
-        # Ray may retry a task while its first attempt still lives: the process id tells them apart.
+        # Ray may retry a task while its first attempt is still alive: process ids differ.
         temporary = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ class Background(Place):
             return state_of_exit(code)
         process = _process_of(job)
         if process.host != socket.gethostname():
-            return State("running", f"as far as its files tell: it is on {process.host}")
+            return State("running", f"according to its files: it is on {process.host}")
         if is_alive(process):
             return State("running", f"process {process.pid}")
         return State("interrupted", "its process is gone")

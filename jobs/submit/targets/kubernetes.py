@@ -156,7 +156,7 @@ class Kubernetes(Place):
                 raise error from None  # it was refused, so it does not exist
             raise Failed(
                 f"Kubernetes went away while the job was being sent ({error}); 'elmwright jobs' "
-                "tells whether it arrived, once it answers again, and 'elmwright cancel' stops it "
+                "shows whether it arrived, once it answers again, and 'elmwright cancel' stops it "
                 "then"
             ) from None
         if not answer:
@@ -184,7 +184,7 @@ class Kubernetes(Place):
         return state
 
     def _state_in_kubernetes(self, job: Job, ray_error: Unreachable | None = None) -> State:
-        """The state by the RayJob's status; `ray_error` is why Ray could not tell it."""
+        """The state by the RayJob's status; `ray_error` says why Ray itself did not report it."""
         code = outcome_of(job.submission)
         try:
             rayjob = self._rayjob(job)

@@ -122,7 +122,7 @@ class RayCluster(Place):
         except Unreachable as error:
             raise Failed(
                 f"the Ray cluster at {self.address} went away while the job was being sent "
-                f"({error.__cause__ or error}); 'elmwright jobs' tells whether it arrived, once "
+                f"({error.__cause__ or error}); 'elmwright jobs' shows whether it arrived, once "
                 f"the cluster answers again, and 'elmwright cancel {submission.run}' stops it then"
             ) from error
         return NoHandle()

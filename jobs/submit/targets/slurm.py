@@ -234,7 +234,7 @@ def run_slurm(*command: str) -> str:
         raise Failed(f"{program} failed ({reason})")
     if program == "sbatch" and "unable to contact" not in reason.lower():
         raise Failed(
-            f"Slurm did not answer while the job was being sent ({reason}); 'elmwright jobs' tells "
+            f"Slurm did not answer while the job was being sent ({reason}); 'elmwright jobs' shows "
             "whether it arrived, once Slurm answers again"
         )
     raise Unreachable(

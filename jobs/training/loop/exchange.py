@@ -107,7 +107,7 @@ class Beats:
         if self._store is None:
             return PeerLost(
                 f"an exchange of step {self._step:,} was not answered; torch {torch.__version__} "
-                "does not tell which process is missing"
+                "does not report which process is missing"
             )
         self._store.set_timeout(self.ANSWER)
         try:

@@ -111,7 +111,7 @@ def test_sources_that_match_nothing_are_refused_with_exit_2(
     assert code == 2
     assert "nothing found" in shown
     output = capsys.readouterr().err
-    assert "2 things to put right:" in output
+    assert "2 things to fix:" in output
     assert 'did you mean "en"?' in output
     assert "nothere/*.txt in corpus.sources matches no file" in output
     code, shown = check(config, "--json")

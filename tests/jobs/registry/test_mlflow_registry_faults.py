@@ -78,8 +78,8 @@ def test_leftovers_are_found_on_every_page(
     registry = sqlite(tmp_path, empty_database, monkeypatch)
     real = MlflowClient.search_logged_models
 
-    def one_at_a_time(self: MlflowClient, *given: Any, **more: Any) -> Any:
-        return real(self, *given, **{**more, "max_results": 1})
+    def one_at_a_time(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
+        return real(self, *args, **{**kwargs, "max_results": 1})
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -101,8 +101,8 @@ def test_a_version_keeps_its_files_if_the_answer_to_its_creation_is_lost(
     registry = sqlite(tmp_path, empty_database, monkeypatch)
     real = MlflowClient.create_model_version
 
-    def unanswered(self: MlflowClient, *given: Any, **more: Any) -> None:
-        real(self, *given, **more)
+    def unanswered(self: MlflowClient, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
         raise MlflowException("timed out")
 
     monkeypatch.setattr(MlflowClient, "create_model_version", unanswered)
@@ -119,14 +119,14 @@ def test_the_slower_of_two_publishers_removes_its_late_upload(
     real = LoggedModels.upload
     first: list[int] = []
 
-    def slow(self: LoggedModels, *given: Any) -> Any:
+    def slow(self: LoggedModels, *args: Any) -> Any:
         if not first:
             first.append(0)
             first[0] = publish_bundle(registry, bundle, "tiny", "candidate")
-            stored = Path(given[1].artifact_location.removeprefix("file://"))
+            stored = Path(args[1].artifact_location.removeprefix("file://"))
             stored.mkdir(parents=True, exist_ok=True)
             (stored / "sent-late").write_text("")
-        return real(self, *given)
+        return real(self, *args)
 
     monkeypatch.setattr(LoggedModels, "upload", slow)
     assert publish_bundle(registry, bundle, "tiny", "candidate") == 1

@@ -62,8 +62,8 @@ def test_what_a_killed_first_publish_left_on_a_shelf_is_removed(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    def killed_afterwards(self: FolderRegistry, *given: Any) -> None:
-        real(self, *given)
+    def killed_afterwards(self: FolderRegistry, *args: Any) -> None:
+        real(self, *args)
         raise KeyboardInterrupt
 
     for step, end in (("_store", killed_afterwards), ("_change", killed)):

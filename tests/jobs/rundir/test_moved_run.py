@@ -172,7 +172,7 @@ def test_stopped_run_resumes_elsewhere_with_the_same_bytes(
     for file in moved.iterdir():
         if file.name not in ("provenance.json", "SHA256SUMS"):
             same = file.read_bytes() == (other / file.name).read_bytes()
-            # The card tells how fast training was.
+            # The card has the speed of training.
             assert same or file.name in ("README.md", "training.svg"), file.name
     steps = [r.step for r, _ in read_journal(folder.journal, 0) if r.kind == "metrics"]
     assert steps == sorted(set(steps)), "no step is recorded twice"

@@ -54,7 +54,7 @@ def test_run_reports_all_problems_before_it_starts(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "config.json").exists(), "it is not a run yet"
     assert "Traceback" not in done.stderr
     lines = done.stderr.strip().splitlines()
-    assert lines[0] == "error: 6 things to put right:"
+    assert lines[0] == "error: 6 things to fix:"
     expected = (
         'corpus.language: "english"',
         "nothere-*.txt",
@@ -233,7 +233,7 @@ def test_all_differences_from_init_from_are_reported_at_once() -> None:
 
 def test_several_problems_are_several_lines() -> None:
     assert as_text(["one"]) == "one"
-    assert as_text(["one", "two"]) == "2 things to put right:\n  - one\n  - two"
+    assert as_text(["one", "two"]) == "2 things to fix:\n  - one\n  - two"
 
 
 def write_model(folder: Path, config: RunConfig) -> Path:

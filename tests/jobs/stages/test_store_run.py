@@ -232,7 +232,7 @@ def test_lease_that_is_not_renewed_is_free(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(lease, "EXPIRES", 20.0)
     assert lease.is_held(place)
     at(place).write_json({**left, "pid": 2**22 + 1})
-    assert not lease.is_held(place), "a process of this machine that is no more"
+    assert not lease.is_held(place), "a process of this machine that has ended"
 
 
 def test_lease_is_taken_over_when_its_holder_is_gone(

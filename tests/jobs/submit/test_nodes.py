@@ -1,4 +1,4 @@
-"""Training across machines of which one is lost (machines.py tells what a machine is here).
+"""Training across machines of which one is lost (machines.py defines a machine).
 
 Heavy: part of `make cluster-test`; needs PostgreSQL and rclone. Each machine has one CPU, so that
 two training processes never share one. Three machines leave a spare; with two there is none. The

@@ -16,7 +16,7 @@ from elmwright.pipeline.format.shards import ShardReader
 SHARDS = ShardsConfig(block_steps=320, blocks_per_shard=100)
 VOCAB = VocabConfig(max_size=400, min_count=2)
 TIMED = ("report.html", "statistics.json")
-"""Files that tell how long things took."""
+"""Files that contain durations."""
 
 
 def some_text(documents: int, seed: int = 0) -> str:

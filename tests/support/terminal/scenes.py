@@ -78,7 +78,7 @@ def hold() -> None:
 
 
 def corpus(_folder: Path) -> None:
-    """Building a corpus: one stage of several pieces, one that tells its speed."""
+    """Building a corpus: one stage of several pieces, one that shows its speed."""
     clock = Clock()
     console = Console(sys.stdout, clock=clock)
     with stage(console.progress, "reading", 2) as line:

@@ -237,7 +237,7 @@ def test_a_job_can_be_stopped_if_sbatch_timed_out_after_submitting_it(fake: Path
     replace_command(
         fake, "sbatch", "echo 'sbatch: error: Socket timed out on send/recv' >&2; exit 1"
     )
-    with pytest.raises(Failed, match=r"'elmwright jobs' tells whether it arrived"):
+    with pytest.raises(Failed, match=r"'elmwright jobs' shows whether it arrived"):
         submit(submission(fake, Target("slurm")))
     replace_command(fake, "squeue", "echo 23")
     (fake / "shown").write_text("JobId=23 JobState=RUNNING NodeList=n1 StartTime=now")

@@ -149,10 +149,10 @@ def test_an_attempt_waits_for_machines_that_come_back(
     config, folder, console = run
     fits = Fits("finish")
 
-    def fit(*given: Any) -> None:
+    def fit(*args: Any) -> None:
         time.sleep(0.2)  # longer than LOST_SECONDS, shorter than the minutes that are allowed
         one_machine.append({"CPU": 1.0})
-        fits(*given)
+        fits(*args)
 
     cluster = dataclasses.replace(config.cluster, wait_minutes=1)
     launch(dataclasses.replace(config, cluster=cluster), folder, console, lambda: False, fit=fit)

@@ -16,6 +16,6 @@ def test_without_the_private_store_of_torch_a_lost_peer_has_no_name(
     lost = beats.blame(RuntimeError("Connection closed by peer"))
     assert isinstance(lost, PeerLost)
     assert "step 1,234 was not answered" in str(lost)
-    assert f"torch {torch.__version__} does not tell which process" in str(lost)
+    assert f"torch {torch.__version__} does not report which process" in str(lost)
     assert beats.blame(RuntimeError("shapes do not fit")) is None
     assert Beats(Ranks()).blame(RuntimeError("Connection closed by peer")) is None

@@ -35,7 +35,7 @@ def test_a_job_that_arrived_while_the_answer_was_lost_can_be_found_and_stopped(
         return 0, ""
 
     dashboard.answers["POST /api/jobs/"] = arrives
-    with pytest.raises(Failed, match=r"'elmwright jobs' tells whether it arrived"):
+    with pytest.raises(Failed, match=r"'elmwright jobs' shows whether it arrived"):
         submit(submission)
     assert main(["jobs"]) == 0
     assert "tiny                     running" in capsys.readouterr().out
