@@ -141,7 +141,7 @@ class DiskLocation(Location):
         return super().read_up_to(limit)
 
     def read_range(self, begin: int, end: int) -> bytes:
-        with open(self.path, "rb") as file:
+        with explained(Path(self.path)), open(self.path, "rb") as file:
             end = min(end, os.fstat(file.fileno()).st_size)  # memory is allocated before reading
             return os.pread(file.fileno(), max(0, end - begin), begin)
 
@@ -154,6 +154,9 @@ class DiskLocation(Location):
         shutil.rmtree(self.path, ignore_errors=True)
 
     def copy_from(self, source: Location) -> None:
+        if source.is_url:
+            super().copy_from(source)
+            return
         target = Path(self.path)
         target.parent.mkdir(parents=True, exist_ok=True)
         link = target.with_name(f".link-{target.name}.{os.getpid()}")
@@ -161,7 +164,7 @@ class DiskLocation(Location):
         try:
             os.link(source.path, link)
         except OSError:
-            super().copy_from(source)  # it is in a store, or this file system has no links
+            super().copy_from(source)  # this file system has no links
             return
         os.replace(link, target)
         # A rename between two names of the same file does nothing, and leaves both.

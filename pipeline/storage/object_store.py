@@ -210,11 +210,12 @@ class StoreLocation(Location):
 
     @contextmanager
     def writing(self) -> Iterator[BinaryIO]:
+        system, inner = file_system(self.path)  # refuses a bad address before any work is done
         # Collected on the local disk first, because an error must not leave half an object.
         with tempfile.TemporaryFile() as file:
             yield file
             file.seek(0)
-            with self._connected() as (system, inner), system.open_output_stream(inner) as out:
+            with explaining(self.path), system.open_output_stream(inner) as out:
                 shutil.copyfileobj(file, out, 1 << 22)
 
     @contextmanager

@@ -1,6 +1,7 @@
 """Input from and output to a real S3 server, and a server that fails."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -93,6 +94,23 @@ def write_half(path):
     with at(path).writing() as file:
         file.write(b"half")
         raise ZeroDivisionError
+
+
+def test_copy_from_a_store_into_a_forbidden_folder_is_refused(s3, tmp_path, monkeypatch):
+    one = at("s3://bucket/forbidden/one.txt")
+    one.write_bytes(b"one")
+
+    def forbid(*_arguments, **_options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.mkdir", forbid)
+    with mistake("permission", str(tmp_path / "new")):
+        at(tmp_path / "new" / "one.txt").copy_from(one)
+
+
+def test_address_with_a_login_is_refused_before_anything_is_made():
+    with mistake("secret", "s3://"), at("s3://me:word@bucket/x").writing():
+        pytest.fail("the block was run")
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/none.txt", "s3://no-such-bucket/x.txt"])
