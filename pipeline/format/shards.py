@@ -220,7 +220,10 @@ class ShardReader:
     def _checked(self, digest: str, what: str, read: Callable[[], bytes]) -> bytes:
         """The result of `read`, if it has that sha256; read again once, as a transfer may fail."""
         for _ in range(2):
-            data = read()
+            try:
+                data = read()
+            except FileNotFoundError:
+                raise self._damaged(f"{self.path} is missing") from None
             if sha256_bytes(data) == digest:
                 return data
         raise self._damaged(f"{what} is damaged: its sha256 is not what it was")
@@ -337,11 +340,14 @@ def verify_shard(path: str | Path, shard: Shard, *, deep: bool = True) -> None:
         raise _damaged(f"{index_path(path)} was changed: its sha256 is not the manifest's")
     if not deep:
         return
-    spans = read_tar(path)
+    try:
+        spans = read_tar(path)
+    except ValueError as error:  # `tar_header` refuses the name, which is the manifest's
+        raise _damaged(f"{path} has a name that no shard has ({error})") from error
     reader = ShardReader(path, shard)
     if _index_json(shard.name, spans, reader.digests) != index:
         raise _damaged(f"{index_path(path)} does not describe {path}")
-    counts = Counter(blocks=len(reader))
+    counts = Counter(blocks=len(reader), sentences=0, words=0, padding=0)
     for number in range(len(reader)):
         block = reader.read(number)
         counts["sentences"] += block.lengths.size

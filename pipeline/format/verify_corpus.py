@@ -7,6 +7,9 @@ from elmwright.pipeline.format.manifest import SHARDS, Manifest
 from elmwright.pipeline.format.shards import verify_shard
 from elmwright.pipeline.storage.files import at, join
 
+_PROBLEMS = {"file-damaged", "file-missing", "file-unreadable", "format"}
+"""Codes of errors about a shard itself; any other is about access to it."""
+
 
 def verify_corpus(manifest: Manifest, folder: str | Path, *, deep: bool = True) -> list[str]:
     """What is wrong with the files of a corpus, one sentence each; nothing if all is well.
@@ -27,5 +30,7 @@ def verify_corpus(manifest: Manifest, folder: str | Path, *, deep: bool = True) 
                 try:
                     verify_shard(path, shard, deep=deep)
                 except UserError as error:
+                    if error.code not in _PROBLEMS:
+                        raise
                     problems.append(str(error))
     return problems

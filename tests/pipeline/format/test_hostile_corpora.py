@@ -358,3 +358,23 @@ def test_plain_rows_are_read_without_the_python_parser(
             assert (read_row(file.getvalue()) == row).all()
         with pytest.raises(ValueError, match="bytes for"):
             read_row(file.getvalue() + b"x")
+
+
+@pytest.mark.parametrize("name", ["träin-00000", "x" * 150])
+def test_shard_whose_name_no_tar_can_have_is_damaged(corpus: Path, name: str) -> None:
+    (shard,) = Manifest.load(corpus).splits["train"].shards
+    for path in (corpus / "shards").iterdir():
+        path.rename(path.with_name(path.name.replace("train-00000", name)))
+    manifest(replace(shard, name=name)).save(corpus)
+    assert f"{name}.tar" in verify_corpus(Manifest.load(corpus), corpus)[-1]
+
+
+def test_refused_access_is_not_reported_as_damage(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_self: DiskLocation) -> str:
+        raise UserError("permission", "no permission")
+
+    monkeypatch.setattr(DiskLocation, "sha256", refuse)
+    with mistake("permission"):
+        verify_corpus(Manifest.load(corpus), corpus)

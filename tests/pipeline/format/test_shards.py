@@ -1,5 +1,6 @@
 """Shards are the same bytes every time, readable by others, and their damage is found."""
 
+import errno
 import io
 import json
 from dataclasses import replace
@@ -81,6 +82,32 @@ def test_truncated_shard_is_refused(tmp_path):
         verify_shard(path, shard)
     with mistake("file-damaged", f"train-00000.tar, block {shard.blocks - 1},"):
         ShardReader(path).read(shard.blocks - 1)
+
+
+@pytest.mark.parametrize("count", ["sentences", "words", "padding"])
+def test_shard_without_blocks_may_claim_nothing(tmp_path, count):
+    shard = write_shard(tmp_path, "train", 0, [])
+    path = tmp_path / "train-00000.tar"
+    verify_shard(path, shard)
+    with mistake("file-damaged", "train-00000.tar", f"0 {count}", "7"):
+        verify_shard(path, replace(shard, **{count: 7}))
+
+
+def test_shard_that_is_missing_or_forbidden_when_a_block_is_read_is_refused(tmp_path, monkeypatch):
+    shard = write_shard(tmp_path, "train", 0, some_blocks())
+    path = tmp_path / "train-00000.tar"
+    reader = ShardReader(path, shard)
+
+    def forbid(*_arguments):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("elmwright.pipeline.storage.disk.open", forbid, raising=False)
+    with mistake("permission", str(path)):
+        reader.read(0)
+    monkeypatch.undo()
+    path.unlink()
+    with mistake("file-damaged", f"{path} is missing", "elmwright verify"):
+        reader.read(0)
 
 
 def test_flipped_bit_is_found_when_its_block_is_read(tmp_path):
