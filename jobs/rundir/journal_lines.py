@@ -109,7 +109,8 @@ def segments(path: str | Path) -> list[tuple[int, Stat]]:
         return [(0, stat)] if stat else []
     files = {}
     for file in at(path).list_files():
-        name, _, kind = file.path.rpartition("/")[2].partition(".")
+        # A name with a folder in it is not a number: a copy below the journal is not read.
+        name, _, kind = file.path.removeprefix(f"{str(path).rstrip('/')}/").partition(".")
         if kind == "jsonl" and name.isascii() and name.isdigit():
             files[int(name)] = file
     return sorted(files.items())

@@ -130,6 +130,18 @@ def test_a_journal_in_segments_reads_like_one_file(monkeypatch: pytest.MonkeyPat
     assert len(at(place).list_files()) == 2, "one segment an opening, until it is full"
 
 
+def test_copy_of_a_segment_below_the_journal_is_not_read() -> None:
+    place = "s3://bucket/journal-copied"
+    journal = Journal(place)
+    for step in range(1, 4):
+        journal.write(Metrics(step=step, values={"x": step}))
+    journal.close()
+    (segment,) = at(place).list_files()
+    first = at(segment.path).read_bytes().partition(b"\n")[0] + b"\n"
+    at(segment.path.replace(place, f"{place}/backup")).write_bytes(first)
+    assert [record.step for record, _ in read_journal(place, 0)] == [1, 2, 3]
+
+
 def test_a_full_segment_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elmwright.jobs.rundir.journal.SEGMENT_BYTES", 200)
     place = "s3://bucket/journal-long"
