@@ -147,6 +147,9 @@ def embed_file(
     can_resume = not is_stream(source)  # a stream cannot be read again
     with _work_folder(output, can_resume) as work, text_file(source, work) as text:
         warn_of_unknown_words(Path(folder), text)
+        size = None if recipe.carry_state else PART_BYTES
+        # Before the parts are cleared: it refuses a text that is missing or empty.
+        parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, size))}
         status = text.stat()
         key = None
         if can_resume:
@@ -154,8 +157,6 @@ def embed_file(
             path = str(text.absolute())
             key = PartsKey(digest, path, status.st_size, status.st_mtime_ns, recipe, PART_BYTES)
         _clear_other_parts(work, key)
-        size = None if recipe.carry_state else PART_BYTES
-        parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, size))}
         with progress("embedding", status.st_size, "bytes") as advance:
             missing = {}
             for part, piece in parts.items():
@@ -265,7 +266,9 @@ def _embed_on_ray(
         ray.shutdown()
         raise Interrupted("while Ray was starting; the same command resumes") from None
     except Interrupted as error:
-        raise Interrupted(f"{error}, or use --workers 1, which needs no Ray") from error
+        # Not resumable: a scheduler would start it again for ever.
+        reason = str(error).removeprefix("because ")
+        raise Failed(f"{reason}, or use --workers 1, which needs no Ray") from error
     with stop_signals() as stop:
         stop.take()  # Ray has taken SIGTERM, and would exit with its number
     try:

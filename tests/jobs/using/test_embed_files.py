@@ -19,7 +19,7 @@ from elmwright.jobs.cli.command import main
 from elmwright.jobs.using import embed, sentences
 from elmwright.jobs.using.embed import Recipe, embed_file
 from elmwright.model.reference import ReferenceBiLM
-from elmwright.pipeline.errors import Code
+from elmwright.pipeline.errors import Code, Interrupted
 from tests.support.embedded import LINES, read_vectors
 from tests.support.mistakes import mistake
 from tests.support.random_model import SHAPE, write_random_model
@@ -222,6 +222,14 @@ def test_memory_does_not_grow_with_the_text(
     assert memory("VmHWM") - before < 80
 
 
+@pytest.fixture(scope="module")
+def model_without_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_random_model(tmp_path_factory.mktemp("model") / "bundle")
+    (folder / "vocab.txt").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("which", ["model", "model_without_vocabulary"])
 @pytest.mark.parametrize(
     ("content", "code", "names"),
     [
@@ -232,14 +240,32 @@ def test_memory_does_not_grow_with_the_text(
     ],
 )
 def test_unreadable_texts_are_refused(
-    model: Path, tmp_path: Path, content: bytes | None, code: Code, names: list[str]
+    request: pytest.FixtureRequest,
+    which: str,
+    tmp_path: Path,
+    content: bytes | None,
+    code: Code,
+    names: list[str],
 ) -> None:
+    model = request.getfixturevalue(which)
     text = tmp_path / "text.txt"
     if content is not None:
         text.write_bytes(content)
     with mistake(code, str(text), *names):
         embed_file(str(model), str(text), tmp_path / "out.hdf5")
     assert [p.name for p in tmp_path.iterdir()] == ([] if content is None else ["text.txt"])
+
+
+def test_empty_text_leaves_the_parts_of_an_earlier_command(
+    model_without_vocabulary: Path, tmp_path: Path
+) -> None:
+    text, part = tmp_path / "text.txt", tmp_path / ".out.npz.parts" / "part-000000"
+    text.touch()
+    part.parent.mkdir()
+    part.touch()
+    with mistake("no-text", str(text)):
+        embed_file(str(model_without_vocabulary), str(text), tmp_path / "out.npz")
+    assert part.exists()
 
 
 def test_unsuitable_outputs_are_refused(
@@ -316,3 +342,23 @@ def test_signal_during_ray_start_is_resumable(
     assert main(command) == 75
     error = capsys.readouterr().err
     assert error.endswith("stopped: while Ray was starting; the same command resumes\n")
+
+
+def test_ray_that_does_not_start_is_a_failure(
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not resumable: a scheduler would start the command again for ever."""
+
+    def start(_cpus: int) -> None:
+        raise Interrupted("because Ray did not start; run the same command again later")
+
+    monkeypatch.setattr(embed, "start_local_ray", start)
+    command = ["embed", str(model), str(text), "-o", str(tmp_path / "o.npz"), "--workers", "2"]
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert "Ray did not start" in error
+    assert "--workers 1" in error
