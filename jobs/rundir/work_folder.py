@@ -22,8 +22,9 @@ def alone_in(work: Path, output: Path) -> Iterator[None]:
     with ExitStack() as locks:
         is_ours = False
         while not is_ours:
-            with explained(work), suppress(FileNotFoundError):  # the holder has just removed it
+            with explained(work):
                 work.mkdir(parents=True, exist_ok=True)
-                lock = locks.enter_context(refusing_lock(work / LOCK, output))
-                is_ours = os.path.samestat(os.fstat(lock), os.stat(work / LOCK))
+                with suppress(FileNotFoundError):  # the holder has just removed it
+                    lock = locks.enter_context(refusing_lock(work / LOCK, output))
+                    is_ours = os.path.samestat(os.fstat(lock), os.stat(work / LOCK))
         yield

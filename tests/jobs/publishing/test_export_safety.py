@@ -22,6 +22,7 @@ from elmwright.jobs.publishing.training_facts import TrainingFacts
 from elmwright.jobs.rundir.work_folder import alone_in
 from elmwright.pipeline.errors import Code, UserError
 from tests.support import saved
+from tests.support.hostile import waiting_at_most
 from tests.support.mistakes import mistake
 from tests.support.tiny import manifest
 
@@ -135,6 +136,12 @@ def test_a_lock_whose_folder_was_just_removed_is_not_taken_for_one(
         assert removed
         with mistake("busy", "out"), alone_in(work, tmp_path / "out"):
             pass
+
+
+def test_work_folder_that_cannot_exist_is_not_waited_for(tmp_path: Path) -> None:
+    lock = alone_in(Path("/proc/none/work"), tmp_path / "out")
+    with waiting_at_most(10), pytest.raises(FileNotFoundError), lock:
+        pass
 
 
 def test_settings_changed_since_do_not_change_the_bundle(
