@@ -17,6 +17,7 @@ folder of segments (journal.py).
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from elmwright.jobs.config.sections import RunConfig
@@ -24,36 +25,51 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import at, join
 
 
+@dataclass(frozen=True, init=False)
 class RunFolder:
     """The paths of a run: strings if they may be URLs, `Path` if they are always on a disk."""
+
+    root: str
+    scratch: Path
+    corpus_dir: str
+    remote: bool
+    config: str
+    published: str
+    tracking: str
+    corpus: str
+    train: str
+    checkpoints: str
+    journal: str
+    attempt: str
+    stop_request: str
+    result: str
+    log: Path
+    bundle: Path
+    mlflow: Path
 
     def __init__(self, root: str, scratch: Path, corpus_dir: str = "") -> None:
         """`root` is run.dir, `scratch` run.scratch, and `corpus_dir` corpus.dir, "" if the corpus
         is in the run's folder. All are absolute, because workers run in other folders."""
-        self.root = root
-        self.scratch = scratch
-        self.corpus_dir = corpus_dir
-        self.remote = at(root).is_url
-        self.config = join(root, "config.json")
-        self.published = join(root, "published.json")
-        self.tracking = join(root, "tracking.json")
-        self.corpus = corpus_dir.rstrip("/") or join(root, "corpus")
-        self.train = join(root, "train")
-        self.checkpoints = join(self.train, "checkpoints")
-        self.journal = join(self.train, "journal" if self.remote else "journal.jsonl")
-        self.attempt = join(self.train, "attempt.json")
-        self.stop_request = join(self.train, "stop")
-        self.result = join(self.train, "result.json")
-        local = at(root).local(scratch)
-        self.log = local / "elmwright.log"
-        self.bundle = local / "bundle"
-        self.mlflow = local / "mlflow"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RunFolder) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash(self.root)
+        remote, local, train = at(root).is_url, at(root).local(scratch), join(root, "train")
+        vars(self).update(
+            root=root,
+            scratch=scratch,
+            corpus_dir=corpus_dir,
+            remote=remote,
+            config=join(root, "config.json"),
+            published=join(root, "published.json"),
+            tracking=join(root, "tracking.json"),
+            corpus=corpus_dir.rstrip("/") or join(root, "corpus"),
+            train=train,
+            checkpoints=join(train, "checkpoints"),
+            journal=join(train, "journal" if remote else "journal.jsonl"),
+            attempt=join(train, "attempt.json"),
+            stop_request=join(train, "stop"),
+            result=join(train, "result.json"),
+            log=local / "elmwright.log",
+            bundle=local / "bundle",
+            mlflow=local / "mlflow",
+        )
 
     @classmethod
     def of(cls, config: RunConfig) -> "RunFolder":
