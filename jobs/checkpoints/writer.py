@@ -9,6 +9,7 @@ Older checkpoints (retention.py) are removed only after the newer one was read b
 
 import json
 import logging
+import re
 import shutil
 import threading
 from collections.abc import Mapping
@@ -130,10 +131,10 @@ class CheckpointWriter:
                 f"({reason}); earlier ones are intact"
             )
             log.warning("%s", sentence, exc_info=error)
-            if isinstance(error, OSError):
-                known = explain(error, Path(self._folder))
+            if isinstance(error, UserError):
+                known: UserError | None = error
             else:
-                known = error if isinstance(error, UserError) else None
+                known = explain(_system_error(error), Path(self._folder))
             code: Code = known.code if known else "output"
             self._error = UserError(code, f"{sentence}: free space and run the same command again")
             self._error.__cause__ = error
@@ -225,3 +226,11 @@ class CheckpointWriter:
                     shutil.rmtree(renamed)
         except (OSError, UserError) as error:
             log.warning("an old checkpoint could not be removed: %s", error)
+
+
+def _system_error(error: Exception) -> OSError:
+    """The error of the operating system, whose number safetensors gives only in its text."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]) if number else 0, str(error))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from elmwright.jobs.checkpoints.checkpoint import (
@@ -188,17 +189,27 @@ def test_save_returns_before_the_files_are_written(
     assert written.steps() == [1]
 
 
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("sync_to_disk", OSError(28, FULL)),
+        ("save_file", SafetensorError(f"Error while serializing: I/O error: {FULL} (os error 28)")),
+    ],
+)
 def test_full_disk_leaves_earlier_checkpoints_intact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
 ) -> None:
     written = Written(tmp_path)
     written.save(1)
 
     def full(*_arguments: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
-    monkeypatch.setattr("elmwright.jobs.checkpoints.writer.sync_to_disk", full)
-    with mistake("disk-full", "No space left on device"):
+    monkeypatch.setattr(f"elmwright.jobs.checkpoints.writer.{name}", full)
+    with mistake("disk-full", FULL):
         written.save(2)
     monkeypatch.undo()
     assert [record.kind for record in written.records()] == ["checkpoint", "warning"]
@@ -213,7 +224,7 @@ def test_manifest_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
     path = written.folder / "step-00000001"
     manifest = json.loads((path / "MANIFEST.json").read_text())
     del manifest["sha256"]
-    manifest["files"]["../../attempt.json"] = {"bytes": 1, "sha256": ""}
+    manifest["files"]["../../attempt.json"] = {"bytes": 1, "sha256": "0" * 64}
     manifest["sha256"] = sha256_bytes(canonical(manifest))
     (path / "MANIFEST.json").write_text(json.dumps(manifest))
     with mistake("file-damaged", "MANIFEST.json"):
