@@ -368,12 +368,15 @@ def test_job_names_missing_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with mistake("secret", "LAB_PASSWORD") as e:
         job.check_names(sent, config)
     assert PLANTED not in str(e.value)
+    assert "LAB_TOKEN" not in str(e.value)
     monkeypatch.setenv("LAB_PASSWORD", PLANTED)
     job.check_names(sent, config)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD", raising=False)
-    with mistake("secret", "MLFLOW_TRACKING_PASSWORD"):
+    with mistake("secret", "MLFLOW_TRACKING_PASSWORD") as e:
         job.check_names(sent, config)
+    assert "LAB_" not in str(e.value)
+    assert "MLFLOW_TRACKING_USERNAME" not in str(e.value)
 
 
 def test_job_with_an_object_store_needs_credentials(
@@ -384,7 +387,8 @@ def test_job_with_an_object_store_needs_credentials(
     for name in (*job.S3_OTHER_WAYS, "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
-    with mistake("secret", "AWS_SECRET_ACCESS_KEY"):
+    with mistake("secret", "AWS_SECRET_ACCESS_KEY") as e:
         job.check_names(sent, config)
+    assert "AWS_ACCESS_KEY_ID" not in str(e.value)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
     job.check_names(sent, config)
