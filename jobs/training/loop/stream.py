@@ -154,7 +154,7 @@ class Blocks:
         return self._prepare(block if self._word_ids is None else remap(block, self._word_ids))
 
     def _reader(self, shard: int) -> ShardReader:
-        """The reader of a shard, opened if needed. The least recently used ones are dropped."""
+        """The reader of a shard, whose index is kept in memory."""
         with self._readers_lock:
             known = self._readers.pop(shard, None)
             reader = known or Future()
