@@ -153,7 +153,7 @@ def record(command: list[str], folder: Path) -> tuple[Moment, Moment]:
         if ready:
             try:
                 data = os.read(main, 1 << 16)
-            except OSError:  # nobody has the other end open any more
+            except OSError:  # nobody has the other end open
                 break
             if not data:
                 break

@@ -69,7 +69,7 @@ def logs(options: Namespace) -> int:
     if text:
         return 0
     state = state_of(job)
-    reason = "it has no log (any more)" if state.ended else "its log is still empty"
+    reason = "it has no log, or no longer has one" if state.ended else "its log is still empty"
     tell(f"{job.submission.id} is {state}; {reason}", sys.stderr)
     return 1 if state.ended else 0
 

@@ -96,7 +96,7 @@ def ray_cluster(
         yield
     finally:
         if stopped() and any(thread.name == FITTING for thread in threading.enumerate()):
-            # That thread waits for workers that will not answer any more. If it calls Ray after
+            # That thread waits for workers that will never answer. If it calls Ray after
             # the shutdown, Ray ends the whole process with its own exit code, before our last
             # message. Ray's processes end with this one, so nothing is left behind.
             atexit.unregister(ray.shutdown)

@@ -34,7 +34,7 @@ SEEN = 50
 ORDERED = 20
 """How many of the newest entries it names in order. A tag's value has at most 5,000 characters."""
 STALE_MS = 3_600_000
-"""Age at which an unneeded tag is removed: no command uses it any more."""
+"""Age at which an unneeded tag is removed: no command still uses it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What MLflow is told of a published model: its loader, its parameters and an example."""
+"""The facts about a published model for MLflow: its loader, its parameters and an example."""
 
 from typing import Any
 

@@ -51,7 +51,7 @@ UNFINISHED = ".writing-"
 """Prefix that earlier versions gave to a folder that was not complete yet."""
 ATTEMPTS = 5
 OLD_S = 86_400
-"""Age in seconds at which an unlisted folder in a store is certainly not being written any more."""
+"""Age in seconds at which an unlisted folder in a store is certainly no longer being written."""
 
 
 @dataclass(frozen=True)

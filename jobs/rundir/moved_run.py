@@ -6,7 +6,7 @@ the old prefix is replaced by the new one, in one transaction and under the run'
 files of a run refer to each other relative to its folder. Servers are never touched.
 
 A SQLite file that the user has named (`tracking.uri`) may have other users. It is corrected only if
-neither the database nor the artifacts exist at the old place any more and artifacts are beside it,
+the database and the artifacts no longer exist at the old place and artifacts are beside it,
 and then only for elmwright's own experiments, runs, models and versions.
 """
 

@@ -2,7 +2,7 @@
 
 The lock is a file in the folder (file_lock.py), so the next command continues the work of one that
 was killed. The folder is removed when the work is done. A command that opened the lock just before
-that notices, because the file it holds has no name any more.
+that notices, because the file it has open no longer has a name.
 """
 
 import os

@@ -35,7 +35,7 @@ def check_driver(uri: str) -> None:
             f"it, name one that is there (as postgresql+psycopg2:// does), {advice}",
         ) from None
     except (ArgumentError, ValueError) as error:
-        # A URL that cannot be taken apart is shown whole by SQLAlchemy, password and all.
+        # SQLAlchemy's message has the whole of a URL that it cannot parse, even the password.
         why = f" ({error})" if "@" not in str(error) else ""
         raise UserError(
             "tracking-server", f"{name}://… is not a database that MLflow knows{why}; {advice}"
@@ -71,7 +71,7 @@ def check_server(uri: str) -> str | None:
     except OSError as error:
         reason = str(getattr(error, "reason", error))
     except (ValueError, HTTPException) as error:
-        # What the address was taken apart into may be a part of a password.
+        # The error may name a part of the address that belongs to a password.
         why = "" if secret_in(uri) else f" ({error})"
         raise UserError(
             "tracking-server", f"tracking.uri is not an address{why}; write it as http://HOST:5000"

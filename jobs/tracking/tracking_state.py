@@ -26,7 +26,7 @@ class TrackingState:
     described: bool | None = None
     """Whether all else that is sent once was sent."""
     status: str | None = None
-    """What MLflow was told of the run's end."""
+    """The end of the run as MLflow was told it."""
 
     def save(self, path: str) -> None:
         known = {name: value for name, value in to_data(self).items() if value is not None}

@@ -1,4 +1,4 @@
-"""`elmwright prune RUN`: remove what a run does not need any more and could make again.
+"""`elmwright prune RUN`: remove files that a run no longer needs and could make again.
 
 What goes:
   - `corpus/work`, the intermediate files of a corpus, once the corpus is finished;
@@ -108,7 +108,7 @@ def removals(folder: RunFolder) -> list[Removal]:
 
 
 def spare_checkpoints(folder: RunFolder) -> list[CheckpointInfo]:
-    """The checkpoints that nothing needs any more."""
+    """The checkpoints that are no longer needed."""
     infos = list_checkpoints(folder.checkpoints)
     if not infos:
         return []

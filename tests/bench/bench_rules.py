@@ -60,7 +60,7 @@ def stored(name: str):
 
 
 def pieces(texts, words: int = 1000):
-    """Texts cut at line ends into documents of about so many words."""
+    """Texts cut at line ends into documents of about `words` words."""
     for text in texts:
         held: list[str] = []
         size = 0

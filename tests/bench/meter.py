@@ -21,7 +21,7 @@ class Meter(threading.Thread):
     """
 
     def __init__(self, every: float = 0.1) -> None:
-        """Look again after so many seconds: what a process did since the last look is missed."""
+        """Measure every `every` seconds; use after the last measurement is missed."""
         super().__init__(daemon=True)
         self.every = every
         self.used: dict[tuple[int, str], float] = {}

@@ -1,7 +1,7 @@
 """Every port, path, name and version in `infra/` is the package's own.
 
-Both directions: a value changed in `infra/` is not the constant any more, and a constant changed in
-`jobs/runbook/deployment.py` or `shared_names.py` is not what stands in `infra/`.
+A value changed only in `infra/`, or a constant changed only in `jobs/runbook/deployment.py` or
+`shared_names.py`, fails a test.
 """
 
 import inspect

@@ -64,7 +64,7 @@ def test_options_of_ray_and_mlflow_exist() -> None:
     joined = re.sub(r"\[mlflow, server\]\s+args:", "mlflow server", everything())
     joined = re.sub(r"\n +#[^\n]*(?=\n +- --)", "", joined)  # a comment in a list of options
     joined = re.sub(r"(?:\\)?\n {4,}(?:- )?(?=--)", " ", joined)
-    joined = joined.replace("ray.scripts.scripts start", "ray start")  # by a Python of one's own
+    joined = joined.replace("ray.scripts.scripts start", "ray start")  # run as a Python module
     start = source("ray", "scripts/scripts.py")
     start = start[start.index('"--node-ip-address"') : start.index("def start(")]
     server = source("mlflow", "cli/__init__.py") + source("mlflow", "utils/cli_args.py")

@@ -196,7 +196,7 @@ class Kubernetes(Place):
             raise Unreachable(
                 "cluster-unreachable", f"{ray_error}; and Kubernetes cannot be asked: {error}"
             ) from error
-        state = State("interrupted", "Kubernetes does not know it any more")
+        state = State("interrupted", "Kubernetes no longer knows it")
         if rayjob:
             state = state_of_rayjob(rayjob)
         # A noted exit code may come from an earlier head: KubeRay submits a job again to a new one.

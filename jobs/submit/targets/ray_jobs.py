@@ -138,7 +138,7 @@ class RayCluster(Place):
     def state(self, job: Job) -> State:
         status, body = self._call("GET", f"/api/jobs/{quote(job.submission.id)}")
         if status == 404:
-            return State("interrupted", "the cluster does not know it (any more)")
+            return State("interrupted", "the cluster does not know it, or no longer does")
         self._check_status(status, body)
         try:
             return state_of_job(from_data(RayJobInfo, json.loads(body), ignore_unknown=True))

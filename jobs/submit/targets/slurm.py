@@ -94,7 +94,7 @@ class Slurm(Place):
         return SlurmHandle(answer.strip().partition(";")[0])
 
     def state(self, job: Job) -> State:
-        forgotten = State("interrupted", "Slurm does not know it any more")
+        forgotten = State("interrupted", "Slurm no longer knows it")
         number = self._number(job)
         if not number:
             return forgotten

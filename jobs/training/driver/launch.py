@@ -215,7 +215,7 @@ def _attempt(
             if lost := capacity.lost():
                 return lost  # Ray would wait forever
         except (OSError, UserError) as error:
-            log.warning("cannot reach %s for the moment: %s", folder.train, error)
+            log.warning("cannot reach %s at present: %s", folder.train, error)
     with_patience(watcher.look)
     return errors[0] if errors else None
 

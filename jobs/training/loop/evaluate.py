@@ -21,7 +21,7 @@ from elmwright.pipeline.format.manifest import Manifest
 PROBE_SENTENCES = 2000
 """First sentences of a held-out set that are also scored separately."""
 LARGE_VOCABULARY, LARGE_LIMIT = 100_000, 1_000_000
-"""From so many words on the full softmax is slow, and so many tokens are enough."""
+"""A full softmax over this many words or more is slow, so this many tokens are scored at most."""
 
 
 def final_limit(final_tokens: int, vocabulary: int) -> int | None:

@@ -2,8 +2,8 @@
 
 The softmax has most of the parameters but a step touches few of its rows. All processes draw the
 same negatives, gather each other's targets (a fixed number, so no sizes have to be agreed on), and
-sum one buffer [touched rows, width + 1]. The statistics that are summed in each step include the
-wish to stop, so every process leaves the loop at the same step.
+sum one buffer [touched rows, width + 1]. The statistics that are summed in each step include
+requests to stop, so every process leaves the loop at the same step.
 
 Every process also writes its position to the group's key-value store. When an exchange fails or
 takes longer than `train.timeout_s`, the others can tell which process is missing.

@@ -215,7 +215,7 @@ def test_every_form_of_secret_is_found(url: str, user: str, host: str, secret: s
     assert secret_in(text)
     for shown in (
         hide(text),
-        hide(f"no answer of {text} (retry)"),
+        hide(f"no answer from {text} (retry)"),
         hide(f"GET '{text}': 401"),
         without_secret(text),
         str(hide_all([{"b": text}])),

@@ -6,7 +6,7 @@ The place is the word behind the language, which no reader sees once the page is
     sh serve      there too; the last line is a service that runs until it is stopped
     sh clone      in a fresh clone of the repository
     sh make       make targets
-    sh long       a run of one's own text, in a folder with nothing but text
+    sh long       a run of the reader's own text, in a folder with nothing but text
     sh cluster    needs a cluster
     python demo   a script of its own, in the folder of the demo
     toml config   a run config, toml targets: a file of targets, text: not a program

@@ -22,7 +22,7 @@ SHA = "ab" * 32
 
 
 def write_run(home: Path, steps: int = 100, **changes: Any) -> tuple[RunConfig, RunFolder]:
-    """A run in `home`/run with a journal of so many steps, a checkpoint every 20."""
+    """A run in `home`/run with a journal of `steps` steps and a checkpoint every 20."""
     text = write_text(home / "text.txt", 2)
     config = load_config(str(write_config(home, text, **changes)))
     folder = RunFolder.of(config)

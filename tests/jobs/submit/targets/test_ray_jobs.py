@@ -264,4 +264,4 @@ def test_missing_log_is_reported(
     assert "its log is still empty" in capsys.readouterr().err
     dashboard.answers[f"GET /api/jobs/{submission.id}"] = (404, "")
     assert main(["logs", "tiny"]) == 1
-    assert "it has no log (any more)" in capsys.readouterr().err
+    assert "it has no log, or no longer has one" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 Heavy: `make chaos`. CHAOS_KILLS and CHAOS_SEED change how often and when; the seed is printed, so a
 failure can be repeated. The whole command is struck (its driver, a training process, Ray's own
 processes, a polite SIGTERM), with 2 processes of 1 thread and with 3 of 2; and the bare loop, which
-starts in a second and so can be struck at many more moments of a step.
+starts in a second and so can be killed at many more moments of a step.
 """
 
 import multiprocessing
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.heavy
 KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
 SEED = int(os.environ.get("CHAOS_SEED", str(time.time_ns() % 1_000_000)))
 EARLY = 25.0
-"""Half of the victims are struck within so many seconds of their start: corpus, Ray starting,
-processes starting. The other half are struck some steps further than the run has come."""
+"""Half of the victims are killed within this many seconds of their start: corpus, Ray starting,
+processes starting. The other half are killed some steps after the run's last one."""
 SHAPES = {
     "2 processes": {"train_processes": 2, "train_lanes": 6, "eval_lanes": 6},
     "3 processes of 2 threads": {

@@ -85,7 +85,7 @@ def test_auto_decides_once_per_run(cluster: Cluster, run: tuple[RunConfig, RunFo
 def test_a_checkpoint_of_an_earlier_version_binds_a_run_to_its_gpus(
     cluster: Cluster, run: tuple[RunConfig, RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before its first attempt: exit 2 would be taken for a mistake, and CPUs for the wish."""
+    """Also before its first attempt: exit 2 would look like a mistake, and CPUs like a choice."""
     monkeypatch.setattr(devices, "list_checkpoints", lambda _: [types.SimpleNamespace(path="x")])
     monkeypatch.setattr(devices, "read_checked_state", lambda _: saved.state(device="cuda"))
     assert bound_device(*run) == "cuda"
@@ -112,7 +112,7 @@ def test_a_message_says_why_cpus_were_chosen(
 def test_a_run_is_not_bound_to_gpus_it_never_had(
     cluster: Cluster, run: tuple[RunConfig, RunFolder]
 ) -> None:
-    """A mistake stays one, and can be taken back."""
+    """The same mistake is reported again, and can be corrected."""
     cluster.machines = [{"CPU": 8.0}]
     for _ in range(2):
         with mistake("capacity", "train.processes", "2 GPUs", "cluster.wait_minutes"):

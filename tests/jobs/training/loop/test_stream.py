@@ -48,7 +48,7 @@ LANES, WINDOW, PER_BLOCK = 4, 10, 20
 
 @pytest.fixture
 def copy(corpus: Path, tmp_path: Path) -> Path:
-    """A corpus of one's own, to damage."""
+    """A copy of the corpus that a test may damage."""
     return Path(shutil.copytree(corpus, tmp_path / "corpus"))
 
 

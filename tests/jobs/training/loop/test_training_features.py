@@ -123,7 +123,7 @@ def broken_by(update: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def note_step(seed: int, number: int, *rest: int) -> object:
         now[0] = number
-        made[:] = [n for n in made if n < number]  # what comes after was taken back
+        made[:] = [n for n in made if n < number]  # later steps are computed again
         return draw(seed, number, *rest)
 
     def note_update(self: Optimizer, *arguments: object) -> None:
