@@ -18,7 +18,7 @@ class SavedScore:
     """How well a model predicts a held-out set. Files of early versions have fewer fields."""
 
     perplexity: float
-    """exp of the mean of both directions."""
+    """exp of the mean negative log-likelihood of both directions."""
     bits_per_character: float = 0.0
     forward_perplexity: float = 0.0
     backward_perplexity: float = 0.0
@@ -30,7 +30,7 @@ class SavedScore:
     unk_share: float = 0.0
     """Share of the targets that are `<UNK>`."""
     lanes: int = 0
-    """Lanes that the set was read in."""
+    """Lanes that the set was divided into."""
     characters: int = 0
     """Characters of the scored words, and one per word for the space or line end."""
 
@@ -43,7 +43,7 @@ class Probe:
     tokens: int
     """Predictions scored in each direction."""
     perplexity: float
-    """exp of the mean of both directions."""
+    """exp of the mean negative log-likelihood of both directions."""
 
 
 Scores = dict[str, SavedScore]
@@ -60,12 +60,12 @@ class CheckpointState:
     skipped: tuple[int, ...]
     """Steps whose update was skipped."""
     best: float | None
-    """The best mean held-out perplexity of an evaluation in the loop."""
+    """The best mean held-out perplexity of an evaluation during training."""
     best_step: int
     best_of: int
-    """The tokens that evaluation scored."""
+    """Tokens scored by the evaluation at `best_step`."""
     stale: int
-    """Evaluations in the loop since then."""
+    """Evaluations during training since `best_step`."""
     attempt: int = 0
     processes: int = 1
     device: str = ""
@@ -93,7 +93,7 @@ class TrainingResult:
     checkpoint_sha256: str
     """Digest of its model.safetensors."""
     stopped_early: int = 0
-    """`eval.patience` if training ended by it, else 0."""
+    """`eval.patience` if it ended training, else 0."""
     skipped: int = 0
     """Number of skipped updates."""
     evaluation: Scores
@@ -101,7 +101,7 @@ class TrainingResult:
 
 
 def contents_data(record: CheckpointState | TrainingResult) -> dict[str, Any]:
-    """The JSON object of a file, without an empty `probe`."""
+    """The JSON object to write to a file; an empty `probe` is left out."""
     data: dict[str, Any] = to_data(record)
     if not record.probe:
         del data["probe"]
@@ -126,14 +126,14 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """MANIFEST.json, without the digest of itself."""
+    """MANIFEST.json, without its own digest."""
 
     format: int
     step: int
     perplexity: dict[str, float]
     """Mean held-out perplexity by split; empty where none was computed at this step."""
     tokens: int
-    """Held-out tokens behind that perplexity."""
+    """Held-out tokens that `perplexity` was computed on."""
     files: dict[str, FileEntry]
 
     def __post_init__(self) -> None:

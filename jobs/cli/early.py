@@ -1,9 +1,9 @@
-"""Checks of arguments that need no model and no library.
+"""Quick checks of arguments, before a model is loaded or a large library imported.
 
 torch takes seconds to import, and more on a busy machine. A user who mistyped the name of a file
 should not wait for it, so each command that takes files or models checks them here first. These
-checks import neither torch, Ray, MLflow nor numpy. Everything they accept is checked again, and
-fully, by the code that reads it.
+checks import neither torch, Ray, MLflow nor numpy. The code that reads a file or model later
+checks it fully.
 """
 
 import os
@@ -41,7 +41,7 @@ def check_file(path: str, what: str) -> None:
 
 
 def check_model(model: str, require_signature: str | None = None) -> None:
-    """Refuse a MODEL that cannot be one."""
+    """Refuse a MODEL argument that cannot name a model, and a missing public key."""
     if require_signature:
         check_file(require_signature, "public key")
     if model.startswith("models:/"):
@@ -112,15 +112,15 @@ def _check_folder(folder: Path) -> None:
 
 
 def check_export(folder: RunFolder, step: str, output: str, force: bool) -> None:
-    """Refuse a checkpoint that does not exist, and a bundle that does."""
-    if step != "best":  # which may have to be evaluated first
+    """Refuse a checkpoint that does not exist, and to overwrite a bundle without `force`."""
+    if step != "best":  # finding the best may need an evaluation first
         choose(list_scored(folder), step, folder)
     if not output and step in ("result", "latest"):
         check_folder_output(str(folder.bundle), force)
 
 
 def text_or_corpus(text: str) -> str:
-    """A text that can be read, or the folder of a corpus."""
+    """The path of a text, or the corpus folder; `UserError` if it cannot be read."""
     if is_stream(text) or (Path(text).is_file() and Path(text).suffix != ".toml"):
         check_text(text)
         return text
@@ -138,7 +138,7 @@ def check_split(corpus: str, split: str) -> None:
 
 
 def run_of(model: str) -> str:
-    """The folder of the run that a MODEL is; `UserError` if it is not a run."""
+    """The run folder that a MODEL argument names; `UserError` if it is not a run."""
     if at(model).is_url:
         if is_run_url(model):
             return model
@@ -153,7 +153,7 @@ def run_of(model: str) -> str:
 
 
 def check_verifiable(path: str, key: str | None) -> str:
-    """The path to verify, also for a run's name or config; `UserError` if it does not exist."""
+    """The path to verify, a run's name or config resolved; `UserError` if it does not exist."""
     if key:
         check_file(key, "public key")
     if path.startswith("models:/"):
@@ -172,9 +172,9 @@ def check_folder_output(output: str, force: bool) -> None:
         raise UserError(
             "output", f"{output} exists already; choose another with -o, or add --force"
         )
-    above = next(path for path in target.parents if path.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
+    parent = next(path for path in target.parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UserError(
             "permission",
-            f"no permission to use {above}; change its permissions or choose another place",
+            f"no permission to use {parent}; change its permissions or choose another place",
         )

@@ -1,4 +1,4 @@
-"""The corpus folder that a user means by a folder, a URL or a run."""
+"""Finds the corpus that a user names by a folder, a URL or a run."""
 
 from elmwright.jobs.runbook.find_run import find_run, is_run
 from elmwright.jobs.terminal.wording import nearby
@@ -7,7 +7,7 @@ from elmwright.pipeline.storage.files import at, join
 
 
 def corpus_of(text: str) -> str:
-    """The corpus folder, given as a folder, a URL, or a RUN."""
+    """The corpus folder of a folder, URL or RUN; `UserError` if it has no finished corpus."""
     if at(join(text, "MANIFEST.json")).exists() and not at(join(text, "state.json")).exists():
         return text
     if at(join(text, "corpus", "MANIFEST.json")).exists():

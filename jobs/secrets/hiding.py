@@ -1,14 +1,14 @@
 """Finds secrets in a text, and removes them.
 
-Passwords, tokens and signatures of URLs must not appear where others read: files, screens, logs,
+Passwords, tokens and signatures of URLs must not appear in files, on screens, in logs,
 process lists, MLflow. `secret_in` decides whether a text contains one. The config (in_configs.py)
 and submissions refuse such a text. The other functions remove the secret:
 
 - `hide` takes any text, a URL or a whole traceback, and keeps the rest of it;
-- `without_secret` takes one URL and returns the address of the same thing, which can be used with
-  credentials of the environment;
-- `for_others` is `hide` for sentences, logs and tracebacks. It also removes secrets of this
-  process's environment, however a library repeats them.
+- `without_secret` takes one URL and returns it without the secret, so that it still works with
+  credentials from the environment;
+- `for_others` is `hide` for sentences, logs and tracebacks. It also removes values
+  of secret environment variables, wherever they occur.
 """
 
 import os
@@ -24,15 +24,15 @@ SECRET = re.compile(
 )
 """Parts of the name of a variable, or of a key in a URL's query, whose value is a secret."""
 HIDDEN = "***"
-SHORTEST = 6
-"""Shorter secrets of the environment are not removed: they could be any word of a sentence."""
+MIN_LENGTH = 6
+"""Shorter secrets of the environment are not removed, because they could be ordinary words."""
 
-_PLAIN = re.compile(
+_NOT_SECRET = re.compile(
     "(sslkey|ssl_key|authsource|authmechanism|passfile|require_auth|get_server_public_key)=.*"
     r"|authentication=(ActiveDirectory|Sql)\w*",
     re.IGNORECASE,
 )
-"""Keys in the query of a database that sound secret but name a file or a method."""
+"""Keys in the query of a database URL that match `SECRET`, but name a file or a method."""
 _SIGNED = re.compile(r"sig|.*SIGNATURE|X-(AMZ|GOOG)-.*|AWSAccessKeyId", re.IGNORECASE)
 """Keys of signed URLs: S3, Google, and Azure's shared access signatures."""
 _VARIABLE = re.compile(
@@ -43,7 +43,7 @@ _URL_VARIABLES = (
     "MLFLOW_TRACKING_URI MLFLOW_REGISTRY_URI MLFLOW_BACKEND_STORE_URI AWS_ENDPOINT_URL "
     "AWS_ENDPOINT_URL_S3 HTTP_PROXY HTTPS_PROXY ALL_PROXY http_proxy https_proxy all_proxy"
 ).split()
-_WORDS = {"elmwright", "mlflow", "postgres", "postgresql"}
+_EXAMPLES = {"elmwright", "mlflow", "postgres", "postgresql"}
 """Passwords in examples, which also occur in our messages and paths."""
 
 _SCHEME = re.compile(r"(?<![a-z0-9+.-])[a-z0-9+.-]+://", re.IGNORECASE)
@@ -51,7 +51,7 @@ _DATABASE = re.compile("postgres|mysql|mariadb|mssql|oracle|mongodb|redis", re.I
 _WEB = re.compile(r"(?<![a-z])(https?|s3|gs)(?![a-z0-9])", re.IGNORECASE)
 _USER = r"""(?P<user>[^\s/@:'"?\#]*)"""
 # A password may contain "@", "/" and quotes that were not escaped. The port of a web address before
-# a path, or at the end of a quoted address, is no password. In the URL of a database, anything
+# a path, or at the end of a quoted address, is not a password. In the URL of a database, anything
 # between ":" and "@" is a password unless it is a port, a name and the keys of a query.
 _NO_PORT = r"(?!\d{0,5}[/?\#])"
 _NO_DATABASE_PORT = r"(?!\d{1,5}(?:/[^\s@?]{0,100})?\?[\w.-]+=)"
@@ -61,7 +61,7 @@ _DATABASE_LOGIN = re.compile(rf"{_USER}(?P<password>:{_NO_DATABASE_PORT}{_NO_QUO
 # For a text that is one URL: the password ends at the last "@".
 _WHOLE_LOGIN = re.compile(rf"{_USER}(?P<password>:{_NO_PORT}.*)?@", re.DOTALL)
 _WHOLE_DATABASE_LOGIN = re.compile(rf"{_USER}(?P<password>:{_NO_DATABASE_PORT}.*)?@", re.DOTALL)
-# Also without an address before it, as in errors of HTTP libraries.
+# No address is required before it, because errors of HTTP libraries leave it out.
 _QUERY = re.compile(r"""(?P<sign>[?&;\#])(?P<key>[^\s=&;'"?\#/]+)=(?P<value>[^\s&;'"\#]+)""")
 _DSN = re.compile(
     r"(?P<key>\b(?:password|passwd|pwd)\s?=\s?)"
@@ -97,7 +97,7 @@ def secret_in(text: str) -> Kind:
     """The kind of secret in the URLs of a text, in a login or a query; empty if there is none."""
     whole = _whole_login(text)
     kinds = [login.kind for login in [*([whole] if whole else []), *_logins(text)]]
-    kinds += map(_kind_of_key, _QUERY.finditer(text))
+    kinds += map(_kind_of_pair, _QUERY.finditer(text))
     return next((kind for kind in kinds if kind), "")
 
 
@@ -113,7 +113,7 @@ def hide(text: str) -> str:
         if login.kind:
             parts += [text[done : login.start], login.shown]
             done = login.end
-    text = _QUERY.sub(_query, "".join([*parts, text[done:]]))
+    text = _QUERY.sub(_hide_value, "".join([*parts, text[done:]]))
     return _HEADER.sub(rf"\g<key>{HIDDEN}", text)
 
 
@@ -137,7 +137,7 @@ def shown_word(word: str) -> str:
         key, equals, value = "", "", word
     bare = value.strip(" \"'")
     if "://" in word and "@" in word and not re.fullmatch(r"[\w+.-]+://\S*", bare):
-        return f"{hide(key)}{equals}{HIDDEN}"  # the end of its URLs is unclear
+        return f"{hide(key)}{equals}{HIDDEN}"  # it is unclear where its URLs end
     if not secret_in(word) and not secret_in(bare):
         return word
     shown = without_secret(bare)
@@ -182,11 +182,13 @@ def _known_secrets() -> list[str]:
         url = os.environ.get(name, "")
         url = url if "://" in url else f"http://{url}"
         if (login := _whole_login(url)) and login.kind:
-            plain = {login.user, url[login.end :].partition("/")[2].partition("?")[0]}
-            secrets |= {login.password} - plain if login.password else {login.user}
-        secrets |= {match["value"] for match in _QUERY.finditer(url) if _kind_of_key(match)}
+            public = {login.user, url[login.end :].partition("/")[2].partition("?")[0]}
+            secrets |= {login.password} - public if login.password else {login.user}
+        secrets |= {match["value"] for match in _QUERY.finditer(url) if _kind_of_pair(match)}
     secrets |= {unquote(value) for value in secrets}
-    secrets = {value for value in secrets if len(value) >= SHORTEST and value.lower() not in _WORDS}
+    secrets = {
+        value for value in secrets if len(value) >= MIN_LENGTH and value.lower() not in _EXAMPLES
+    }
     return sorted(secrets, key=len, reverse=True)
 
 
@@ -224,11 +226,11 @@ def _login(scheme: re.Match[str], match: re.Match[str]) -> _Login:
     return _Login(scheme[0], match["user"], password, scheme.start(), match.end())
 
 
-def _kind_of_key(match: re.Match[str]) -> Kind:
+def _kind_of_pair(match: re.Match[str]) -> Kind:
     key, value = unquote(match["key"]), match["value"]
     if value == HIDDEN:
         return ""
-    if kind := _kind_of_name(key, value):
+    if kind := _kind_of_key(key, value):
         return kind
     if "%" not in value:
         return ""
@@ -236,12 +238,12 @@ def _kind_of_key(match: re.Match[str]) -> Kind:
     if _DSN.search(inside):
         return "password"
     kinds = [login.kind for login in _logins(inside)]
-    kinds += [_kind_of_name(one["key"], one["value"]) for one in _QUERY.finditer(inside)]
+    kinds += [_kind_of_key(pair["key"], pair["value"]) for pair in _QUERY.finditer(inside)]
     return next((kind for kind in kinds if kind), "")
 
 
-def _kind_of_name(key: str, value: str) -> Kind:
-    if _PLAIN.fullmatch(f"{key}={value}"):
+def _kind_of_key(key: str, value: str) -> Kind:
+    if _NOT_SECRET.fullmatch(f"{key}={value}"):
         return ""
     if _SIGNED.fullmatch(key):
         return "signature"
@@ -250,5 +252,5 @@ def _kind_of_name(key: str, value: str) -> Kind:
     return "password" if re.search("PASS|PWD", key, re.IGNORECASE) else "token"
 
 
-def _query(match: re.Match[str]) -> str:
-    return f"{match['sign']}{match['key']}={HIDDEN}" if _kind_of_key(match) else match[0]
+def _hide_value(match: re.Match[str]) -> str:
+    return f"{match['sign']}{match['key']}={HIDDEN}" if _kind_of_pair(match) else match[0]

@@ -1,8 +1,8 @@
 """The end of a build: place its results in the corpus folder, write the report, then the manifest.
 
-Tasks write to the work folder. Here the vocabulary, the shards and the lists get their names in the
-corpus folder (links on a disk, copies in a store), and counts become statistics and a report. The
-manifest comes last: without it there is no corpus.
+Tasks write to the work folder. From there the vocabulary, the shards and the lists are linked (on a
+disk) or copied (in a store) into the corpus folder. The manifest is written last, because it marks
+the corpus as finished.
 """
 
 import json
@@ -46,7 +46,7 @@ K = TypeVar("K", int, str)
 
 
 def finish(build: Build, key: str) -> Manifest:
-    """Put everything in its place and write report and manifest."""
+    """Place all results in the corpus folder, write the report and the manifest, and return it."""
     missing = build.funnel.missing()
     if any(missing):
         raise AssertionError(f"the funnel does not add up: {missing} {build.funnel.counts}")
@@ -76,9 +76,9 @@ def finish(build: Build, key: str) -> Manifest:
         config=json.loads(canonical(settings)),
         extra_files=extra_files,
     )
-    gathered = _statistics(build)
-    at(join(folder, STATISTICS)).write_bytes(statistics.to_json(gathered))
-    page = render(manifest, gathered, title=_title(folder)).encode()
+    counts = _statistics(build)
+    at(join(folder, STATISTICS)).write_bytes(statistics.to_json(counts))
+    page = render(manifest, counts, title=_title(folder)).encode()
     at(join(folder, REPORT)).write_bytes(page)
     manifest.save(folder)
     return manifest
@@ -91,26 +91,26 @@ def _title(folder: str) -> str:
 
 
 def _place(build: Build, source: str, target: str) -> None:
-    """Give a file of the work folder its name in the corpus folder."""
+    """Link or copy a file of the work folder into the corpus folder."""
     at(join(build.folder, target)).copy_from(at(join(build.runner.work, source)))
 
 
 def _place_lists(build: Build) -> None:
-    """Join the quarantine and the list of decontaminated documents, where they have lines."""
-    outs = {
+    """Write the lists of broken and of decontaminated documents, if they have any lines."""
+    prefixes = {
         QUARANTINE: [out for _, out, chunk in build.cleaned if chunk.reasons],
         DECONTAMINATED: [out for _, out, chunk in build.cleaned if chunk.shared],
     }
-    for name, beginnings in outs.items():
+    for name, outs in prefixes.items():
         at(join(build.folder, name)).remove()
-        if beginnings:
-            lists = task("lists", keep.gather_lists, [f"{out}.{name}" for out in beginnings])
+        if outs:
+            lists = task("lists", keep.gather_lists, [f"{out}.{name}" for out in outs])
             joined = build.runner.run(name.removesuffix(".jsonl"), [lists])[0].name
             _place(build, joined, name)
 
 
 def _place_documents(build: Build) -> None:
-    """Place saved documents, and remove those of earlier settings."""
+    """Place saved documents in the corpus folder, and remove those of earlier settings."""
     names = [name for _, _, chunk in build.cleaned for name in chunk.documents]
     names += [name for _, part in build.kept for name in part.documents]
     targets = {f"{DOCUMENTS}/{name.replace('/', '-')}": name for name in names}
@@ -122,15 +122,15 @@ def _place_documents(build: Build) -> None:
 
 
 def _place_shards(build: Build) -> dict[str, Split]:
-    """The splits, with their shards in the corpus folder."""
+    """Place all shards in the corpus folder; return the splits."""
     splits: dict[str, list[Shard]] = {}
-    for name, one, shard in build.packed:
+    for name, packing, shard in build.packed:
         shards = splits.setdefault(name, [])
         for file, digest in ((shard.tar, shard.sha256), (shard.index, shard.index_sha256)):
-            source = f"{one.out}/{file.partition('/')[2]}"
+            source = f"{packing.out}/{file.partition('/')[2]}"
             path = join(build.runner.work, source)
             if at(path).sha256() != digest:
-                build.runner.forget(one)
+                build.runner.forget(packing)
                 raise UserError(
                     "file-damaged",
                     f"{path} was damaged after it was written; run the same command again to "
@@ -150,7 +150,7 @@ def _funnel(build: Build) -> tuple[FunnelStep, ...]:
 
 
 def _input(folder: str, file: SourceFile) -> Input:
-    """An input as the manifest names it: relative to the corpus, if both are in one project.
+    """An input for the manifest, its path relative to the corpus if both are in one project.
 
     The project is the folder that the command was run in, which relative sources refer to.
     """
@@ -214,7 +214,7 @@ def _source_count(build: Build, number: int) -> SourceCount:
 
 
 def sweep(folder: str, manifest: Manifest, *, keep_work: bool) -> None:
-    """Remove shards of earlier settings, and the work folder unless it is to stay."""
+    """Remove shards of earlier settings, and the work folder unless `keep_work`."""
     if not keep_work:
         at(join(folder, WORK)).remove_folder()
     current = {join(folder, file) for file, _ in manifest.files()}

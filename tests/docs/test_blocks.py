@@ -1,4 +1,4 @@
-"""Every block of the README and of docs/ says where it runs; what needs a cluster is parsed."""
+"""Blocks of the README and of docs/ say where they run; those that need a cluster are parsed."""
 
 import re
 import shlex
@@ -31,7 +31,7 @@ from tests.support.docs.texts import write_texts
 def test_every_block_says_where_it_runs() -> None:
     for block in all_blocks():
         assert block.kind in KINDS, f"{block}: nothing runs it"
-    assert {block.kind for block in all_blocks()} == KINDS, "a test below has nothing to look at"
+    assert {block.kind for block in all_blocks()} == KINDS, "a kind without blocks is not tested"
     for page in PAGES:
         assert text_of(page).count("```") == 2 * sum(b.page == page for b in all_blocks()), page
 
@@ -48,7 +48,7 @@ def test_no_comment_is_hidden_in_a_page() -> None:
 
 @pytest.fixture
 def own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    """What the README's `elmwright init my.toml` writes, in the current folder."""
+    """The config that the README's `elmwright init my.toml` writes into the current folder."""
     write_texts(tmp_path / "text")
     monkeypatch.chdir(tmp_path)
     (line,) = [
@@ -59,8 +59,8 @@ def own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 
 
 @pytest.mark.parametrize("block", all_blocks("sh cluster", "sh long"), ids=str)
-def test_what_needs_a_cluster_or_hours_is_understood(block: Block, own_config: RunConfig) -> None:
-    """The real parser takes it, its config loads, and the run it names is that config's."""
+def test_commands_for_a_cluster_or_for_hours_are_valid(block: Block, own_config: RunConfig) -> None:
+    """The parser accepts them, and they name the config and the run of the README."""
     for line in block.lines():
         program, *words = shlex.split(line, comments=True)
         assert program == "elmwright", line
@@ -104,7 +104,7 @@ def test_configs_load(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", all_blocks("toml targets"), ids=str)
-def test_targets_are_ones_that_submit_takes(
+def test_targets_are_accepted_by_submit(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -161,7 +161,7 @@ def test_settings_in_prose_exist() -> None:
 
 
 def test_the_page_of_commands_lists_all_of_them_and_no_other() -> None:
-    """An alias shares its parser with the name it stands for, and need not be listed."""
+    """An alias need not be listed. It has the same parser as the command."""
     named = set(re.findall(r"^\| `elmwright ([\w-]+)", text_of("docs/commands.md"), re.MULTILINE))
     known = subcommands()
     assert named <= known.keys()

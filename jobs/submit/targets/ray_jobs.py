@@ -121,7 +121,7 @@ class RayCluster(Place):
             raise
         except Unreachable as error:
             raise Failed(
-                f"the Ray cluster at {self.address} went away while the job was being sent "
+                f"the Ray cluster at {self.address} stopped answering while the job was being sent "
                 f"({error.__cause__ or error}); 'elmwright jobs' shows whether it arrived, once "
                 f"the cluster answers again, and 'elmwright cancel {submission.run}' stops it then"
             ) from error

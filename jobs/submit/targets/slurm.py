@@ -1,9 +1,9 @@
-"""The target `slurm`: a batch job that brings its own Ray to its machines.
+"""The target `slurm`: a batch job that starts its own Ray cluster on its machines.
 
 The script is `templates/elmwright.sbatch`, filled in and written beside the code into the attempt's
-own folder, which every machine must see (below `run.dir`, else in the user's home). sbatch does not
-pass on the submitter's environment, because Slurm would keep it in its state files. Secrets come
-from the login environment on the cluster or from `env_file`.
+own folder, which all machines must share (below `run.dir`, else in the user's home). sbatch does
+not pass on the submitter's environment, because Slurm would store it in its state files. Secrets
+come from the login environment on the cluster or from `env_file`.
 """
 
 import os
@@ -32,7 +32,7 @@ TEMPLATE = Path(__file__).parent / "templates" / "elmwright.sbatch"
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED")
 RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
 NO_ANSWER = "unable to contact|timed out|connection refused|configuration source"
-"""Errors of Slurm's commands if its controller does not answer, or none is configured."""
+"""What Slurm's commands print if the controller does not answer, or none is configured."""
 
 
 class Slurm(Place):
@@ -103,11 +103,11 @@ class Slurm(Place):
         except Failed as error:
             if "Invalid job id" not in str(error):
                 raise
-            return forgotten  # minutes after its end
+            return forgotten  # Slurm forgets a job minutes after its end
         return state_of_slurm(dict(re.findall(r"(\w+)=(\S*)", answer)))
 
     def _number(self, job: Job) -> str:
-        """Slurm's number of a job; if its answer was lost, that of a queued job of the run."""
+        """Slurm's id of a job; if its answer was lost, that of the run's job in the queue."""
         handle = handle_of(job, SlurmHandle)
         return handle.job if handle else self.running(job.submission.run)
 
@@ -116,8 +116,8 @@ class Slurm(Place):
         if self.state(job).word == "pending":
             run_slurm("scancel", number)
         else:
-            # To the batch shell, which passes it on and waits. A plain scancel would leave the
-            # driver Slurm's KillWait, 30 s by default.
+            # The batch shell passes the signal on and waits. A plain scancel would give the
+            # driver only Slurm's KillWait, 30 s by default.
             run_slurm("scancel", "--batch", "--signal=TERM", number)
 
     def kill(self, job: Job) -> None:
@@ -179,7 +179,7 @@ def render(submission: Submission) -> str:
         "TIME": target.time,
         "WARNING": target.warning,
         "INTERFACE": target.interface,
-        "OUTPUT": output.replace("%", "%%"),  # Slurm replaces what begins with a percent sign
+        "OUTPUT": output.replace("%", "%%"),  # Slurm expands patterns such as %j
         "DIRECTIVES": "\n".join(directives) or "# (no further options)",
         "LINES": "\n".join(lines),
         "PYTHON": _path(target.python or sys.executable),
@@ -192,12 +192,12 @@ def render(submission: Submission) -> str:
 
 
 def _path(text: str) -> str:
-    """A path on the cluster, quoted for a shell; ~ is the home there."""
+    """A path on the cluster, quoted for a shell; ~ is the home folder there."""
     return f"~/{shlex.quote(text[2:])}" if text.startswith("~/") else shlex.quote(text)
 
 
 def state_of_slurm(fields: dict[str, str]) -> State:
-    """The state of a job by the fields of `scontrol show job`."""
+    """The state of a job from the fields of `scontrol show job`."""
     word = fields["JobState"]
     if word in WAITING:
         return State("pending", f"in Slurm's queue ({fields.get('Reason', '')})")
@@ -227,8 +227,8 @@ def run_slurm(*command: str) -> str:
     if program == "sbatch" and has_answered:
         raise UserError(
             "capacity",
-            f"Slurm does not take the job ({reason}); change partition, nodes, cpus, gpus or time "
-            "of the target, or what the run needs",
+            f"Slurm does not accept the job ({reason}); change partition, nodes, cpus, gpus or "
+            "time of the target, or reduce what the run needs",
         )
     if has_answered:
         raise Failed(f"{program} failed ({reason})")

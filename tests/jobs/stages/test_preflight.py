@@ -27,10 +27,10 @@ pytestmark = pytest.mark.slow(103)
 
 def problems_of(tmp_path: Path, text: object = None, **changes: object) -> list[str]:
     source = text if text is not None else write_text(tmp_path / "text.txt", 30)
-    return found(load_config(str(write_config(tmp_path, source, **changes))))  # type: ignore[arg-type]
+    return problems_in(load_config(str(write_config(tmp_path, source, **changes))))  # type: ignore[arg-type]
 
 
-def found(config: RunConfig) -> list[str]:
+def problems_in(config: RunConfig) -> list[str]:
     return preflight(Run(config, RunFolder.of(config)), ALL_STAGES, STAGES)
 
 
@@ -69,7 +69,7 @@ def test_run_reports_all_problems_before_it_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "meant"),
+    ("code", "suggestion"),
     [
         ("english", '"en"'),
         ("German", '"de"'),
@@ -80,8 +80,8 @@ def test_run_reports_all_problems_before_it_starts(tmp_path: Path) -> None:
         ("eng", '"en"'),
     ],
 )
-def test_language_name_is_refused_with_its_code(code: str, meant: str) -> None:
-    assert meant in code_problem(code)
+def test_language_name_is_refused_with_its_code(code: str, suggestion: str) -> None:
+    assert suggestion in code_problem(code)
 
 
 def test_language_codes_are_accepted() -> None:
@@ -194,8 +194,8 @@ def test_wrong_mlflow_address_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     [problem] = problems_of(tmp_path, tracking_uri=f"sqlite:///{tmp_path}/file/mlflow.db")
     assert "cannot be written" in problem
-    silent = problems_of(tmp_path, tracking_uri="http://127.0.0.1:9")
-    assert silent == [], "a server that does not answer gets everything later"
+    problems = problems_of(tmp_path, tracking_uri="http://127.0.0.1:9")
+    assert problems == [], "a run may start without its server"
 
 
 def test_sentencepiece_size_too_small_for_bytes_is_reported(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_sentencepiece_size_too_small_for_bytes_is_reported(tmp_path: Path) -> N
         str(write_config(tmp_path, write_text(tmp_path / "text.txt", 30), **settings)),
         [f"corpus.sentencepiece.{key}={json.dumps(value)}" for key, value in pieces.items()],
     )
-    [problem] = found(config)
+    [problem] = problems_in(config)
     assert "corpus.sentencepiece.size = 200" in problem
 
 
@@ -223,12 +223,12 @@ def test_all_changed_settings_are_reported_at_once() -> None:
 
 
 def test_all_differences_from_init_from_are_reported_at_once() -> None:
-    theirs = ModelConfig(dim=8, filters=((1, 4), (2, 4)), n_highway=1)
-    problem = shape_problem(ModelConfig(), theirs)
+    base = ModelConfig(dim=8, filters=((1, 4), (2, 4)), n_highway=1)
+    problem = shape_problem(ModelConfig(), base)
     for words in ("model.dim is 4096", "has [[1, 4], [2, 4]]", "model.n_highway is 2"):
         assert words in problem
     assert problem.endswith("set them to that")
-    assert shape_problem(theirs, theirs) == ""
+    assert shape_problem(base, base) == ""
 
 
 def test_several_problems_are_several_lines() -> None:
@@ -265,7 +265,7 @@ def test_init_from_model_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_relative_init_from_is_resolved_before_workers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the config that is saved stays as it was typed: the run resumes in a moved folder."""
+    """The saved config keeps the relative path, so the run can be resumed in a moved folder."""
     text = write_text(tmp_path / "text.txt", 60)
     path = write_config(tmp_path, text, train_init_from="base", train_max_steps=2)
     config = load_config(str(path))
@@ -279,7 +279,7 @@ def test_relative_init_from_is_resolved_before_workers_start(
     assert config_hash(load_config(str(path))) == config_hash(config)
     os.rename(tmp_path / "base", tmp_path / "gone")
     again = elmwright("train", path, "--set", "train.max_steps=3")
-    assert again.returncode == 0, "a checkpoint of this run comes first" + again.stderr
+    assert again.returncode == 0, "resuming does not need init_from" + again.stderr
 
 
 def test_preflight_is_quick(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_preflight_is_quick(tmp_path: Path) -> None:
     config = load_config(str(write_config(tmp_path, tmp_path / "text.txt")))
     times = []
     for _ in range(3):
-        begun = time.process_time()
-        assert found(config) == []
-        times.append(time.process_time() - begun)
+        start = time.process_time()
+        assert problems_in(config) == []
+        times.append(time.process_time() - start)
     assert min(times) < 0.5

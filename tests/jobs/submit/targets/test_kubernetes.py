@@ -38,7 +38,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
-PLAYED = """#!/bin/sh
+FAKE_KUBECTL = """#!/bin/sh
 cd {folder}
 echo "$*" >>calls
 if [ -e "fail-$3" ]; then cat "fail-$3" >&2; exit 1; fi
@@ -56,7 +56,7 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a script in place of kubectl, which prints `answer` and records its calls."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
-    (bin_ / "kubectl").write_text(PLAYED.format(folder=tmp_path))
+    (bin_ / "kubectl").write_text(FAKE_KUBECTL.format(folder=tmp_path))
     (bin_ / "kubectl").chmod(0o755)
     (tmp_path / "answer").write_text('{"items": []}')
     nodes(tmp_path, 1, {"cpu": "64", "nvidia.com/gpu": "8"})
@@ -80,10 +80,10 @@ def test_kubectl_creates_the_objects_and_sets_their_owner(kubectl: Path) -> None
     config_map, end = json.JSONDecoder().raw_decode(text)
     assert end > 262_144
     assert Objects(config_map, json.loads(text[end:])) == render(job.submission)
-    asked = [call for call in calls(kubectl) if " get " not in call]
+    changes = [call for call in calls(kubectl) if " get " not in call]
     name = object_name(job.submission.id)
-    assert asked[:2] == ["-n ml create -f -", "-n ml create -o json -f -"]
-    (patch,) = asked[2:]
+    assert changes[:2] == ["-n ml create -f -", "-n ml create -o json -f -"]
+    (patch,) = changes[2:]
     assert patch.startswith(f"-n ml patch configmap {name} --type merge -p ")
     assert json.loads(patch.partition(" -p ")[2]) == {
         "metadata": {
@@ -94,7 +94,7 @@ def test_kubectl_creates_the_objects_and_sets_their_owner(kubectl: Path) -> None
     }
 
 
-def test_the_state_is_kuberays_where_there_is_no_address(kubectl: Path) -> None:
+def test_without_an_address_the_state_comes_from_kuberay(kubectl: Path) -> None:
     job = Job(submission(kubectl, GPU))
     status = {"jobStatus": "RUNNING", "rayClusterName": "tiny-x7"}
     (kubectl / "answer").write_text(json.dumps({"status": status}))
@@ -117,12 +117,12 @@ def test_a_job_that_waits_for_its_cluster_is_cancelled_by_deleting_it(kubectl: P
 def test_a_rayjob_that_is_refused_leaves_no_config_map_behind(kubectl: Path) -> None:
     (kubectl / "answer").write_text("")
     place = Kubernetes(GPU)
-    ask = place.kubectl
+    real_kubectl = place.kubectl
 
     def refuse(*arguments: str, text: str = "") -> str:
         if arguments[0] == "create" and '"RayJob"' in text:
             raise UserError("cluster-unreachable", "denied by a policy")
-        return ask(*arguments, text=text)
+        return real_kubectl(*arguments, text=text)
 
     place.kubectl = refuse  # type: ignore[method-assign]
     sent = submission(kubectl, GPU)
@@ -130,17 +130,17 @@ def test_a_rayjob_that_is_refused_leaves_no_config_map_behind(kubectl: Path) -> 
         place.submit(sent)
     name = object_name(sent.id)
     assert calls(kubectl)[-1] == f"-n ml delete configmap {name} --ignore-not-found"
-    # The answer was lost, the job was not.
+    # The RayJob was created, and only the answer was lost.
     (kubectl / "answer").write_text('{"metadata": {"uid": "u-2"}}')
     assert place.submit(sent) == RayJobHandle(name)
     assert '"uid": "u-2"' in calls(kubectl)[-1]
-    # Neither may we look: what was refused is refused, and not perhaps there.
+    # Without permission to look for the RayJob, the refusal itself is reported.
     (kubectl / "fail-get").write_text("Forbidden: cannot get resource rayjobs")
     with mistake("cluster-unreachable", "denied by a policy"):
         place.submit(sent)
 
 
-def going_on(run: str) -> str:
+def waiting_rayjob(run: str) -> str:
     item = {
         "metadata": {"name": "tiny-1"},
         "spec": {"metadata": {"elmwright.run": run}},
@@ -150,7 +150,7 @@ def going_on(run: str) -> str:
 
 
 def test_run_with_a_rayjob_is_refused(kubectl: Path) -> None:
-    (kubectl / "answer").write_text(going_on("tiny"))
+    (kubectl / "answer").write_text(waiting_rayjob("tiny"))
     with mistake("busy", "'tiny'", "tiny-1"):
         submit(submission(kubectl, GPU))
     assert not (kubectl / "created").exists()
@@ -158,7 +158,7 @@ def test_run_with_a_rayjob_is_refused(kubectl: Path) -> None:
 
 def test_rayjob_of_a_run_is_found_by_its_label(kubectl: Path) -> None:
     long = "x" * 62 + ".y"
-    (kubectl / "answer").write_text(going_on(long))
+    (kubectl / "answer").write_text(waiting_rayjob(long))
     assert Kubernetes(GPU).running(long) == "tiny-1"
     assert f"-l elmwright.run={'x' * 62} " in calls(kubectl)[-1]
     assert Kubernetes(GPU).running("x" * 62 + ".z") == "", "another run with the same label"
@@ -209,7 +209,8 @@ def test_missing_kubectl_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 class Dashboard(http.server.BaseHTTPRequestHandler):
-    """A Ray dashboard that knows of no job, or is another cluster's and refuses our token."""
+    """A Ray dashboard that answers every request with the same error: it does not know the job, or
+    belongs to another cluster and refuses our token."""
 
     code = 404
 
@@ -266,14 +267,15 @@ def test_state_is_unreachable_if_neither_ray_nor_kubernetes_answers(kubectl: Pat
 def test_rayjob_whose_answer_was_lost_can_be_found_again(
     kubectl: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """kubectl fails after the ConfigMap and then does not answer at all."""
+    """kubectl creates the ConfigMap, fails at the RayJob, and then stops answering."""
     sent = submission(kubectl, GPU)
     create = 'case "$(cat)" in *\'"RayJob"\'*) touch fail-get; echo timeout >&2; exit 1 ;; esac'
     script = kubectl / "bin" / "kubectl"
-    played = script.read_text().replace("cat >>created", create)
-    script.write_text(played)
+    script.write_text(script.read_text().replace("cat >>created", create))
     (kubectl / "answer").write_text('{"items": []}')
-    with pytest.raises(Failed, match=r"went away while the job was being sent .*'elmwright jobs'"):
+    with pytest.raises(
+        Failed, match=r"stopped answering while the job was being sent .*'elmwright jobs'"
+    ):
         submit(sent)
     (kubectl / "fail-get").unlink()
     (kubectl / "answer").write_text('{"status": {"jobStatus": "RUNNING"}}')
@@ -298,7 +300,7 @@ def test_a_creation_that_times_out_stays_in_the_run_book(
 def test_an_address_that_is_set_later_reaches_the_job(
     kubectl: Path, dashboard: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The dashboard can only be forwarded when the job has its cluster."""
+    """The port of the dashboard can only be forwarded once the job's cluster exists."""
     targets = kubectl / "config" / "elmwright" / "targets.toml"
     targets.parent.mkdir(parents=True)
     targets.write_text('[cloud]\nkind = "k8s"\nvolume = "runs"\n')
@@ -341,7 +343,7 @@ def test_package_too_large_for_a_config_map_is_refused(
     kubectl: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = submission(kubectl, GPU)
-    package = {"noise.bin": random.Random(1).randbytes(1_048_576)}  # which cannot be compressed
+    package = {"noise.bin": random.Random(1).randbytes(1_048_576)}  # incompressible
     monkeypatch.setattr("elmwright.jobs.submit.targets.ray_jobs.wheel_members", lambda: package)
     with mistake("target", "1,048,576"):
         submit(sent)
@@ -358,9 +360,9 @@ def test_config_map_usage_is_noted_by_dry_run_and_doctor(
     kubectl: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent = submission(kubectl, GPU)
-    told = f"code and config are {len(pack(sent)[1]):,} bytes of the 1,048,576 that a ConfigMap"
+    usage = f"code and config are {len(pack(sent)[1]):,} bytes of the 1,048,576 that a ConfigMap"
     json.loads(Kubernetes(GPU).describe(sent))
-    assert told in capsys.readouterr().err
+    assert usage in capsys.readouterr().err
     (kubectl / "answer").write_text("yes\n")
     assert any("of the 1,048,576 that a ConfigMap takes" in text for _, text in examine(GPU))
     (kubectl / "answer").write_text('{"items": []}')
@@ -377,7 +379,7 @@ def test_doctor_checks_claims_and_secrets_of_the_target(kubectl: Path) -> None:
     assert "persistentvolumeclaim claim is not there; create it in namespace ml" in wrong
     assert "secret s3 is not there; create it in namespace ml" in wrong
     assert any(text.startswith("may not create RayJobs in namespace ml") for text in wrong)
-    # To look at secrets is a right that nobody needs who submits.
+    # Submitting needs no permission to read secrets.
     script = kubectl / "bin" / "kubectl"
     forbid = '*" get secret "*) echo "Error: Forbidden" >&2; exit 1 ;;\n*" get "*)'
     script.write_text(script.read_text().replace('*" get "*)', forbid))

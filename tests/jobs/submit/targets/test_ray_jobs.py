@@ -152,7 +152,9 @@ def test_a_cluster_that_goes_away_while_the_job_is_sent(
     dashboard: Dashboard, submission: Submission
 ) -> None:
     dashboard.answers["POST /api/jobs/"] = (0, "")
-    with pytest.raises(Failed, match=r"went away while the job was being sent .* 'elmwright jobs'"):
+    with pytest.raises(
+        Failed, match=r"stopped answering while the job was being sent .* 'elmwright jobs'"
+    ):
         submit(submission)
 
 
