@@ -155,9 +155,9 @@ class Kubernetes(Place):
             if not isinstance(error, Unreachable | Failed):
                 raise error from None  # it was refused, so it does not exist
             raise Failed(
-                f"Kubernetes stopped answering while the job was being sent ({error}); 'elmwright jobs' "
-                "shows whether it arrived, once it answers again, and 'elmwright cancel' stops it "
-                "then"
+                f"Kubernetes stopped answering while the job was being sent ({error}); "
+                "'elmwright jobs' shows whether it arrived, once it answers again, and 'elmwright "
+                "cancel' stops it then"
             ) from None
         if not answer:
             raise error
