@@ -34,7 +34,7 @@ from rich.text import Text
 
 TARGET = Path(__file__).with_name("terminal.svg")
 COLUMNS, LINES = 80, 200
-"""Lines: so many that nothing is ever scrolled away."""
+"""Enough lines that the terminal never scrolls."""
 PAUSE = 0.03
 """Seconds without output after which the screen counts as drawn."""
 MOMENT = 0.6

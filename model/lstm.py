@@ -38,8 +38,8 @@ from elmwright.model.lstm_rows import Rows
 from elmwright.model.lstm_step import Clips, Window, spare
 
 MANY_ROWS = 64
-"""From so many rows on, training lays the window out by feature. At 1024/128 with 64 rows that took
-as long on one core and 5 % less on two. At 4096/512 with 128 rows it took 5 % less on one."""
+"""Fewest rows for which training uses the layout by feature. At 1024/128 with 64 rows that took as
+long on one core and 5 % less on two. At 4096/512 with 128 rows it took 5 % less on one."""
 
 
 def projected_lstm(

@@ -16,7 +16,7 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
             is_fixed = key == "seed" if section == "run" else name not in RESUMABLE
             if is_fixed and value != before:
                 differing.append(
-                    f"{name} is {json.dumps(value)}, but the run was begun with "
+                    f"{name} is {json.dumps(value)}, but the run was started with "
                     f"{json.dumps(before)}"
                 )
     if not differing:

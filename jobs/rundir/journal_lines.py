@@ -29,7 +29,7 @@ LINE_BYTES = 1 << 20
 KEPT_BYTES = 1 << 16
 """Bytes of a damaged line that are noted beside the journal."""
 _FAILURES = 16
-"""After so many invalid records in one damaged line, the rest of it is skipped."""
+"""After this many invalid records in one damaged line, its rest is skipped."""
 _BEGIN, _DAMAGE = '{"kind": ', "\ufffd"
 
 

@@ -219,7 +219,7 @@ def _examine_kubernetes(target: Target, config: RunConfig | None) -> Iterator[Fi
     # If the answer is no, kubectl fails with it.
     may = _ask_kubectl(place, "auth", "can-i", "create", "rayjobs.ray.io") == "yes"
     rights = f"create RayJobs in namespace {target.namespace}"
-    yield may, f"may {rights}" if may else f"may not {rights}; ask who runs the cluster"
+    yield may, f"may {rights}" if may else f"may not {rights}; ask its administrator"
     for kind, name in (
         ("persistentvolumeclaim", target.volume),
         ("secret", target.secret),
@@ -229,11 +229,11 @@ def _examine_kubernetes(target: Target, config: RunConfig | None) -> Iterator[Fi
             continue
         answer = _ask_kubectl(place, "get", kind, name, "--ignore-not-found", "-o", "name")
         if answer is None:  # it needs a right that submitting does not
-            yield True, f"{kind} {name} may not be looked for from here"
+            yield True, f"no permission to look for {kind} {name}"
         elif answer:
-            yield True, f"{kind} {name} is there"
+            yield True, f"{kind} {name} exists"
         else:
-            yield False, f"{kind} {name} is not there; create it in namespace {target.namespace}"
+            yield False, f"{kind} {name} does not exist; create it in namespace {target.namespace}"
     submission = _submission(target, config)
     yield True, config_map_usage(pack(submission)[1])
     if config is not None:

@@ -95,7 +95,7 @@ def _corpus(path: str | Path) -> str:
 
 
 def _shard(path: Path, progress: Progress) -> str:
-    """One shard, against the manifest of the corpus it lies in."""
+    """Verify one shard against the manifest of its corpus."""
     manifest = Manifest.load(path.resolve().parent.parent)
     for split in manifest.splits.values():
         for shard in split.shards:

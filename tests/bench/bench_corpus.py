@@ -72,7 +72,7 @@ def documents(paths: list[str]) -> Iterator[str]:
 
 
 def sized(texts: list[str], megabytes: float) -> list[str]:
-    """Texts of so many megabytes, begun again with changed words where they run out."""
+    """Texts of this many megabytes in total, repeated with changed words if there are too few."""
     taken: list[str] = []
     size, round_ = 0, 0
     while size < megabytes * 1e6:

@@ -15,7 +15,7 @@ anything is printed, probabilities over the whole vocabulary must add up to 1 wi
 Of a RUN that is trained, its own forward perplexity is printed too, and the ratios to the unigram
 model and to the 5-gram: both predict the same tokens, if `eval.final_tokens` cut nothing off.
 
-With TOKENS, only the first so many of train are counted: what a model that stopped there had read.
+With TOKENS, only that many tokens of train are counted: those that a model stopped there has read.
 Without a folder: WikiText-2 by the recipe of that name, where 240.0 is known (`data/wikitext2`
 below the folder that ELMWRIGHT_SHARED names; skipped where it is missing).
 """

@@ -17,7 +17,7 @@ from elmwright.model.softmax import PIECE
 
 @dataclass(frozen=True)
 class Product:
-    """[m, k] × [k, n], so many times a step; `a_t`/`b_t` where the operand lies transposed."""
+    """[m, k] × [k, n], `count` times per step; `a_t`/`b_t`: the operand is transposed."""
 
     name: str
     m: int

@@ -111,7 +111,7 @@ PATHS = {
     "slurm/elmwright.sbatch": {"/bin/bash", "/dev/null", "/dev/urandom", "/dev/tcp", "/tmp"},  # noqa: S108
     "slurm/targets.toml": {"/shared/elmwright"},
 }
-"""Every path that a file may name, itself or what lies below: ours, those of the operating system,
+"""Every path that a file may name, or name a path below: ours, those of the operating system,
 of other people's images and of the inside of ours."""
 PATH = r"(?<![\w.}~*$/])/[a-z][\w./-]*"
 

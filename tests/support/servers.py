@@ -51,7 +51,7 @@ def postgres(folder: Path) -> Iterator[str]:
     if not found:
         missing("PostgreSQL is not installed")
     here = Path(found).resolve().parent
-    # Its data lies where its own user may go: pytest's folders are closed to others.
+    # Its data is outside pytest's folders, which other users cannot read.
     data = Path(tempfile.mkdtemp(prefix="elmwright-pg-"))
     user = "postgres" if os.geteuid() == 0 else None
     if user:

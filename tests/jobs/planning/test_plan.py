@@ -195,7 +195,7 @@ def test_the_last_evaluation_is_counted_up_to_its_limit() -> None:
 
     assert seconds(1000, 5000) == seconds(0, 1000)
     assert seconds(1000, 5000, 200) == pytest.approx(seconds(0, 1200))
-    assert seconds(0, 50_000_000) == seconds(0, 1_000_000), "so many are enough by default"
+    assert seconds(0, 50_000_000) == seconds(0, 1_000_000), "a million tokens are enough by default"
     for vocabulary in (10, 99_999, 100_000, 800_000):
         for final in (0, 7):
             section = replace(config.eval, final_tokens=final)

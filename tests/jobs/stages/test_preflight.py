@@ -215,7 +215,7 @@ def test_all_changed_settings_are_reported_at_once() -> None:
         for overrides in ([], ["run.seed=2", "optim.lr=0.1", "train.max_steps=5", "model.dim=8"])
     )
     problem = changed_settings(saved, now)
-    assert problem.count("but the run was begun with") == 3
+    assert problem.count("but the run was started with") == 3
     assert all(name in problem for name in ("run.seed is 2", "optim.lr is 0.1", "model.dim is 8"))
     assert "max_steps" not in problem
     assert problem.endswith("set them back")

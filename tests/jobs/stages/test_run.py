@@ -209,9 +209,9 @@ def test_embed_refuses_to_overwrite(finished: Run, tmp_path: Path) -> None:
 
 def test_changed_settings_are_refused_or_the_run_resumes(finished: Run) -> None:
     for override, words in (
-        ("model.dim=32", "model.dim is 32, but the run was begun with 16"),
-        ("train.lanes=8", "train.lanes is 8, but the run was begun with 4"),
-        ("optim.lr=0.5", "optim.lr is 0.5, but the run was begun with 0.2"),
+        ("model.dim=32", "model.dim is 32, but the run was started with 16"),
+        ("train.lanes=8", "train.lanes is 8, but the run was started with 4"),
+        ("optim.lr=0.5", "optim.lr is 0.5, but the run was started with 0.2"),
         ("run.seed=6", "give the run another run.name"),
         ("vocab.max_size=100", "give the run another run.name"),
     ):

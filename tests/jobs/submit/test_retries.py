@@ -73,7 +73,7 @@ def test_progress_since_the_last_attempt_resets_the_count(
     submission: Submission, tmp_path: Path
 ) -> None:
     for step in range(1, 4 * STANDSTILLS):
-        # Each second one gets further: however many there are, the run goes on.
+        # Every second attempt makes progress, so the run is always retried.
         work = (lambda step=step: checkpoint(tmp_path, step)) if step % 2 else int
         assert attempt(submission, 75 if step % 3 else -9, work)
     assert retries.read(submission).standstills <= 1

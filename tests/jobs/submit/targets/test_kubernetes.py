@@ -376,8 +376,8 @@ def test_doctor_checks_claims_and_secrets_of_the_target(kubectl: Path) -> None:
     assert all(found for found, _ in good), good
     (kubectl / "answer").write_text("")
     wrong = [text for found, text in examine(GPU) if not found]
-    assert "persistentvolumeclaim claim is not there; create it in namespace ml" in wrong
-    assert "secret s3 is not there; create it in namespace ml" in wrong
+    assert "persistentvolumeclaim claim does not exist; create it in namespace ml" in wrong
+    assert "secret s3 does not exist; create it in namespace ml" in wrong
     assert any(text.startswith("may not create RayJobs in namespace ml") for text in wrong)
     # Submitting needs no permission to read secrets.
     script = kubectl / "bin" / "kubectl"
@@ -386,4 +386,4 @@ def test_doctor_checks_claims_and_secrets_of_the_target(kubectl: Path) -> None:
     (kubectl / "answer").write_text("yes")
     findings = examine(GPU)
     assert all(found for found, _ in findings), findings
-    assert "secret s3 may not be looked for from here" in [text for _, text in findings]
+    assert "no permission to look for secret s3" in [text for _, text in findings]

@@ -1,5 +1,5 @@
-"""What the loop does besides going on: several windows a step, early stopping, going back,
-starting from another model."""
+"""Features of the training loop: several windows per step, early stopping, returning to a
+checkpoint, starting from another model."""
 
 import math
 import time
