@@ -132,7 +132,8 @@ class DiskLocation(Location):
     def arrow_file(self) -> Iterator[Any]:
         import pyarrow
 
-        with explained(Path(self.path)), pyarrow.memory_map(self.path) as file:
+        # Not mapped into memory: a read error would be a SIGBUS, which kills the process.
+        with explained(Path(self.path)), pyarrow.OSFile(self.path) as file:
             yield file
 
     def read_up_to(self, limit: int) -> bytes:

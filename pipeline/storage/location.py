@@ -88,7 +88,7 @@ class Location(Protocol):
         """A file that appears, complete, only if the block ends without an error."""
 
     def arrow_file(self) -> AbstractContextManager[Any]:
-        """A file for pyarrow to read: mapped into memory on a disk, by ranges in a store."""
+        """A file for pyarrow to read by ranges."""
 
     def read_range(self, begin: int, end: int) -> bytes:
         """Some bytes of the file, in one request; fewer where it ends before `end`."""
