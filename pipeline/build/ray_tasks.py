@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 RECIPE = 3
 """Incremented whenever a change of the code changes what the same settings give."""
-WORK_FORMAT = 1
+WORK_FORMAT = 2
 """Incremented whenever the format of a file in the work folder changes, so that no task reads an
 older one. The finished corpus is the same."""
 _MARK = ".done.json"

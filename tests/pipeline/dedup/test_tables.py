@@ -1,5 +1,7 @@
 """Tables on disk: whole or refused, and each task reads only its own range."""
 
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -64,7 +66,7 @@ def test_the_ranges_together_are_the_table(tmp_path_factory, keys):
     table = _table(keys)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "_FEWEST_ROWS", 1)
-        patch.setattr(tables, "_BATCHES", 7)
+        patch.setattr(tables, "_ROW_BATCHES", 7)
         tables.save_rows(path, table)
     assert np.array_equal(tables.load_rows(path, ROW), table)
     for n in (1, 2, 3, 64, 4096):
@@ -105,9 +107,30 @@ def test_a_part_has_its_texts_and_their_lines(tmp_path):
 def test_a_range_of_a_large_table_is_read_without_the_rest(tmp_path, reads):
     path, table = str(tmp_path / "x"), _random(1_000_000)
     tables.save_rows(path, table)
-    share = _load_range(path, 5, 16)
-    assert len(reads) == 2
-    assert share.nbytes <= reads[1] < table.nbytes / 10
+    for n_reducers in (16, 64):
+        reads.clear()
+        share = _load_range(path, 5, n_reducers)
+        assert len(reads) == 2
+        assert share.nbytes <= reads[1] < 1.25 * share.nbytes
+
+
+@pytest.mark.parametrize("n_reducers", [1, 16, 1024])
+def test_a_share_keeps_no_other_rows_in_memory(tmp_path, n_reducers):
+    path = str(tmp_path / "x")
+    tables.save_rows(path, _random(100_000))
+    share = _load_range(path, n_reducers // 2, n_reducers)
+    assert len(share)
+    held = share
+    while isinstance(held.base, np.ndarray):
+        held = held.base
+    assert held.base is None
+    assert held.nbytes == share.nbytes
+
+
+def test_a_range_that_is_not_one_of_them_is_refused():
+    for number, count in ((5, 4), (4, 4), (-1, 4), (0, 0)):
+        with pytest.raises(ValueError, match=f"range {number} is not one of {count}"):
+            tables.hash_range(number, count)
 
 
 def test_a_small_table_is_one_read(tmp_path, reads):
@@ -166,6 +189,21 @@ def test_any_changed_or_missing_byte_is_noticed(tmp_path):
         tables.load_rows(str(path), ROW)
 
 
+def test_a_file_that_cannot_be_read_does_not_kill_the_process(tmp_path):
+    """It is cut after it was opened. Mapped into memory, reading it would be a SIGBUS."""
+    path = str(tmp_path / "x")
+    tables.save_rows(path, _random(100_000))
+    program = (
+        "import os, sys\n"
+        "from elmwright.pipeline.storage.files import at\n"
+        "with at(sys.argv[1]).arrow_file() as file:\n"
+        "    os.truncate(sys.argv[1], 0)\n"
+        "    print(len(file.read_buffer(10_000).to_pybytes()))\n"
+    )
+    command = [sys.executable, "-c", program, path]
+    assert subprocess.check_output(command, text=True) == "0\n"
+
+
 def test_a_table_that_claims_more_rows_than_it_has_takes_no_memory(tmp_path):
     path = str(tmp_path / "x")
     rows = np.zeros(10, [("part", "<u4"), ("x", "<u8")])
@@ -177,7 +215,10 @@ def test_a_table_that_claims_more_rows_than_it_has_takes_no_memory(tmp_path):
 
     def sealed(batch, end, key=b"part"):
         index = np.array([[0, end, xxhash.xxh3_64_intdigest(batch)]], "<u8").tobytes()
-        data = footer.with_metadata({"key": key, "index": index}).serialize().to_pybytes()
+        return closed(batch, footer.with_metadata({"key": key, "index": index}))
+
+    def closed(batch, schema):
+        data = schema.serialize().to_pybytes()
         seal = np.array([len(data), xxhash.xxh3_64_intdigest(data)], "<u8").tobytes()
         return batch + data + seal
 
@@ -190,6 +231,10 @@ def test_a_table_that_claims_more_rows_than_it_has_takes_no_memory(tmp_path):
             batch = good[:place] + claim.to_bytes(4, "little") + good[place + 4 : end]
             cases.append((f"{claim} at {place}", sealed(batch, end)))
     cases += [("no key", sealed(good[:end], end, b"")), ("empty", b""), ("zeros", bytes(1000))]
+    cases += [
+        ("no metadata", closed(good[:end], footer.remove_metadata())),
+        ("no index", closed(good[:end], footer.with_metadata({"key": "part"}))),
+    ]
     wrong, refused = refusals(
         cases,
         at(path).write_bytes,
@@ -209,8 +254,14 @@ def test_a_table_of_another_kind_is_refused(tmp_path):
     tables.save_rows(path, _random(5))
     with pytest.raises(ValueError, match="not sorted by part"):
         tables.load_rows(path, PART, "part", 0, 1)
-    with pytest.raises(ValueError, match="rows of 8 bytes"):
-        tables.load_rows(path, PART)
+    renamed = np.dtype([("hi", "<u8"), ("side", "<u4"), ("row", "u1")])
+    for dtype in (PART, renamed):
+        with pytest.raises(tables.DamagedError, match="no column") as error:
+            tables.load_rows(path, dtype)
+        assert error.value.path == path
+    for load in (tables.load_texts, tables.load_lines, tables.load_table):
+        with pytest.raises(tables.DamagedError, match="no column"):
+            load(path)
 
 
 def test_ranges_are_a_power_of_two_that_keeps_shares_small():
