@@ -27,6 +27,7 @@ from importlib.metadata import version
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from elmwright.pipeline.config import CorpusConfig, as_settings
+from elmwright.pipeline.dedup.tables import DamagedError
 from elmwright.pipeline.errors import Interrupted, UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.progress import Progress, Stage, stage
@@ -273,7 +274,17 @@ def run_once(work: str, recall: str, one: Task[R]) -> Done[R] | None:
     if at(recall).exists():
         return None
     before = time.process_time()
-    report = with_patience(lambda: one.call(work, one.out, *one.args, **one.named))
+    try:
+        report = with_patience(lambda: one.call(work, one.out, *one.args, **one.named))
+    except DamagedError as error:
+        # Only the size of an output is compared before it is used.
+        if match := _OURS.match(error.path[len(work) + 1 :]):
+            at(join(work, f"{match[1]}{_MARK}")).remove()
+        raise UserError(
+            "file-damaged",
+            f"{error.path} was damaged after it was written; run the same command again to write "
+            "it again",
+        ) from error
     cpu_seconds = round(time.process_time() - before, 3)
     done = Done(report, _outputs(work, one.out), cpu_seconds, peak_mb())
     at(join(work, one.mark)).write_bytes(json.dumps(to_data(done)).encode())

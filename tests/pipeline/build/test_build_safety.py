@@ -181,6 +181,25 @@ def test_damaged_shard_is_noticed_and_written_again(tmp_path, config):
     assert digests(tmp_path / "out") == before
 
 
+@pytest.mark.parametrize("table", ["clean/*.arrow", "counts/*.npy"])
+def test_damaged_table_is_noticed_and_written_again(tmp_path, config, table):
+    make(tmp_path / "out", config)
+    before = digests(tmp_path / "out")
+    work = tmp_path / "out/work"
+    damaged = next(work.glob(table))
+    data = bytearray(damaged.read_bytes())
+    data[6] ^= 1
+    damaged.write_bytes(data)
+    for mark in work.glob("*/*.done.json"):
+        if mark.parent.name not in ("clean", "counts"):
+            mark.unlink()
+    (tmp_path / "out/MANIFEST.json").unlink()
+    with mistake("file-damaged", str(damaged)):
+        make(tmp_path / "out", config)
+    make(tmp_path / "out", config)
+    assert digests(tmp_path / "out") == before
+
+
 def test_resumed_build_needs_less_disk(tmp_path, config, monkeypatch):
     size = (tmp_path / "in.txt").stat().st_size
     make(tmp_path / "out", config)
