@@ -131,12 +131,12 @@ def test_every_package_says_what_it_may_import() -> None:
     for room in ROOMS:
         for path in (ROOT / room).rglob("__init__.py"):
             docstring = docstring_of(path.parent)
-            assert re.search(r"\bmay import\b", docstring, re.IGNORECASE), path
-            assert 4 <= len(docstring.splitlines()) <= 9, path
+            assert re.search(r"\bmay\s+import\b", docstring, re.IGNORECASE), path
+            assert 3 <= len(docstring.splitlines()) <= 9, path
 
 
 def test_what_a_package_says_it_may_import_is_what_import_linter_allows() -> None:
-    """`May import X and what is below it`: X is the layer below."""
+    """`May import X and what is below it`, or `and the rooms below it`: X is the layer below."""
     contracts = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"]
     checked = 0
     for contract in contracts:
@@ -146,7 +146,7 @@ def test_what_a_package_says_it_may_import_is_what_import_linter_allows() -> Non
                 if not package.is_dir():
                     continue
                 words = " ".join(docstring_of(package).split())
-                rule = re.search(r"May import (\w+) and what is below it", words)
+                rule = re.search(r"[Mm]ay import (\w+) and (?:what is|the \w+) below it", words)
                 if rule:
                     checked += 1
                     assert rule[1] in re.findall(r"\w+", below), package
