@@ -2,5 +2,5 @@
 
 `sections.py` has the settings and what may change on resume, `toml_file.py` reads them,
 `explain_settings.py` explains them, `recipes/` has the shipped configs. May import terminal and
-the packages below it.
+what is below it.
 """

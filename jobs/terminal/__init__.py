@@ -1,5 +1,5 @@
 """Everything a user reads on the screen: sentences, tables, progress bars, and exit codes.
 
 Gives a `Console` to write to and a `Stop` that reports Ctrl-C and SIGTERM. May import environment
-and the packages below it.
+and what is below it.
 """

@@ -2,5 +2,5 @@
 
 This is the contract between the corpus and everyone who reads it: `Block`, `Shard`, `Manifest`, and
 a position in the data for each (seed, step). Training, evaluation and `elmwright.shards` use it.
-May import storage and the modules below it. `loader.py` also imports webdataset, when called.
+May import storage and what is below it. `loader.py` also imports webdataset, when called.
 """

@@ -113,11 +113,14 @@ def test_values_that_say_nothing_are_not_charted() -> None:
     assert heldout_metric("heldout") == "heldout/perplexity"
 
 
-def card(folder: Path, text: str, **made_by: Any) -> Path:
+def card(folder: Path, text: str, **origin: Any) -> Path:
+    """A bundle with what every version has written into it, and `origin`."""
     folder.mkdir(exist_ok=True)
     (folder / "README.md").write_text(text, encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps({"vocab": {"size": 7}}))
-    (folder / "provenance.json").write_text(json.dumps(made_by))
+    config = {"step": 10, "vocab": {"size": 7, "sha256": "0" * 64}, "heldout_sha256": {}}
+    (folder / "config.json").write_text(json.dumps(config))
+    always = {"corpus_fingerprint": "1" * 64, "mlflow_run_id": ""}
+    (folder / "provenance.json").write_text(json.dumps({**always, **origin}))
     return folder
 
 
