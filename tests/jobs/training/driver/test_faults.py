@@ -58,14 +58,14 @@ def test_a_full_disk_does_not_stop_training_and_earlier_checkpoints_stay(
     room = small_disk / "something-else"
     first = list_checkpoints(whole.checkpoints)[0]
     room.write_bytes(bytes(max(0, shutil.disk_usage(small_disk).free - int(first.bytes * 1.7))))
-    with mistake("output", "step 20", "No space left"):
+    with mistake("disk-full", "step 20", "No space left"):
         train(config, run, begin_attempt(run.attempt), Ranks())
     records = [record for record, _ in read_journal(run.journal, 0)]
     warned = [record.step for record in records if record.kind == "warning"]
     saved = [record.step for record in records if record.kind == "checkpoint"]
     assert saved == [3]
     assert warned == [6, 9, 12, 15, 18, 20], "a warning each time"
-    assert list(losses(run)) == list(range(1, 21)), "training went on"
+    assert list(losses(run)) == list(range(1, 21)), "training continued"
     verify_checkpoint(list_checkpoints(run.checkpoints)[-1].path)
     room.unlink()
     train(config, run, begin_attempt(run.attempt), Ranks())
