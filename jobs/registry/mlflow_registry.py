@@ -133,6 +133,8 @@ class MlflowRegistry:
             tag = tag_name(alias, move.key)
             twice(lambda: self._client.set_registered_model_tag(name, tag, move.value))
 
+        with self._answering("move an alias"):
+            _ = self._client  # connecting may take the lock of `_alone`
         with self._answering("move an alias"), self._alone():
             history = self._history(name, alias)
             before = [entry.version for entry in history.entries]
@@ -234,7 +236,7 @@ class MlflowRegistry:
         if database is None:
             yield False
             return
-        _ = self._client  # connecting takes the same lock
+        at_home(database)  # which takes the same lock
         with waiting_lock(lock_of(database)):
             yield True
 
