@@ -176,7 +176,7 @@ def test_ray_unpacks_a_package_from_a_file_as_a_mounted_config_map_offers_it(
         "runtime_env": runtime_env(submission, f"file://{tmp_path}/{name}"),
     }
     cluster = RayCluster(target)
-    cluster._ok("POST", "/api/jobs/", json.dumps(request).encode())
+    assert cluster._call("POST", "/api/jobs/", json.dumps(request).encode())[0] == 200
     end = time.monotonic() + 100
     while not (state := cluster.state(Job(submission))).ended:
         assert time.monotonic() < end
