@@ -69,7 +69,7 @@ def run(folder: Path, name: str, steps: int, every: int, threads: int) -> tuple[
     size = list_checkpoints(place.checkpoints)[-1].bytes
     records = [r for r, _ in read_journal(place.journal, 0) if r.kind == "metrics"]
     shares = [record.values.get("time/checkpoint_share", 0.0) for record in records]
-    seconds = [(b["time"] - a["time"]) / 1000 for a, b in pairwise(records)]
+    seconds = [(b.time - a.time) / 1000 for a, b in pairwise(records)]
     blocked = sum(s * t for s, t in zip(shares[1:-1], seconds[:-1], strict=True))
     shutil.rmtree(folder / name)
     run.size = size  # type: ignore[attr-defined]

@@ -106,7 +106,7 @@ def check_all_arrived(uri: str, run: RunFolder) -> None:
 def blocked_share(run: RunFolder) -> float:
     """The share of all time that the loop itself says it spent on tracking."""
     records = [r for r, _ in read_journal(run.journal, 0) if r.kind == "metrics"]
-    seconds = [(after["time"] - before["time"]) / 1000 for before, after in pairwise(records)]
+    seconds = [(after.time - before.time) / 1000 for before, after in pairwise(records)]
     shares = [record.values["time/track_share"] for record in records[1:]]
     print(f"{1000 * median(seconds):.0f} ms a step")
     return sum(a * b for a, b in zip(shares, seconds, strict=True)) / sum(seconds)
