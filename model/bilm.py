@@ -76,10 +76,15 @@ class LSTMLayer(nn.Module):
         self.w_proj = nn.Parameter(torch.empty(2, dim, proj))
 
     def forward(
-        self, x: Tensor, c: Tensor, m: Tensor, lengths: Tensor | None
+        self,
+        x: Tensor,
+        c: Tensor,
+        m: Tensor,
+        lengths: Tensor | None,
+        resets: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         clips = self.config.cell_clip, self.config.proj_clip
-        return projected_lstm(x, self.w, self.b, self.w_proj, c, m, *clips, lengths)
+        return projected_lstm(x, self.w, self.b, self.w_proj, c, m, *clips, lengths, resets)
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
@@ -109,9 +114,12 @@ class BiLM(nn.Module):
         backward_index: Tensor,
         states: States,
         dropout: Sequence[Tensor] | None = None,
+        lengths: Tensor | None = None,
+        resets: Tensor | None = None,
     ) -> Output:
         """Encode the types `chars` [U, max_chars], then run both directions over a window."""
-        return self.run(self.encoder(chars), forward_index, backward_index, states, dropout)
+        types = self.encoder(chars)
+        return self.run(types, forward_index, backward_index, states, dropout, lengths, resets)
 
     def run(
         self,
@@ -121,21 +129,24 @@ class BiLM(nn.Module):
         states: States,
         dropout: Sequence[Tensor] | None = None,
         lengths: Tensor | None = None,
+        resets: Tensor | None = None,
         all_layers: bool = False,
     ) -> Output:
         """Run both directions over a window of encoded types [U, projection_dim].
 
         `forward_index` and `backward_index` [N, T] are the types that each direction reads,
         `dropout` the result of `dropout_masks`, and `lengths` [N] the lengths of rows that are
-        shorter than T (outputs past a row's end have no meaning).
+        shorter than T (outputs past a row's end have no meaning, and its states are those at its
+        end). Where `resets` [N, T] is true, a row forgets its states before the step.
         """
+        resets = None if resets is None else resets.t()
         index = torch.stack([forward_index, backward_index]).transpose(1, 2)
         x = F.embedding(index, types)
         layers, cells, projections = [x], [], []
         for number, layer in enumerate(self.lstm):
             if dropout is not None:
                 x = x * dropout[number]
-            y, c, m = layer(x, states.c[:, number], states.m[:, number], lengths)
+            y, c, m = layer(x, states.c[:, number], states.m[:, number], lengths, resets)
             x = x + y if self.config.residual and number else y
             layers.append(x)
             cells.append(c)

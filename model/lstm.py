@@ -19,6 +19,10 @@ overwrites gates and tanh(cell) step by step with what the weight gradients need
 buffers would cost the first touch of every page. Gradients are zero where a clip binds. Every sum
 has a fixed order: the result is deterministic.
 
+A row may forget its states before any step (`resets`), as at the start of a sentence: the forget
+gate's sum becomes −∞, which makes the gate and all gradients through it exactly zero, and the
+recurrent product reads zeros in place of m.
+
 Rows of different length need no masks inside the loops. Steps past a row's end compute with
 whatever is there. Their outputs are set to zero and the row's final state is read at its last valid
 step, so no gradient enters past it either.
@@ -52,11 +56,13 @@ def projected_lstm(
     cell_clip: float,
     proj_clip: float,
     lengths: Tensor | None = None,
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run G independent LSTMs over a window; returns (outputs, final cells, final projections).
 
     x [G, T, N, in]; w [G, in + P, 4·D]; b [G, 4·D]; w_proj [G, D, P]; c0 [G, N, D]; m0 [G, N, P];
-    lengths [N] (valid steps of each row, 0..T) or None when all T are valid.
+    lengths [N] (valid steps of each row, 0..T) or None when all T are valid; resets [T, N] (true
+    where a row forgets its states before a step) or None.
     """
     if x.size(1) == 0 or x.size(2) == 0:
         return x.new_zeros(*x.shape[:3], m0.size(-1)), c0, m0
@@ -67,7 +73,7 @@ def projected_lstm(
     layout = Columns if is_tracked and x.size(2) >= MANY_ROWS else Rows
     run: Any = _LSTM.apply
     with torch.autocast(x.device.type, enabled=False):
-        y, c, m = run(layout, lengths, Clips(cell_clip, proj_clip), *tensors)
+        y, c, m = run(layout, lengths, resets, Clips(cell_clip, proj_clip), *tensors)
     return y, c, m
 
 
@@ -77,6 +83,7 @@ class _LSTM(torch.autograd.Function):
         ctx: Any,
         layout: type[Rows | Columns],
         lengths: Tensor | None,
+        resets: Tensor | None,
         clips: Clips,
         x: Tensor,
         w: Tensor,
@@ -88,14 +95,14 @@ class _LSTM(torch.autograd.Function):
         dim = w_proj.size(1)
         bias = b.clone()
         bias[:, 2 * dim : 3 * dim] += 1.0  # the forget bias that no file stores
-        window = layout.forward(x, w, bias, w_proj, c0, m0, clips)
+        window = layout.forward(x, w, bias, w_proj, c0, m0, clips, resets)
         y, cells = window.y, layout.cells_by_step(window.cells)
         if lengths is None:
             c, m = cells[:, -1].clone(), y[:, -1].clone()
         else:
             y.masked_fill_(_past_end(lengths, x.size(1)), 0.0)
             c, m = _at_end(cells, c0, lengths), _at_end(y, m0, lengths)
-        ctx.save_for_backward(x, w, w_proj, c0, m0, lengths, *window)
+        ctx.save_for_backward(x, w, w_proj, c0, m0, lengths, resets, *window)
         ctx.layout, ctx.clips = layout, clips
         ctx.set_materialize_grads(False)
         return y, c.contiguous(), m.contiguous()
@@ -105,7 +112,7 @@ class _LSTM(torch.autograd.Function):
     def backward(
         ctx: Any, gy: Tensor | None, gc: Tensor | None, gm: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        x, w, w_proj, c0, m0, lengths, *saved = ctx.saved_tensors
+        x, w, w_proj, c0, m0, lengths, resets, *saved = ctx.saved_tensors
         window = Window(*saved)
         with torch.autocast(x.device.type, enabled=False):
             dm = torch.zeros_like(window.y)
@@ -120,11 +127,12 @@ class _LSTM(torch.autograd.Function):
                     gates=window.gates.clone(), tanh_cells=window.tanh_cells.clone()
                 )
             dx, dw, db, dw_proj, dc0_by_steps, dm0_by_steps = ctx.layout.backward(
-                x, w, w_proj, c0, m0, window, dm, dc_end, ctx.clips
+                x, w, w_proj, c0, m0, window, dm, dc_end, ctx.clips, resets
             )
         if not keeps_saved:
             spare.give(window.gates, window.cells, window.tanh_cells)
-        return None, None, None, dx, dw, db, dw_proj, dc0 + dc0_by_steps, dm0 + dm0_by_steps
+        dc0, dm0 = dc0 + dc0_by_steps, dm0 + dm0_by_steps
+        return None, None, None, None, dx, dw, db, dw_proj, dc0, dm0
 
 
 def keeps_graph() -> bool:

@@ -28,13 +28,22 @@ class Columns:
 
     @staticmethod
     def forward(
-        x: Tensor, w: Tensor, bias: Tensor, w_proj: Tensor, c: Tensor, m: Tensor, clips: Clips
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor,
+        w_proj: Tensor,
+        c: Tensor,
+        m: Tensor,
+        clips: Clips,
+        resets: Tensor | None,
     ) -> Window:
         groups, steps, rows, width = x.shape
         dim, proj = w_proj.shape[1:]
         z = spare.take(x, (groups, 4 * dim, steps, rows))
         w_in = w[:, :width].transpose(1, 2)
         torch.baddbmm(bias.unsqueeze(2), w_in, _columns(x).flatten(2), out=z.flatten(2))
+        if resets is not None:
+            z.narrow(1, 2 * dim, dim).masked_fill_(resets, -torch.inf)
         cells = spare.take(x, (groups, steps, dim, rows))  # in no product: a step is contiguous
         tanh_cells = spare.take(x, (groups, dim, steps, rows))
         y = x.new_empty(groups, proj, steps, rows)
@@ -44,8 +53,9 @@ class Columns:
         tanh_c, hidden = torch.empty_like(c), torch.empty_like(c)
         parts = gate_views(gates, 1)
         views = zip(z.unbind(2), cells.unbind(1), tanh_cells.unbind(2), y.unbind(2), strict=True)
-        for gates_in_window, cell, tanh_cell, out in views:
-            torch.baddbmm(gates_in_window, w_rec_t, m, out=gates)
+        for t, (gates_in_window, cell, tanh_cell, out) in enumerate(views):
+            before = m if resets is None else m.masked_fill(resets[t], 0.0)
+            torch.baddbmm(gates_in_window, w_rec_t, before, out=gates)
             forward_step(parts, c, cell, tanh_c, hidden, clips.cell)
             gates_in_window.copy_(gates)
             tanh_cell.copy_(tanh_c)
@@ -75,6 +85,7 @@ class Columns:
         dm: Tensor,
         dc_end: list[Tensor | None],
         clips: Clips,
+        resets: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """The gradients of x, w, bias, w_proj, c0 and m0, from those of the outputs (`dm`,
         which is overwritten) and of the final cells."""
@@ -89,8 +100,10 @@ class Columns:
         parts = dz.chunk(4, dim=1)
         last = len(gates) - 1
         for t in range(last, -1, -1):
-            if t < last:
+            if t < last and resets is None:
                 dm_step[t].baddbmm_(w_rec, dz)
+            elif t < last:
+                dm_step[t].add_(w_rec.bmm(dz).masked_fill_(resets[t + 1], 0.0))
             dz.copy_(gates[t])
             clip_back(dm_step[t], out[t], -clips.proj, clips.proj, grad_input=dm_step[t])
             torch.bmm(w_proj, dm_step[t], out=dh)
@@ -104,6 +117,9 @@ class Columns:
         _copy_columns(inputs[:, :width], x)
         inputs[:, width:, 0] = m0.transpose(1, 2)
         inputs[:, width:, 1:] = y[:, :, :-1]
+        if resets is not None:
+            inputs[:, width:].masked_fill_(resets, 0.0)
+            dm0 = dm0.masked_fill(resets[0].unsqueeze(-1), 0.0)
         dw = inputs.flatten(2).bmm(flat.transpose(1, 2))
         dw_proj = window.tanh_cells.flatten(2).bmm(dm.flatten(2).transpose(1, 2))
         dx = _by_step(w[:, :width].bmm(flat).view(*x.shape[:1], width, *x.shape[1:3]))

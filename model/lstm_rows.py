@@ -23,19 +23,30 @@ class Rows:
 
     @staticmethod
     def forward(
-        x: Tensor, w: Tensor, bias: Tensor, w_proj: Tensor, c: Tensor, m: Tensor, clips: Clips
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor,
+        w_proj: Tensor,
+        c: Tensor,
+        m: Tensor,
+        clips: Clips,
+        resets: Tensor | None,
     ) -> Window:
         groups, steps, rows, width = x.shape
         dim, proj = w_proj.shape[1:]
         z = spare.take(x, (groups, steps, rows, 4 * dim))
         torch.baddbmm(bias.unsqueeze(1), x.flatten(1, 2), w[:, :width], out=z.flatten(1, 2))
+        forgets = None if resets is None else resets.unsqueeze(-1)
+        if forgets is not None:
+            z.narrow(-1, 2 * dim, dim).masked_fill_(forgets, -torch.inf)
         cells = spare.take(x, (groups, steps, rows, dim))
         tanh_cells = spare.take(x, (groups, steps, rows, dim))
         y = x.new_empty(groups, steps, rows, proj)
         w_rec, hidden = w[:, width:], torch.empty_like(c)
         views = zip(z.unbind(1), cells.unbind(1), tanh_cells.unbind(1), y.unbind(1), strict=True)
-        for gates, cell, tanh_cell, out in views:
-            gates.baddbmm_(m, w_rec)
+        for t, (gates, cell, tanh_cell, out) in enumerate(views):
+            before = m if forgets is None else m.masked_fill(forgets[t], 0.0)
+            gates.baddbmm_(before, w_rec)
             forward_step(gate_views(gates, -1), c, cell, tanh_cell, hidden, clips.cell)
             torch.bmm(hidden, w_proj, out=out)
             out.clamp_(-clips.proj, clips.proj)
@@ -63,6 +74,7 @@ class Rows:
         dm: Tensor,
         dc_end: list[Tensor | None],
         clips: Clips,
+        resets: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """The gradients of x, w, bias, w_proj, c0 and m0, from those of the outputs (`dm`, to
         which the steps add) and of the final cells."""
@@ -74,9 +86,12 @@ class Rows:
         cell, tanh_cell = window.cells.unbind(1), window.tanh_cells.unbind(1)
         dz, out, dm_step = window.gates.unbind(1), window.y.unbind(1), dm.unbind(1)
         last = len(dz) - 1
+        forgets = None if resets is None else resets.unsqueeze(-1)
         for t in range(last, -1, -1):
-            if t < last:
+            if t < last and forgets is None:
                 dm_step[t].baddbmm_(dz[t + 1], w_rec_t)
+            elif t < last:
+                dm_step[t].add_(dz[t + 1].bmm(w_rec_t).masked_fill_(forgets[t + 1], 0.0))
             clip_back(dm_step[t], out[t], -clips.proj, clips.proj, grad_input=dm_step[t])
             torch.bmm(dm_step[t], w_proj_t, out=dh)
             before = cell[t - 1] if t else c0
@@ -85,8 +100,12 @@ class Rows:
             )
         flat = window.gates.flatten(1, 2)
         m_before = torch.cat([m0.unsqueeze(1), window.y[:, :-1]], dim=1)
+        dm0 = dz[0].bmm(w_rec_t)
+        if forgets is not None:
+            m_before.masked_fill_(forgets, 0.0)
+            dm0.masked_fill_(forgets[0], 0.0)
         read = torch.cat([x, m_before], dim=-1).flatten(1, 2)
         dx = flat.bmm(w[:, :width].transpose(1, 2)).view_as(x)
         dw = read.transpose(1, 2).bmm(flat)
         dw_proj = window.tanh_cells.flatten(1, 2).transpose(1, 2).bmm(dm.flatten(1, 2))
-        return dx, dw, flat.sum(1), dw_proj, dc, dz[0].bmm(w_rec_t)
+        return dx, dw, flat.sum(1), dw_proj, dc, dm0

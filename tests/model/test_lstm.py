@@ -37,10 +37,13 @@ def inputs(groups, steps, rows, width, dim, proj, seed=0):
     ]
 
 
-def plain(x, w, b, w_proj, c, m, cell_clip, proj_clip, lengths=None):
+def plain(x, w, b, w_proj, c, m, cell_clip, proj_clip, lengths=None, resets=None):
     """The equations, step by step, with autograd."""
     outputs = []
     for t in range(x.size(1)):
+        if resets is not None:
+            forgets = resets[t] if lengths is None else resets[t] & (t < lengths)
+            c, m = (state.masked_fill(forgets.unsqueeze(-1), 0.0) for state in (c, m))
         z = torch.cat([x[:, t], m], -1) @ w + b.unsqueeze(1)
         i, j, f, o = z.chunk(4, -1)
         c_new = ((f + 1).sigmoid() * c + i.sigmoid() * j.tanh()).clamp(-cell_clip, cell_clip)
@@ -55,13 +58,16 @@ def plain(x, w, b, w_proj, c, m, cell_clip, proj_clip, lengths=None):
 
 @pytest.mark.parametrize("clips", [(50.0, 50.0), (0.4, 0.3)], ids=["free", "clipped"])
 @pytest.mark.parametrize("lengths", [None, [4, 0, 2]], ids=["full", "ragged"])
-def test_gradients_are_right_in_double_precision(clips, lengths):
+@pytest.mark.parametrize("has_resets", [False, True], ids=["carried", "reset"])
+def test_gradients_are_right_in_double_precision(clips, lengths, has_resets):
     args = inputs(2, 4, 3, 3, 4, 2)
     ends = None if lengths is None else torch.tensor(lengths)
+    resets = torch.tensor([[1, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 0]]).bool()
+    rest = *clips, ends, resets if has_resets else None
     if clips[0] < 1:
-        cells = projected_lstm(*args, *clips, ends)[1]
+        cells = projected_lstm(*args, *rest)[1]
         assert (cells.abs() == clips[0]).any()  # the clip does bind
-    assert torch.autograd.gradcheck(lambda *a: projected_lstm(*a, *clips, ends), args)
+    assert torch.autograd.gradcheck(lambda *a: projected_lstm(*a, *rest), args)
 
 
 @settings(max_examples=40, deadline=None)
@@ -82,9 +88,13 @@ def test_any_shape_equals_the_plain_loop(groups, steps, rows, width, dim, proj, 
         lengths = torch.tensor(
             data.draw(st.lists(st.integers(0, steps), min_size=rows, max_size=rows))
         )
+    resets = None
+    if data.draw(st.booleans()):
+        drawn = st.lists(st.booleans(), min_size=steps * rows, max_size=steps * rows)
+        resets = torch.tensor(data.draw(drawn)).view(steps, rows)
     results = []
     for function in (projected_lstm, plain):
-        outputs = function(*args, *clips, lengths)
+        outputs = function(*args, *clips, lengths, resets)
         loss = sum((out * (k + 1)).sin().sum() for k, out in enumerate(outputs))
         results.append((outputs, torch.autograd.grad(loss, args)))
     for got, wanted in zip(results[0][0], results[1][0], strict=True):
@@ -93,10 +103,11 @@ def test_any_shape_equals_the_plain_loop(groups, steps, rows, width, dim, proj, 
         torch.testing.assert_close(got, wanted)
     outputs = [out.detach().numpy() for out in results[0][0]]
     for group in range(groups):
-        check_against_numpy(group, [a.detach().numpy() for a in args], clips, lengths, outputs)
+        arrays = [a.detach().numpy() for a in args]
+        check_against_numpy(group, arrays, clips, lengths, resets, outputs)
 
 
-def check_against_numpy(group, args, clips, lengths, outputs):
+def check_against_numpy(group, args, clips, lengths, resets, outputs):
     """Row by row and step by step, with the cell of the reference, which knows nothing of torch."""
     x, w, b, w_proj, c0, m0 = (a[group] for a in args)
     y, c_end, m_end = (out[group] for out in outputs)
@@ -107,6 +118,8 @@ def check_against_numpy(group, args, clips, lengths, outputs):
     for row in range(x.shape[1]):
         c, m, end = c0[row], m0[row], len(x) if lengths is None else int(lengths[row])
         for step in range(end):
+            if resets is not None and resets[step, row]:
+                c, m = np.zeros_like(c), np.zeros_like(m)
             out, (c, m) = reference._cell(x[step, row], 0, 0, c, m)
             np.testing.assert_allclose(y[step, row], out, rtol=1e-9, atol=1e-12)
         assert not y[end:, row].any()
@@ -136,6 +149,16 @@ def test_windows_that_hand_on_their_states_equal_one_long_window():
     y2, c2, m2 = projected_lstm(x[:, 4:], *weights[:3], c1, m1, 3.0, 3.0)
     torch.testing.assert_close(torch.cat([y1, y2], 1), y)
     torch.testing.assert_close((c2, m2), (c, m))
+
+
+def test_a_row_that_forgets_equals_a_new_row():
+    x, *weights, c0, m0 = inputs(2, 6, 3, 3, 4, 2)
+    resets = torch.zeros(6, 3, dtype=torch.bool)
+    resets[4] = True
+    y, c, m = projected_lstm(x, *weights, c0, m0, 3.0, 3.0, None, resets)
+    zeros = torch.zeros_like(c0), torch.zeros_like(m0)
+    y2, c2, m2 = projected_lstm(x[:, 4:], *weights, *zeros, 3.0, 3.0)
+    torch.testing.assert_close((y[:, 4:], c, m), (y2, c2, m2))
 
 
 def test_an_empty_window_keeps_the_states():

@@ -62,7 +62,9 @@ class Batch:
     backward_targets: Tensor
     """[lanes, window] vocabulary ids."""
     weights: Tensor
-    """[lanes, window] 1 for a real step, 0 for padding."""
+    """[lanes, window] 1 for a real step, 0 for padding, which only follows real steps."""
+    starts: Tensor
+    """[lanes, window] whether a sentence starts here, in both directions."""
 
     def pinned(self) -> "Batch":
         """A copy in page-locked memory, from which a GPU copies while it computes."""
@@ -88,6 +90,8 @@ class Row:
     targets: Array
     """[2, steps] vocabulary ids."""
     weights: Array
+    starts: Array
+    """[steps] whether a sentence starts here, in both directions."""
     ends: Array
     """[sentences] Number of steps up to the end of each sentence."""
     characters: int
@@ -178,13 +182,17 @@ class Blocks:
     def _prepare(self, block: Block) -> Row:
         s = streams(block)
         keys = [xxhash.xxh3_64_intdigest(word.encode("utf-8")) for word in block.types]
+        ends = np.cumsum(block.lengths + 1)
+        starts = np.zeros(block.steps, bool)
+        starts[ends - block.lengths - 1] = True
         return Row(
             chars=char_ids(block.types, self._max_chars, self._widest).astype(np.int16),
             keys=np.array(keys, dtype=np.uint64),
             inputs=np.stack([s.forward_inputs, s.backward_inputs]),
             targets=block.ids[np.stack([s.forward_targets, s.backward_targets])],
             weights=s.weights,
-            ends=np.cumsum(block.lengths + 1),
+            starts=starts,
+            ends=ends,
             characters=int(np.array([len(word) + 1 for word in block.types])[block.tokens].sum()),
         )
 
@@ -200,6 +208,7 @@ def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
     inputs = np.zeros((n, 2 * window), dtype=np.int64)
     targets = np.zeros((n, 2, window), dtype=np.int64)
     weights = np.zeros((n, window), dtype=np.float32)
+    starts = np.zeros((n, window), dtype=bool)
     for lane, item in enumerate(rows):
         if item is None:
             continue
@@ -209,6 +218,7 @@ def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
         keys[lane] = row.keys[row.inputs[:, part]]
         targets[lane] = row.targets[:, part]
         weights[lane] = row.weights[part]
+        starts[lane] = row.starts[part]
     _, first_places, inverse = np.unique(keys.reshape(-1), return_index=True, return_inverse=True)
     # Characters only for distinct words, each from the lane where it occurs first.
     types = np.full(
@@ -222,7 +232,7 @@ def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
     index = inverse.reshape(n, 2, window)
     forward, backward = np.ascontiguousarray(index.swapaxes(0, 1))
     forward_targets, backward_targets = np.ascontiguousarray(targets.swapaxes(0, 1))
-    arrays = (types, forward, backward, forward_targets, backward_targets, weights)
+    arrays = (types, forward, backward, forward_targets, backward_targets, weights, starts)
     return Batch(*map(torch.from_numpy, arrays))
 
 
