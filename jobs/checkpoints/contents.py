@@ -12,6 +12,14 @@ from elmwright.pipeline.records import BadField, from_data, to_data
 from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.untrusted import is_digest
 
+NUMERICS = 2
+"""The data order, random draws and arithmetic of runs that begin now. A resumed run keeps its own:
+
+1. Lanes change blocks together. Padding enters the states. Until `train.hold_steps` are over,
+   AdamW counts updates of weights that are held, and the learning rate follows its schedule.
+2. Lanes are staggered. Padding never enters a state. Counts and schedule begin after the hold.
+"""
+
 
 @dataclass(frozen=True)
 class SavedScore:
@@ -73,6 +81,8 @@ class CheckpointState:
     machine: str = ""
     """A description of the machine."""
     corpus_fingerprint: str = ""
+    numerics: int = 1
+    """The `NUMERICS` that the run began with. Checkpoints of early versions lack it."""
     evaluation: Scores
     """The evaluation at this step, if there was one."""
     probe: Probes = field(default_factory=dict)

@@ -2,9 +2,20 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from elmwright.jobs.config.sections import RESUMABLE, TRAINING_SECTIONS
+from elmwright.jobs.config.sections import RESUMABLE, TRAINING_SECTIONS, RunConfig
+
+MEANT_WITHOUT = {
+    "train.reset_share": 0.5,
+}
+"""What a checkpoint means that was written before a setting existed."""
+FORMER_DEFAULTS = {
+    "train.reset_states": "never",
+}
+"""Defaults that have changed since. A run that began with one keeps it, unless its config now names
+a third value."""
 
 
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -12,7 +23,8 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     differing = []
     for section in ("run", *TRAINING_SECTIONS):
         for key, value in now[section].items():
-            name, before = f"{section}.{key}", saved[section].get(key, value)
+            name = f"{section}.{key}"
+            before = saved[section].get(key, MEANT_WITHOUT.get(name, value))
             is_fixed = key == "seed" if section == "run" else name not in RESUMABLE
             if is_fixed and value != before:
                 differing.append(
@@ -23,3 +35,15 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         return ""
     back = "it" if len(differing) == 1 else "them"
     return f"{'; '.join(differing)}; give the run another run.name, or set {back} back"
+
+
+def keep_former_defaults(config: RunConfig, saved: Mapping[str, Any]) -> RunConfig:
+    """The config with the former default wherever the saved run has it and the config today's."""
+    defaults = RunConfig()
+    for name, former in FORMER_DEFAULTS.items():
+        section, key = name.split(".")
+        began_with = saved[section].get(key, MEANT_WITHOUT.get(name))
+        mine = getattr(config, section)
+        if began_with == former and getattr(mine, key) == getattr(getattr(defaults, section), key):
+            config = replace(config, **{section: replace(mine, **{key: former})})
+    return config

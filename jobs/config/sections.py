@@ -60,10 +60,14 @@ class TrainSection:
         float, Bound("from 0 up to, but not including, 1", lambda value: 0 <= value < 1)
     ] = 0.1
     """Dropout on each layer's input and on the top output."""
-    reset_states: Literal["never", "block"] = "never"
-    """When a lane's LSTM states are reset to zero. The original never resets them. Embedding starts
-    from zero states, and a model that has not seen them since its first step may need many words to
-    recover from them. "block" resets them at the beginning of every block."""
+    reset_states: Literal["sentence", "block", "never"] = "sentence"
+    """When a lane's LSTM states are reset to zero. Embedding reads every sentence from zero states,
+    so a model should know them: "sentence" resets at the start of a share of all sentences
+    (train.reset_share), so that it reads well from zero and from what came before. "block" resets
+    at the start of every block. "never" is the original's way, after which a model may need many
+    words to recover from zero states."""
+    reset_share: Annotated[float, Bound("from 0 to 1", lambda value: 0 <= value <= 1)] = 0.5
+    """The share of sentences that start from zero, if train.reset_states is "sentence"."""
     accumulate: Count = 1
     """Windows of every lane whose gradients are added up in one step; multiplies the tokens per
     step."""

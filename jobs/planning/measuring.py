@@ -75,8 +75,7 @@ def _process(config: RunConfig, vocabulary: int) -> Process:
     optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
     lanes = ranks.lanes(config.train.lanes)
     trainer = Trainer(bilm, softmax, optimizer, States.zeros(config.model, len(lanes)))
-    per_block = max(1, config.shards.block_steps // config.train.window)
-    return Process(config, trainer, bilm, ranks, per_block, Clock(), Beats(ranks))
+    return Process(config, trainer, bilm, ranks, Clock(), Beats(ranks))
 
 
 class _Stream:
@@ -91,6 +90,7 @@ class _Stream:
         self._ids = np.minimum(np.arange(len(types)), vocabulary - 1)
         """By falling frequency, as in a vocabulary, which the sampled softmax relies on."""
         self._text = np.array([number[word] for word in words])
+        self._begin = number[BEGIN_SENTENCE]
         self._lanes, self._window = config.train.lanes, config.train.window
 
     def batch(self, step: int) -> Batch:
@@ -109,5 +109,6 @@ class _Stream:
             self._ids[after],
             self._ids[before][:, ::-1].copy(),
             np.ones(here.shape, np.float32),
+            here == self._begin,
         )
         return Batch(*map(torch.from_numpy, arrays))

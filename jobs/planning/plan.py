@@ -38,7 +38,7 @@ from elmwright.jobs.stages.corpus_inputs import find_heldout, find_train
 from elmwright.jobs.stages.places import check_places
 from elmwright.jobs.stages.preflight import preflight
 from elmwright.jobs.stages.problems import Problems
-from elmwright.jobs.stages.stage import Run
+from elmwright.jobs.stages.stage import Run, find_run
 from elmwright.jobs.stages.train import find_init_from
 from elmwright.jobs.stages.workflow import ALL_STAGES, pending
 from elmwright.jobs.terminal.wording import size
@@ -59,7 +59,7 @@ from elmwright.pipeline.storage.files import at
 def describe(config: RunConfig, *, measure: bool = False) -> Plan:
     """The facts, problems and warnings that are known about a run before it starts."""
     folder = RunFolder.of(config)
-    run = Run(config, folder)
+    run = find_run(config, folder)
     stages = _pending(run)
     manifest = None if "corpus" in stages else finished_corpus(folder.corpus)
     problems = preflight(run, ALL_STAGES, stages)

@@ -8,8 +8,10 @@ without importing Ray, torch or MLflow.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from elmwright.jobs.checkpoints.checkpoint import list_checkpoints, read_checked
+from elmwright.jobs.config.resume_settings import keep_former_defaults
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.stages.problems import Problems
@@ -23,6 +25,22 @@ class Run:
 
     config: RunConfig
     folder: RunFolder
+
+
+def find_run(config: RunConfig, folder: RunFolder) -> Run:
+    """The run of a config. One that has begun keeps the defaults of the version that began it."""
+    if saved := newest_config(folder):
+        config = keep_former_defaults(config, saved)
+    return Run(config, folder)
+
+
+def newest_config(folder: RunFolder) -> dict[str, Any] | None:
+    """The run config in the newest undamaged checkpoint; None if there is none."""
+    for info in reversed(list_checkpoints(folder.checkpoints)):
+        if saved := read_checked(info.path, "config.json"):
+            settings: dict[str, Any] = saved["run_config"]
+            return settings
+    return None
 
 
 class Stage(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from elmwright.jobs.checkpoints.checkpoint import CheckpointInfo, list_checkpoints, read_checked
+from elmwright.jobs.checkpoints.checkpoint import CheckpointInfo, list_checkpoints
 from elmwright.jobs.checkpoints.contents import TrainingResult, read_result
 from elmwright.jobs.cluster.connection import is_remote, local_cpus, machines_for
 from elmwright.jobs.config.resume_settings import changed_settings
@@ -18,7 +18,7 @@ from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.stages.places import check_tracking
 from elmwright.jobs.stages.problems import Problems
-from elmwright.jobs.stages.stage import Run
+from elmwright.jobs.stages.stage import Run, newest_config
 from elmwright.jobs.terminal.console import Console
 from elmwright.jobs.terminal.signals import AGAIN, Stop
 from elmwright.jobs.tracking.check_server import check_server
@@ -121,10 +121,8 @@ def check_corpus(run: Run) -> None:
 
 def _resume_problem(run: Run) -> str:
     """A sentence about settings that differ from those of the newest checkpoint."""
-    for info in reversed(list_checkpoints(run.folder.checkpoints)):
-        if saved := read_checked(info.path, "config.json"):
-            return changed_settings(saved["run_config"], to_dict(run.config))
-    return ""
+    saved = newest_config(run.folder)
+    return changed_settings(saved, to_dict(run.config)) if saved else ""
 
 
 def _check_machine(problems: Problems, config: RunConfig) -> None:

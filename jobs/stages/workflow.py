@@ -20,7 +20,7 @@ from elmwright.jobs.stages.corpus import Corpus
 from elmwright.jobs.stages.export import Export
 from elmwright.jobs.stages.preflight import preflight
 from elmwright.jobs.stages.publish import Publish
-from elmwright.jobs.stages.stage import Run, Stage
+from elmwright.jobs.stages.stage import Run, Stage, find_run
 from elmwright.jobs.stages.train import Train
 from elmwright.jobs.terminal.console import Console, console_for_run
 from elmwright.jobs.terminal.signals import AGAIN, Stop, resumable, stop_signals
@@ -49,8 +49,8 @@ def run(
 
     `quiet` keeps standard output free; `brief` (-q) prints only warnings, errors and the result.
     """
-    current = Run(config, open_run_folder(config))
-    folder = current.folder
+    current = find_run(config, open_run_folder(config))
+    config, folder = current.config, current.folder
     requested = stages[: STAGES.index(until) + 1]
     with locked(folder), open_console(folder.log, to_stderr=quiet, quiet=brief) as console:
         started = time.monotonic()

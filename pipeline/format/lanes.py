@@ -5,11 +5,16 @@ for epoch 1, and so on without a gap. Lane i of N takes items i, i+N, i+2N, …,
 `windows_per_block` steps on each. So nothing about the position is saved in a checkpoint, nothing
 can drift, and the number of processes may change between runs.
 
+Lanes are staggered (`phase`): lane i begins in its first block at window ⌊i · windows / lanes⌋, so
+that the lanes do not all change blocks at the same step. The windows before that are skipped in the
+first block of the lane, half a block on average. From then on every block is read once per epoch.
+
 The permutation is an argsort of our own 64-bit hash (the finaliser of splitmix64), not a numpy
 Generator, whose streams may change between versions. A permutation costs about 0.2 s and 8 MB for
 a million blocks, once per epoch.
 """
 
+from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -21,6 +26,15 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 _GAMMA = 0x9E3779B97F4A7C15
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9
 _MULTIPLY_2 = 0x94D049BB133111EB
+
+
+class Stream(IntEnum):
+    """Separates random draws that share a seed. Another number would change every model."""
+
+    DROPOUT = 1
+    BILM = 2
+    SOFTMAX = 3
+    RESETS = 4
 
 
 def keyed_hash(seed: int, *values: int) -> int:
@@ -68,6 +82,16 @@ def block_order(seed: int, epoch: int, blocks: int) -> "NDArray[np.int64]":
     order = np.argsort(hash64(np.arange(blocks), seed, epoch), kind="stable").astype(np.int64)
     order.setflags(write=False)
     return order
+
+
+def phase(lane: int, lanes: int, windows_per_block: int) -> int:
+    """The window of its first block at which a staggered lane begins."""
+    return lane * windows_per_block // lanes
+
+
+def skipped_windows(lanes: int, windows_per_block: int) -> int:
+    """Windows that staggered lanes never read, all of them in their first blocks."""
+    return sum(phase(lane, lanes, windows_per_block) for lane in range(lanes))
 
 
 def position(

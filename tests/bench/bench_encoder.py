@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from elmwright.jobs.config.toml_file import load_config
-from elmwright.jobs.training.loop.stream import Blocks, training_batch
+from elmwright.jobs.training.loop.stream import Blocks, Reading, training_batch
 from elmwright.model.encoder import TokenEncoder
 from elmwright.pipeline.format.manifest import Manifest
 
@@ -29,7 +29,7 @@ def main() -> int:
     torch.set_num_threads(1)
     config = load_config("small").model
     blocks = Blocks(corpus, Manifest.load(corpus), "train", config.max_chars, keep=LANES)
-    batch = training_batch(blocks, 1, 0, range(LANES), LANES, WINDOW)
+    batch = training_batch(blocks, Reading(1, LANES, WINDOW), 0, range(LANES))
     encoder = TokenEncoder(config)
     encoder.initialize(torch.Generator().manual_seed(1))
     types = batch.chars

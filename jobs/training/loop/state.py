@@ -9,7 +9,6 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from elmwright.jobs.checkpoints.checkpoint import fetch, folder_name, newest_valid, read_state
-from elmwright.jobs.checkpoints.contents import CheckpointState, Probes, Scores
+from elmwright.jobs.checkpoints.contents import NUMERICS, CheckpointState, Probes, Scores
 from elmwright.jobs.checkpoints.writer import Snapshot
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
@@ -40,7 +39,7 @@ from elmwright.model.formats.folder import (
 from elmwright.model.optim import Optimizer
 from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.format.lanes import keyed_hash
+from elmwright.pipeline.format.lanes import Stream, keyed_hash
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import at, join
 
@@ -50,16 +49,8 @@ FindModel = Callable[[str], Path]
 """From the name in `train.init_from` to a verified folder on this machine."""
 
 
-class Stream(IntEnum):
-    """Separates random draws that share a seed. Another number would change every model."""
-
-    DROPOUT = 1
-    BILM = 2
-    SOFTMAX = 3
-
-
 BEGINNING = CheckpointState(
-    step=0, skipped=(), best=None, best_step=0, best_of=0, stale=0, evaluation={}
+    step=0, skipped=(), best=None, best_step=0, best_of=0, stale=0, evaluation={}, numerics=NUMERICS
 )
 
 
@@ -181,9 +172,23 @@ def restore(
     trainer.states = States(
         states.c.contiguous().to(ranks.device), states.m.contiguous().to(ranks.device)
     )
-    trainer.progress = read_state(path)
+    trainer.progress = _repeatable(read_state(path), checkpoint)
     if path != Path(checkpoint):  # a copy of one in a store
         shutil.rmtree(path)
+
+
+def _repeatable(saved: CheckpointState, checkpoint: str) -> CheckpointState:
+    """The saved state, with our numerics if this version cannot compute with those of the run."""
+    if 1 <= saved.numerics <= NUMERICS:
+        return saved
+    log.warning(
+        "%s was written with numerics %d, and this version has %d: training continues, but not "
+        "bit for bit as it would have with the version that wrote it",
+        checkpoint,
+        saved.numerics,
+        NUMERICS,
+    )
+    return replace(saved, numerics=NUMERICS)
 
 
 def _read_fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,8 +5,9 @@ its own block. A batch has the same window of every lane: the characters of its 
 (found by a 64-bit key of the spelling, computed once per block), the positions that refer to them,
 and the targets of both directions. A background thread stays a few batches ahead.
 
-All lanes move to their next blocks at the same step. Several threads fetch these blocks during the
-steps before, so that no step waits for a store, or for the preparation of many blocks at once.
+Lanes move to their next blocks at different steps (those of runs begun by early versions, all at
+the same). Several threads fetch these blocks during the steps before, so that no step waits for a
+store, or for the preparation of many blocks at once.
 Every block is checked against the manifest when it is read (`format/shards.py`), and blocks of a
 store are kept on the local disk, up to a limit (`block_cache.py`).
 """
@@ -14,11 +15,11 @@ store are kept on the local disk, up to a limit (`block_cache.py`).
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,11 +27,12 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.training.loop.block_cache import BlockCache
 from elmwright.jobs.training.loop.exchange import CPU
 from elmwright.model.chars import PAD, char_ids
 from elmwright.pipeline.format.block import Block, remap, streams
-from elmwright.pipeline.format.lanes import block_at
+from elmwright.pipeline.format.lanes import Stream, block_at, hash64, phase
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.storage.files import join
@@ -65,15 +67,52 @@ class Batch:
     """[lanes, window] 1 for a real step, 0 for padding, which only follows real steps."""
     starts: Tensor
     """[lanes, window] whether a sentence starts here, in both directions."""
+    resets: Tensor | None = None
+    """[lanes, window] whether a lane forgets its states before this step; None if none does."""
+    lengths: Tensor | None = None
+    """[lanes] real steps of each lane; None if there is no padding, or it may enter the states."""
 
     def pinned(self) -> "Batch":
         """A copy in page-locked memory, from which a GPU copies while it computes."""
-        return Batch(*(getattr(self, field.name).pin_memory() for field in fields(self)))
+        return self._map(Tensor.pin_memory)
 
     def to_device(self, device: torch.device) -> "Batch":
         """The batch on a device; returns before a `pinned` batch has been copied."""
-        return Batch(
-            *(getattr(self, field.name).to(device, non_blocking=True) for field in fields(self))
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _map(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {name: move(tensor) for name, tensor in tensors.items() if tensor is not None}
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How training reads the blocks of a corpus: with the step, all that decides a batch."""
+
+    seed: int
+    lanes: int
+    """Of all processes together."""
+    window: int
+    reset_states: Literal["sentence", "block", "never"] = "never"
+    reset_share: float = 0.5
+    """Share of the sentences before which a lane forgets, if `reset_states` is "sentence"."""
+    is_staggered: bool = True
+    keeps_padding_out: bool = True
+    """Whether states after a block are those before its padding."""
+
+    @classmethod
+    def of_run(cls, config: RunConfig, numerics: int) -> "Reading":
+        """How a run reads that began with these `numerics` (checkpoints/contents.py)."""
+        train, is_new = config.train, numerics > 1
+        return cls(
+            seed=config.run.seed,
+            lanes=train.lanes,
+            window=train.window,
+            reset_states=train.reset_states,
+            reset_share=train.reset_share,
+            is_staggered=is_new,
+            keeps_padding_out=is_new,
         )
 
 
@@ -90,8 +129,8 @@ class Row:
     targets: Array
     """[2, steps] vocabulary ids."""
     weights: Array
-    starts: Array
-    """[steps] whether a sentence starts here, in both directions."""
+    firsts: Array
+    """[sentences] The first step of each sentence, in both directions."""
     ends: Array
     """[sentences] Number of steps up to the end of each sentence."""
     characters: int
@@ -183,15 +222,13 @@ class Blocks:
         s = streams(block)
         keys = [xxhash.xxh3_64_intdigest(word.encode("utf-8")) for word in block.types]
         ends = np.cumsum(block.lengths + 1)
-        starts = np.zeros(block.steps, bool)
-        starts[ends - block.lengths - 1] = True
         return Row(
             chars=char_ids(block.types, self._max_chars, self._widest).astype(np.int16),
             keys=np.array(keys, dtype=np.uint64),
             inputs=np.stack([s.forward_inputs, s.backward_inputs]),
             targets=block.ids[np.stack([s.forward_targets, s.backward_targets])],
             weights=s.weights,
-            starts=starts,
+            firsts=ends - block.lengths - 1,
             ends=ends,
             characters=int(np.array([len(word) + 1 for word in block.types])[block.tokens].sum()),
         )
@@ -218,7 +255,8 @@ def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
         keys[lane] = row.keys[row.inputs[:, part]]
         targets[lane] = row.targets[:, part]
         weights[lane] = row.weights[part]
-        starts[lane] = row.starts[part]
+        sentences = _sentences_in(row, start, window)
+        starts[lane, row.firsts[sentences] - start] = True
     _, first_places, inverse = np.unique(keys.reshape(-1), return_index=True, return_inverse=True)
     # Characters only for distinct words, each from the lane where it occurs first.
     types = np.full(
@@ -236,22 +274,59 @@ def make_batch(rows: Sequence[tuple[Row, int] | None], window: int) -> Batch:
     return Batch(*map(torch.from_numpy, arrays))
 
 
-def training_batch(
-    blocks: Blocks, seed: int, step: int, lanes: range, total_lanes: int, window: int
-) -> Batch:
+def training_batch(blocks: Blocks, reading: Reading, step: int, lanes: range) -> Batch:
     """The batch of these lanes at this step."""
-    per_block = blocks.steps // window
+    window, per_block = reading.window, blocks.steps // reading.window
 
     def number(lane: int, at_step: int) -> int:
-        return block_at(seed, at_step, lane, total_lanes, len(blocks), per_block)[1]
+        return block_at(reading.seed, at_step, lane, reading.lanes, len(blocks), per_block)[1]
 
-    numbers = [number(lane, step) for lane in lanes]
-    part = step % per_block
+    steps = [
+        step + (phase(lane, reading.lanes, per_block) if reading.is_staggered else 0)
+        for lane in lanes
+    ]
+    numbers = [number(lane, at_step) for lane, at_step in zip(lanes, steps, strict=True)]
     blocks.fetch(numbers)
-    # This step's share of the following blocks, in the order in which they are needed.
-    share = range(part * len(lanes) // per_block, (part + 1) * len(lanes) // per_block)
-    blocks.fetch(number(lanes[place], step + per_block) for place in share)
-    return make_batch([(blocks.row(number), part * window) for number in numbers], window)
+    blocks.fetch(
+        number(lane, at_step + per_block)
+        for place, (lane, at_step) in enumerate(zip(lanes, steps, strict=True))
+        # If all lanes change blocks at once, their fetches are spread over the steps before.
+        if reading.is_staggered or place < (at_step % per_block + 1) * len(lanes) // per_block
+    )
+    turns = [divmod(at_step, per_block) for at_step in steps]
+    rows = [blocks.row(number) for number in numbers]
+    pairs = [(row, part * window) for row, (_, part) in zip(rows, turns, strict=True)]
+    batch = make_batch(pairs, window)
+    resets = np.zeros((len(lanes), window), bool)
+    for place, (lane, (turn, part)) in enumerate(zip(lanes, turns, strict=True)):
+        resets[place, _reset_steps(reading, rows[place], turn, part, lane)] = True
+    lengths = batch.weights.sum(1).long()
+    has_padding = reading.keeps_padding_out and bool((lengths < window).any())
+    return replace(
+        batch,
+        resets=torch.from_numpy(resets) if resets.any() else None,
+        lengths=lengths if has_padding else None,
+    )
+
+
+def _reset_steps(reading: Reading, row: Row, turn: int, part: int, lane: int) -> Array | list[int]:
+    """The steps of a lane's window before which it forgets its states."""
+    if reading.reset_states == "never":
+        return []
+    if reading.reset_states == "block":
+        return [0] if part == 0 else []
+    start = part * reading.window
+    sentences = _sentences_in(row, start, reading.window)
+    # A coin for each sentence, which depends on nothing but the seed and its place in the data.
+    coins = hash64(sentences, reading.seed, Stream.RESETS, turn, lane)
+    is_reset = (coins >> np.uint64(11)) * 2.0**-53 < reading.reset_share
+    steps: Array = row.firsts[sentences[is_reset]] - start
+    return steps
+
+
+def _sentences_in(row: Row, start: int, window: int) -> Array:
+    """The numbers of a block's sentences that begin in a window."""
+    return np.arange(*np.searchsorted(row.firsts, [start, start + window]))
 
 
 def evaluation_rounds(
@@ -285,11 +360,9 @@ class Prefetch:
     def __init__(
         self,
         blocks: Blocks,
-        seed: int,
+        reading: Reading,
         start: int,
         lanes: range,
-        total_lanes: int,
-        window: int,
         device: torch.device = CPU,
     ) -> None:
         self._blocks = blocks
@@ -300,7 +373,7 @@ class Prefetch:
             step = start
             try:
                 while not self._stop.is_set():
-                    batch = training_batch(blocks, seed, step, lanes, total_lanes, window)
+                    batch = training_batch(blocks, reading, step, lanes)
                     self._put(batch.pinned() if device.type == "cuda" else batch)
                     step += 1
             except BaseException as error:

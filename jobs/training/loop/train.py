@@ -43,7 +43,7 @@ from elmwright.jobs.training.loop.state import (
     start_over,
 )
 from elmwright.jobs.training.loop.step_clock import Clock
-from elmwright.jobs.training.loop.stream import Blocks, Prefetch
+from elmwright.jobs.training.loop.stream import Blocks, Prefetch, Reading
 from elmwright.jobs.training.loop.training_step import Process, make_step
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import join
@@ -97,13 +97,11 @@ def train(
 
     def prefetch_from(step: int) -> Prefetch:
         first = step * settings.accumulate
-        return Prefetch(
-            blocks, config.run.seed, first, lanes, settings.lanes, settings.window, ranks.device
-        )
+        reading = Reading.of_run(config, trainer.progress.numerics)
+        return Prefetch(blocks, reading, first, lanes, ranks.device)
 
     clock, note, beats = Clock(), StopNote(folder.stop_request), Beats(ranks)
-    per_block = blocks.steps // settings.window
-    process = Process(config, trainer, bilm, ranks, per_block, clock, beats)
+    process = Process(config, trainer, bilm, ranks, clock, beats)
     prefetch = prefetch_from(trainer.step)
     bad_steps = BadSteps(settings.max_bad_steps)
     stopping = False

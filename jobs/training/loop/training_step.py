@@ -20,7 +20,7 @@ from torch import Tensor
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir import metrics
 from elmwright.jobs.training.loop.exchange import Beats, Phase, Ranks, touched_rows
-from elmwright.jobs.training.loop.state import Stream, Trainer
+from elmwright.jobs.training.loop.state import Trainer
 from elmwright.jobs.training.loop.step_clock import Clock
 from elmwright.jobs.training.loop.stream import Batch
 from elmwright.model.bilm import States, dropout_masks
@@ -28,7 +28,7 @@ from elmwright.model.config import OptimConfig
 from elmwright.model.flops import step_flops
 from elmwright.model.optim import global_norm
 from elmwright.model.softmax import Negatives, draw_negatives, full_table_loss, sampled_loss
-from elmwright.pipeline.format.lanes import keyed_hash
+from elmwright.pipeline.format.lanes import Stream, keyed_hash
 
 log = logging.getLogger("elmwright")
 
@@ -70,8 +70,6 @@ class Process:
     bilm: torch.nn.Module
     """The trainer's, inside DDP where there are several processes."""
     ranks: Ranks
-    per_block: int
-    """Windows in a block."""
     clock: Clock
     beats: Beats
 
@@ -112,8 +110,6 @@ def make_step(process: Process, batches: Sequence[Batch], wants_stop: bool) -> S
         is_last = number == len(batches) - 1
         with nullcontext() if is_last or ranks.world == 1 else process.bilm.no_sync():  # type: ignore[operator]
             window = step * settings.accumulate + number
-            if settings.reset_states == "block" and window % process.per_block == 0:
-                states = States.zeros(config.model, len(process.lanes), device)
             loss, states = _window_loss(process, batch, states, rows, table, negatives, window)
             process.beats.at(step, Phase.BACKWARD)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
@@ -184,7 +180,15 @@ def _window_loss(
     ]
     masks = dropout_masks(config.model, settings.dropout, seeds, settings.window, device)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=settings.bf16):
-        output = process.bilm(batch.chars, batch.forward_index, batch.backward_index, states, masks)
+        output = process.bilm(
+            batch.chars,
+            batch.forward_index,
+            batch.backward_index,
+            states,
+            masks,
+            batch.lengths,
+            batch.resets,
+        )
     weights = batch.weights.reshape(-1)
     size = process.trainer.softmax.vocab_size
     loss = torch.zeros((), device=device)

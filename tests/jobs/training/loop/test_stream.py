@@ -25,13 +25,14 @@ from elmwright.jobs.training.loop.stream import (
     Batch,
     Blocks,
     Prefetch,
+    Reading,
     make_batch,
     training_batch,
 )
 from elmwright.jobs.training.loop.train import train
-from elmwright.model.chars import PAD
+from elmwright.model.chars import BOS, PAD
 from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.format.lanes import block_at
+from elmwright.pipeline.format.lanes import block_at, phase, skipped_windows
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import read_tar
 from elmwright.pipeline.storage import object_store
@@ -44,6 +45,7 @@ from tests.support.tiny_runs.training import losses, prepare, weights
 pytestmark = pytest.mark.slow(4)
 
 LANES, WINDOW, PER_BLOCK = 4, 10, 20
+READING = Reading(5, LANES, WINDOW)
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def open_blocks(corpus: Path | str, cache: BlockCache | None = None) -> Blocks:
 
 
 def batch_at(blocks: Blocks, step: int) -> Batch:
-    return training_batch(blocks, 5, step, range(LANES), LANES, WINDOW)
+    return training_batch(blocks, READING, step, range(LANES))
 
 
 def turns(blocks: Blocks, epochs: float) -> Iterator[Batch]:
@@ -74,7 +76,8 @@ def turns(blocks: Blocks, epochs: float) -> Iterator[Batch]:
 
 
 def same(one: Batch, other: Batch) -> bool:
-    return all(torch.equal(value, vars(other)[name]) for name, value in vars(one).items())
+    pairs = [(value, vars(other)[name]) for name, value in vars(one).items()]
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
 
 
 def kept(folder: Path) -> dict[str, int]:
@@ -98,7 +101,7 @@ def test_a_flipped_bit_stops_training_with_the_shard_and_the_block(copy: Path) -
         last = file.read(1)[0]
         file.seek(offset + size - 1)
         file.write(bytes([last ^ 1]))
-    prefetch = Prefetch(open_blocks(copy), 5, 0, range(LANES), LANES, WINDOW)
+    prefetch = Prefetch(open_blocks(copy), READING, 0, range(LANES))
     with pytest.raises(UserError) as error:
         deque(iter(prefetch.next, None), maxlen=0)  # an epoch would be over soon
     prefetch.close()
@@ -114,33 +117,117 @@ def test_a_damaged_index_stops_training_in_one_sentence(copy: Path) -> None:
         blocks.row(0)
 
 
+@pytest.mark.parametrize("is_staggered", [True, False], ids=["staggered", "together"])
 def test_blocks_are_fetched_together_and_before_their_step(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, is_staggered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = open_blocks(corpus)
     load, together = blocks._load, threading.Barrier(LANES)
     loaded: list[int] = []
 
     def slow(number: int) -> object:
-        if len(loaded) < LANES:
-            together.wait(20)  # passes only when the lanes' blocks are fetched at the same time
         loaded.append(number)
+        if number in loaded[:LANES]:
+            together.wait(20)  # passes only when the lanes' blocks are fetched at the same time
         return load(number)
 
     monkeypatch.setattr(blocks, "_load", slow)
     assert LANES <= FETCHES
+    early = Reading(5, LANES, WINDOW, is_staggered=False)
+    reading = READING if is_staggered else early
     for step in range(PER_BLOCK):
-        batch_at(blocks, step)
+        training_batch(blocks, reading, step, range(LANES))
     for future in list(blocks._loading.values()):
         future.result()
-    wanted = [
-        block_at(5, step, lane, LANES, len(blocks), PER_BLOCK)[1]
-        for step in (0, PER_BLOCK)
+    last = PER_BLOCK - 1
+    wanted = {
+        block_at(5, step + moved, lane, LANES, len(blocks), PER_BLOCK)[1]
+        for step in (0, last, last + PER_BLOCK)
         for lane in range(LANES)
-    ]
-    assert sorted(loaded) == sorted(wanted)
-    batch_at(blocks, PER_BLOCK)
-    assert len(loaded) == 2 * LANES
+        for moved in [phase(lane, LANES, PER_BLOCK) if is_staggered else 0]
+    }
+    assert sorted(loaded) == sorted(wanted), "each once: this step's blocks and the next ones"
+    training_batch(blocks, early, PER_BLOCK, range(LANES))
+    assert is_staggered or len(loaded) == 2 * LANES
+
+
+def test_staggered_lanes_change_blocks_at_different_steps_and_skip_only_windows_of_their_first(
+    corpus: Path,
+) -> None:
+    blocks = open_blocks(corpus)
+    steps = len(blocks) * PER_BLOCK // LANES  # an epoch, without stagger
+    together = replace(READING, is_staggered=False)
+
+    def windows(reading: Reading, count: int) -> list[list[bytes]]:
+        batches = [training_batch(blocks, reading, step, range(LANES)) for step in range(count)]
+        return [
+            [batch.forward_targets[lane].numpy().tobytes() for batch in batches]
+            for lane in range(LANES)
+        ]
+
+    phases = [lane * PER_BLOCK // LANES for lane in range(LANES)]
+    assert skipped_windows(LANES, PER_BLOCK) == sum(phases) > 0
+    pairs = zip(windows(READING, steps), windows(together, steps + PER_BLOCK), strict=True)
+    for (own, other), skipped in zip(pairs, phases, strict=True):
+        assert own == other[skipped : skipped + steps]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_share_of_the_sentences_begins_from_zero_in_any_number_of_processes(
+    corpus: Path, share: float
+) -> None:
+    blocks, reading = open_blocks(corpus), replace(READING, reset_states="sentence")
+    reading = replace(reading, reset_share=share)
+    starts = resets = 0
+    for step in range(2 * PER_BLOCK):
+        batch = training_batch(blocks, reading, step, range(LANES))
+        halves = [
+            training_batch(blocks, reading, step, lanes) for lanes in (range(2), range(2, LANES))
+        ]
+        parts = [_resets(half) for half in halves]
+        assert torch.equal(torch.cat(parts), _resets(batch))
+        assert not (_resets(batch) & ~batch.starts).any(), "only where a sentence starts"
+        starts += int(batch.starts.sum())
+        resets += int(_resets(batch).sum())
+    assert starts > 100
+    assert abs(resets / starts - share) < (0.2 if share == 0.5 else 1e-9)
+
+
+def _resets(batch: Batch) -> torch.Tensor:
+    return torch.zeros_like(batch.starts) if batch.resets is None else batch.resets
+
+
+def test_sentences_start_where_the_begin_mark_is_read(corpus: Path) -> None:
+    blocks = open_blocks(corpus)
+    for step in range(PER_BLOCK):
+        batch = training_batch(blocks, READING, step, range(LANES))
+        is_begin = batch.chars[batch.forward_index][:, :, 1] == BOS
+        real = batch.weights.bool()
+        assert torch.equal(batch.starts, is_begin & real)
+
+
+def test_states_reset_at_blocks_are_reset_where_each_lane_begins_one(corpus: Path) -> None:
+    blocks, reading = open_blocks(corpus), replace(READING, reset_states="block")
+    phases = torch.tensor([phase(lane, LANES, PER_BLOCK) for lane in range(LANES)])
+    for step in range(2 * PER_BLOCK):
+        resets = _resets(training_batch(blocks, reading, step, range(LANES)))
+        assert torch.equal(resets[:, 0], (step + phases) % PER_BLOCK == 0)
+        assert not resets[:, 1:].any()
+
+
+def test_padding_of_a_block_enters_no_state(corpus: Path) -> None:
+    blocks = open_blocks(corpus)
+    shortest = []
+    for step in range(len(blocks) * PER_BLOCK // LANES):
+        batch = training_batch(blocks, READING, step, range(LANES))
+        lengths = batch.weights.sum(1).long()
+        assert (batch.lengths is None) == bool((lengths == WINDOW).all())
+        if batch.lengths is not None:
+            assert torch.equal(batch.lengths, lengths)
+            shortest.append(int(lengths.min()))
+        early = replace(READING, is_staggered=False, keeps_padding_out=False)
+        assert training_batch(blocks, early, step, range(LANES)).lengths is None
+    assert shortest, "this corpus has padding"
 
 
 def test_a_store_gives_the_batches_of_a_disk_with_and_without_a_cache(
@@ -280,16 +367,24 @@ def test_the_cache_counts_and_removes_only_its_own_files(tmp_path: Path) -> None
     assert sum(left.values()) == 400
 
 
+def whole_batch(blocks: Blocks) -> Batch:
+    """The first batch, when the blocks that follow have been fetched, too."""
+    batch = batch_at(blocks, 0)
+    for future in list(blocks._loading.values()):
+        future.result()
+    return batch
+
+
 def test_a_damaged_file_in_the_cache_is_fetched_again(
     corpus: Path, stored: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = batch_at(open_blocks(corpus), 0)
-    batch_at(open_blocks(stored, BlockCache(tmp_path, 10**7)), 0)
+    whole_batch(open_blocks(stored, BlockCache(tmp_path, 10**7)))
     good = {name: (tmp_path / name).read_bytes() for name in kept(tmp_path)}
     for number, (name, data) in enumerate(good.items()):
         cut, flipped = data[: len(data) // 2], bytes([data[0] ^ 1]) + data[1:]
         (tmp_path / name).write_bytes((cut, flipped, b"")[number % 3])
-    assert same(batch_at(open_blocks(stored, BlockCache(tmp_path, 10**7)), 0), expected)
+    assert same(whole_batch(open_blocks(stored, BlockCache(tmp_path, 10**7))), expected)
     assert {name: (tmp_path / name).read_bytes() for name in good} == good
     assert caplog.text.count("was damaged and is fetched again") == len(good)
 

@@ -14,6 +14,7 @@ from elmwright.jobs.training.loop.exchange import Ranks, touched_rows
 from elmwright.jobs.training.loop.stream import (
     Blocks,
     Prefetch,
+    Reading,
     evaluation_rounds,
     round_batches,
     training_batch,
@@ -144,7 +145,7 @@ def test_batches_are_the_same_for_any_number_of_processes(corpus: Path) -> None:
     blocks = Blocks(corpus, manifest, "train", 12)
 
     def targets(lanes: range, step: int) -> np.ndarray:
-        return training_batch(blocks, 5, step, lanes, 4, 10).forward_targets
+        return training_batch(blocks, Reading(5, 4, 10), step, lanes).forward_targets
 
     for step in (0, 7, 333):
         together = np.concatenate([targets(range(2), step), targets(range(2, 4), step)])
@@ -154,11 +155,10 @@ def test_batches_are_the_same_for_any_number_of_processes(corpus: Path) -> None:
 def test_an_epoch_sees_every_training_token_exactly_once(corpus: Path) -> None:
     manifest = Manifest.load(corpus)
     blocks = Blocks(corpus, manifest, "train", 12)
-    lanes, window = 1, 10
-    steps = len(blocks) * blocks.steps // window
+    reading = Reading(5, 1, 10)
+    steps = len(blocks) * blocks.steps // reading.window
     seen = sum(
-        training_batch(blocks, 5, step, range(lanes), lanes, window).weights.sum()
-        for step in range(steps)
+        training_batch(blocks, reading, step, range(1)).weights.sum() for step in range(steps)
     )
     assert int(seen) == manifest.splits["train"].steps
 
@@ -180,7 +180,7 @@ def test_evaluation_scores_every_token_once_whatever_the_lanes(corpus: Path, lan
 
 def test_a_batch_refers_to_each_distinct_word_once(corpus: Path) -> None:
     blocks = Blocks(corpus, Manifest.load(corpus), "train", 12)
-    batch = training_batch(blocks, 5, 3, range(4), 4, 10)
+    batch = training_batch(blocks, Reading(5, 4, 10), 3, range(4))
     assert len(np.unique(batch.chars, axis=0)) == len(batch.chars)
     used = np.union1d(batch.forward_index, batch.backward_index)
     np.testing.assert_array_equal(used, np.arange(len(batch.chars)))
@@ -195,7 +195,7 @@ def test_prefetch_error_reaches_the_training_loop(
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(blocks, "row", broken)
-    prefetch = Prefetch(blocks, 5, 0, range(4), 4, 10)
+    prefetch = Prefetch(blocks, Reading(5, 4, 10), 0, range(4))
     with pytest.raises(OSError, match="the disk is gone"):
         prefetch.next()
     prefetch.close()
