@@ -110,7 +110,8 @@ def test_the_journal_is_complete_before_the_result_is_written(
 def test_the_full_softmax_is_trained_when_negatives_reach_the_vocabulary(
     corpus: Path, tmp_path: Path
 ) -> None:
-    config, run = prepare(tmp_path, corpus, train_negatives=10_000, train_dropout=0.0)
+    changes = {"train_negatives": 10_000, "train_dropout": 0.0, "train_softmax_init": "zero"}
+    config, run = prepare(tmp_path, corpus, **changes)
     begin_attempt(run.attempt)
     train(config, run, 1, Ranks())
     curve = losses(run)

@@ -228,7 +228,12 @@ def test_init_from_a_bilm_folder_has_a_new_softmax_and_hold_steps_freeze_the_res
     write_options(bilm / "options.json", loaded.config, {})
     write_weights(bilm / "weights.hdf5", loaded.config, model_tensors(loaded.bilm))
     held = trained(
-        tmp_path / "held", corpus, train_init_from=str(bilm), train_hold_steps=6, train_max_steps=7
+        tmp_path / "held",
+        corpus,
+        train_init_from=str(bilm),
+        train_softmax_init="zero",
+        train_hold_steps=6,
+        train_max_steps=7,
     )
     at = {
         info.step: load_file(join(info.path, "model.safetensors"))
