@@ -116,7 +116,8 @@ class OptimConfig:
     schedule: Literal["constant", "cosine", "inverse-sqrt"] = "constant"
     """What the learning rate does after the warm-up."""
     warmup_steps: Natural = 0
-    """Steps over which the learning rate rises to lr."""
+    """Steps over which the learning rate rises to lr, from the first step and again after
+    train.hold_steps."""
 
 
 def shape_problem(ours: ModelConfig, theirs: ModelConfig) -> str:

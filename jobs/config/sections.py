@@ -75,7 +75,8 @@ class TrainSection:
     text, with small random rows. "zero": biases of 0 and larger rows, as in the original. Rows
     copied by train.init_from replace both."""
     hold_steps: Natural = 0
-    """Steps at the beginning that train only the softmax and freeze the biLM."""
+    """Steps at the beginning that train only the softmax and freeze the biLM. optim.schedule
+    starts after them."""
     max_bad_steps: Count = 5
     """Steps in a row whose loss or gradient is not finite before training returns to the newest
     checkpoint and skips those updates."""

@@ -1,6 +1,7 @@
 """The loop without Ray: a notebook or torchrun may call it, on one process or several."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -223,3 +224,19 @@ def test_learning_rate_schedules() -> None:
     inverse = OptimConfig(lr=1.0, schedule="inverse-sqrt", warmup_steps=100)
     assert learning_rate(inverse, 100, 0) == pytest.approx(1.0, rel=0.01)
     assert learning_rate(inverse, 399, 0) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "inverse-sqrt"])
+def test_warm_up_and_schedule_start_after_the_hold(
+    schedule: Literal["constant", "cosine", "inverse-sqrt"],
+) -> None:
+    optim, hold = OptimConfig(lr=0.2, schedule=schedule, warmup_steps=4), 10
+    rates = [learning_rate(optim, step, 100, hold) for step in range(101)]
+    assert rates[:hold] == pytest.approx([0.05, 0.1, 0.15, *[0.2] * 7])
+    assert rates[hold:] == [learning_rate(optim, step, 90) for step in range(91)]
+
+
+def test_a_run_that_began_with_numerics_1_keeps_its_schedule() -> None:
+    optim = OptimConfig(lr=0.2, schedule="cosine", warmup_steps=4)
+    for step in range(101):
+        assert learning_rate(optim, step, 100, 10, numerics=1) == learning_rate(optim, step, 100)
