@@ -41,9 +41,9 @@ class ModelConfig:
     activation: Literal["relu", "tanh"] = "relu"
     """What follows the convolutions."""
     cell_clip: NotNegative = 3.0
-    """LSTM cell values are clipped to ± this."""
+    """LSTM cell values are clipped to ± this; 0 never clips."""
     proj_clip: NotNegative = 3.0
-    """Projected LSTM outputs are clipped to ± this."""
+    """Projected LSTM outputs are clipped to ± this; 0 never clips."""
     residual: bool = True
     """Add each LSTM layer's input to its output, from the second layer up."""
 
