@@ -41,9 +41,9 @@ class ModelConfig:
     activation: Literal["relu", "tanh"] = "relu"
     """What follows the convolutions."""
     cell_clip: NotNegative = 3.0
-    """LSTM cell values are clipped to ± this."""
+    """LSTM cell values are clipped to ± this; 0 never clips."""
     proj_clip: NotNegative = 3.0
-    """Projected LSTM outputs are clipped to ± this."""
+    """Projected LSTM outputs are clipped to ± this; 0 never clips."""
     residual: bool = True
     """Add each LSTM layer's input to its output, from the second layer up."""
 
@@ -116,7 +116,8 @@ class OptimConfig:
     schedule: Literal["constant", "cosine", "inverse-sqrt"] = "constant"
     """What the learning rate does after the warm-up."""
     warmup_steps: Natural = 0
-    """Steps over which the learning rate rises to lr."""
+    """Steps over which the learning rate rises to lr, from the first step and again after
+    train.hold_steps."""
 
 
 def shape_problem(ours: ModelConfig, theirs: ModelConfig) -> str:

@@ -73,7 +73,8 @@ def projected_lstm(
     layout = Columns if is_tracked and x.size(2) >= MANY_ROWS else Rows
     run: Any = _LSTM.apply
     with torch.autocast(x.device.type, enabled=False):
-        y, c, m = run(layout, lengths, resets, Clips(cell_clip, proj_clip), *tensors)
+        clips = Clips(cell_clip or torch.inf, proj_clip or torch.inf)  # 0 never clips
+        y, c, m = run(layout, lengths, resets, clips, *tensors)
     return y, c, m
 
 

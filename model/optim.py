@@ -72,7 +72,7 @@ class Optimizer:
         self.softmax = softmax
         self.settings = settings
         self.steps = 0
-        """Updates made so far (AdamW corrects its moments by it)."""
+        """Updates of the dense parameters so far (AdamW corrects their moments by it)."""
         self._state = {
             f"{kind}.{name}": torch.full_like(
                 value.detach(), start, memory_format=torch.contiguous_format
@@ -105,10 +105,17 @@ class Optimizer:
         grad_scale: float = 1.0,
         rows: Tensor | None = None,
         table_grad: Tensor | None = None,
+        numerics: int = 2,
     ) -> None:
         """One update. Gradients are taken times `grad_scale`; `table_grad` [U, P+1] belongs to the
-        softmax rows `rows` (sorted, distinct)."""
-        self.steps += 1
+        softmax rows `rows` (sorted, distinct).
+
+        A step in which no dense parameter has a gradient (`train.hold_steps`) does not count as an
+        update of theirs, else AdamW's first real ones would be several times `lr`. `numerics` 1
+        counts it, for runs that began that way.
+        """
+        if numerics < 2 or any(param.grad is not None for param in self.params.values()):
+            self.steps += 1
         for name, param in self.params.items():
             if param.grad is not None:
                 state = [self._state[f"{kind}.{name}"] for kind, _ in self._kinds()]

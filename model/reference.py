@@ -92,9 +92,9 @@ class ReferenceBiLM:
         z = np.concatenate([x, m]) @ self.w[f"{name}/W_0"] + self.w[f"{name}/B"]
         i, j, f, o = np.split(z, 4)
         c = sigmoid(f + 1.0) * c + sigmoid(i) * np.tanh(j)
-        c = np.clip(c, -lstm["cell_clip"], lstm["cell_clip"])
+        c = clip(c, lstm["cell_clip"])
         m = (sigmoid(o) * np.tanh(c)) @ self.w[f"{name}/W_P_0"]
-        m = np.clip(m, -lstm["proj_clip"], lstm["proj_clip"])
+        m = clip(m, lstm["proj_clip"])
         return m, (c, m)
 
     def embed(self, sentence: list[str], state: State | None = None) -> tuple[Array, State]:
@@ -114,3 +114,8 @@ class ReferenceBiLM:
 def sigmoid(x: Array) -> Array:
     """1 / (1 + e^−x), through tanh so that no exponent overflows."""
     return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def clip(x: Array, limit: float | None) -> Array:
+    """Values limited to ± `limit`; 0 and null mean no limit, as in AllenNLP."""
+    return np.clip(x, -limit, limit) if limit else x

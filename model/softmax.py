@@ -39,10 +39,13 @@ COLUMNS = 1 << 11
 MOST = 0.75
 """From this share of the vocabulary on, negatives are not drawn one by one (which then takes more
 than about twenty draws for each)."""
+UNIGRAM_ROWS = 0.3
+"""Factor on the initial rows where the biases are the unigram model. With rows of the usual size
+the first logits would be that model plus noise of the scale of the hidden values."""
 
 
 class Softmax:
-    """Weight [V, P] and bias [V]: plain tensors, initialised as in bilm-tf."""
+    """Weight [V, P] and bias [V]: plain tensors."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         self.weight = weight
@@ -50,13 +53,28 @@ class Softmax:
 
     @classmethod
     def create(
-        cls, vocab_size: int, projection_dim: int, seed: int, device: torch.device | str = "cpu"
+        cls,
+        vocab_size: int,
+        projection_dim: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        counts: npt.NDArray[np.int64] | None = None,
     ) -> "Softmax":
-        """Fresh values, a pure function of the seed."""
+        """Fresh values, a pure function of the arguments.
+
+        Without `counts` as in bilm-tf: biases of 0. With the train counts of all ids, the model
+        starts as the unigram model (add-one smoothing): short runs hardly train the biases, which
+        differ by 10 between frequent and rare words.
+        """
         generator = torch.Generator().manual_seed(seed)
         weight = torch.empty(vocab_size, projection_dim)
         weight.normal_(0.0, projection_dim**-0.5, generator=generator)
-        return cls(weight.to(device), torch.zeros(vocab_size, device=device))
+        bias = torch.zeros(vocab_size)
+        if counts is not None:
+            weight.mul_(UNIGRAM_ROWS)
+            smoothed = torch.from_numpy(counts + 1.0)
+            bias.copy_((smoothed / smoothed.sum()).log())
+        return cls(weight.to(device), bias.to(device))
 
     @property
     def vocab_size(self) -> int:

@@ -9,10 +9,12 @@ from elmwright.jobs.config.sections import RESUMABLE, TRAINING_SECTIONS, RunConf
 
 MEANT_WITHOUT = {
     "train.reset_share": 0.5,
+    "train.softmax_init": "zero",
 }
 """What a checkpoint means that was written before a setting existed."""
 FORMER_DEFAULTS = {
     "train.reset_states": "never",
+    "train.softmax_init": "zero",
 }
 """Defaults that have changed since. A run that began with one keeps it, unless its config now names
 a third value."""

@@ -74,8 +74,13 @@ class TrainSection:
     init_from: str = ""
     """MODEL to start from (a bundle, checkpoint, bilm folder, registry or store URI) instead of
     random weights. If it has a softmax, the rows of words that both know are copied."""
+    softmax_init: Literal["unigram", "zero"] = "unigram"
+    """How the softmax starts. "unigram": biases are the log of each word's share of the training
+    text, with small random rows. "zero": biases of 0 and larger rows, as in the original. Rows
+    copied by train.init_from replace both."""
     hold_steps: Natural = 0
-    """Steps at the beginning that train only the softmax and freeze the biLM."""
+    """Steps at the beginning that train only the softmax and freeze the biLM. optim.schedule
+    starts after them."""
     max_bad_steps: Count = 5
     """Steps in a row whose loss or gradient is not finite before training returns to the newest
     checkpoint and skips those updates."""

@@ -47,7 +47,7 @@ def read_options(path: Path) -> ModelConfig:
     """The shape of the model that an `options.json` describes.
 
     As in bilm-tf, a missing `n_highway` means none and a missing `use_skip_connections` means no.
-    Other settings, of the training run, are ignored.
+    A clip of null or 0 is none, as in AllenNLP. Other settings, of the training run, are ignored.
     """
     options = read_object(path)
     if not options.get("bidirectional", True):
@@ -65,6 +65,10 @@ def read_options(path: Path) -> ModelConfig:
             value = value[key]
         return value
 
+    def clip(name: str) -> float:
+        value = get("lstm", name)
+        return 0.0 if value is None else float(value)
+
     n_chars = get("char_cnn", "n_characters")
     if n_chars not in (N_CHARS - 1, N_CHARS):
         raise UserError(
@@ -81,8 +85,8 @@ def read_options(path: Path) -> ModelConfig:
             n_highway=get("char_cnn").get("n_highway") or 0,
             max_chars=get("char_cnn", "max_characters_per_token"),
             activation=get("char_cnn", "activation"),
-            cell_clip=float(get("lstm", "cell_clip")),
-            proj_clip=float(get("lstm", "proj_clip")),
+            cell_clip=clip("cell_clip"),
+            proj_clip=clip("proj_clip"),
             residual=bool(get("lstm").get("use_skip_connections", False)),
         )
     except (TypeError, ValueError, OverflowError) as error:
@@ -95,7 +99,8 @@ def read_options(path: Path) -> ModelConfig:
 
 
 def options(config: ModelConfig) -> dict[str, Any]:
-    """The content of `options.json`, under the names of bilm-tf."""
+    """The content of `options.json`, under the names of bilm-tf. No clip is null, because 0 would
+    clip everything in bilm-tf."""
     return {
         "bidirectional": True,
         "char_cnn": {
@@ -107,10 +112,10 @@ def options(config: ModelConfig) -> dict[str, Any]:
             "n_highway": config.n_highway,
         },
         "lstm": {
-            "cell_clip": config.cell_clip,
+            "cell_clip": config.cell_clip or None,
             "dim": config.dim,
             "n_layers": config.n_layers,
-            "proj_clip": config.proj_clip,
+            "proj_clip": config.proj_clip or None,
             "projection_dim": config.projection_dim,
             "use_skip_connections": config.residual,
         },

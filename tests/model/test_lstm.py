@@ -38,7 +38,11 @@ def inputs(groups, steps, rows, width, dim, proj, seed=0):
 
 
 def plain(x, w, b, w_proj, c, m, cell_clip, proj_clip, lengths=None, resets=None):
-    """The equations, step by step, with autograd."""
+    """The equations, step by step, with autograd; a clip of 0 is none."""
+
+    def clip(values, limit):
+        return values.clamp(-limit, limit) if limit else values
+
     outputs = []
     for t in range(x.size(1)):
         if resets is not None:
@@ -46,8 +50,8 @@ def plain(x, w, b, w_proj, c, m, cell_clip, proj_clip, lengths=None, resets=None
             c, m = (state.masked_fill(forgets.unsqueeze(-1), 0.0) for state in (c, m))
         z = torch.cat([x[:, t], m], -1) @ w + b.unsqueeze(1)
         i, j, f, o = z.chunk(4, -1)
-        c_new = ((f + 1).sigmoid() * c + i.sigmoid() * j.tanh()).clamp(-cell_clip, cell_clip)
-        m_new = ((o.sigmoid() * c_new.tanh()) @ w_proj).clamp(-proj_clip, proj_clip)
+        c_new = clip((f + 1).sigmoid() * c + i.sigmoid() * j.tanh(), cell_clip)
+        m_new = clip((o.sigmoid() * c_new.tanh()) @ w_proj, proj_clip)
         alive = torch.ones(x.size(2), 1, dtype=torch.bool)
         if lengths is not None:
             alive = (t < lengths).unsqueeze(-1)
@@ -56,7 +60,11 @@ def plain(x, w, b, w_proj, c, m, cell_clip, proj_clip, lengths=None, resets=None
     return torch.stack(outputs, 1), c, m
 
 
-@pytest.mark.parametrize("clips", [(50.0, 50.0), (0.4, 0.3)], ids=["free", "clipped"])
+@pytest.mark.parametrize(
+    "clips",
+    [(50.0, 50.0), (0.4, 0.3), (0, 0), (0.4, 0)],
+    ids=["free", "clipped", "none", "cell only"],
+)
 @pytest.mark.parametrize("lengths", [None, [4, 0, 2]], ids=["full", "ragged"])
 @pytest.mark.parametrize("has_resets", [False, True], ids=["carried", "reset"])
 def test_gradients_are_right_in_double_precision(clips, lengths, has_resets):
@@ -64,7 +72,7 @@ def test_gradients_are_right_in_double_precision(clips, lengths, has_resets):
     ends = None if lengths is None else torch.tensor(lengths)
     resets = torch.tensor([[1, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 0]]).bool()
     rest = *clips, ends, resets if has_resets else None
-    if clips[0] < 1:
+    if 0 < clips[0] < 1:
         cells = projected_lstm(*args, *rest)[1]
         assert (cells.abs() == clips[0]).any()  # the clip does bind
     assert torch.autograd.gradcheck(lambda *a: projected_lstm(*a, *rest), args)
@@ -78,7 +86,7 @@ def test_gradients_are_right_in_double_precision(clips, lengths, has_resets):
     st.integers(1, 5),
     st.integers(1, 6),
     st.integers(1, 5),
-    st.sampled_from([(0.2, 0.1), (3.0, 3.0)]),
+    st.sampled_from([(0.2, 0.1), (3.0, 3.0), (0.0, 0.0), (0.2, 0.0), (0.0, 0.1)]),
     st.data(),
 )
 def test_any_shape_equals_the_plain_loop(groups, steps, rows, width, dim, proj, clips, data):
@@ -125,6 +133,16 @@ def check_against_numpy(group, args, clips, lengths, resets, outputs):
         assert not y[end:, row].any()
         np.testing.assert_allclose(c_end[row], c, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(m_end[row], m, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("none", [0, None])
+def test_no_clip_gives_values_beyond_any_clip_as_the_reference_does(none):
+    args = inputs(1, 30, 2, 3, 4, 2)
+    with torch.no_grad():
+        args[2] += 3  # the gates are open, so cells grow with every step
+    outputs = [out.detach().numpy() for out in projected_lstm(*args, 0, 0)]
+    assert np.abs(outputs[1]).max() > 10
+    check_against_numpy(0, [a.detach().numpy() for a in args], (none, none), None, outputs)
 
 
 def test_inputs_of_any_memory_layout_give_the_same():

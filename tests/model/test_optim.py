@@ -95,6 +95,35 @@ def test_a_late_row_starts_with_a_first_step():
     assert before - softmax.bias[1].item() == pytest.approx(0.01, rel=1e-4)
 
 
+def after_hold(numerics):
+    """The largest dense change of each of 20 steps after 1000 that updated softmax rows alone."""
+    dense, _, optimizer = setup(OptimConfig("adamw"))
+    rows, table_grad = torch.tensor([0]), torch.ones(1, P + 1)
+    for _ in range(1000):
+        optimizer.step(0.01, 1.0, rows, table_grad, numerics)
+    largest = []
+    for _ in range(20):
+        before = [p.detach().clone() for p in dense.values()]
+        for p in dense.values():
+            p.grad = torch.full_like(p, 0.3)
+        optimizer.step(0.01, 1.0, rows, table_grad, numerics)
+        changes = [p.detach() - b for p, b in zip(dense.values(), before, strict=True)]
+        largest.append(max(change.abs().max().item() for change in changes))
+    return largest, optimizer.steps
+
+
+def test_dense_parameters_that_were_held_start_with_a_first_step():
+    changes, steps = after_hold(numerics=2)
+    assert changes == pytest.approx([0.01] * 20, rel=1e-3)
+    assert steps == 20
+
+
+def test_runs_that_began_with_numerics_1_count_held_steps():
+    changes, steps = after_hold(numerics=1)
+    assert max(changes) > 0.04
+    assert steps == 1020
+
+
 @pytest.mark.parametrize("name", ["adagrad", "adamw"])
 def test_state_saved_as_safetensors_resumes_bit_for_bit(name, tmp_path):
     def advance(parts, steps):

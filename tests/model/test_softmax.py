@@ -255,6 +255,24 @@ def test_logits_of_a_large_vocabulary_are_computed_in_pieces(monkeypatch):
     assert 0 < largest <= module.PIECE
 
 
+def test_a_softmax_with_counts_starts_as_the_smoothed_unigram_model():
+    counts = np.array([3, 3, 0, 40, 12, 0])
+    softmax = Softmax.create(6, 4, 0, counts=counts)
+    nats = nll(torch.zeros(6, 4), torch.arange(6), softmax.weight, softmax.bias)
+    expected = (counts + 1) / (counts + 1).sum()
+    torch.testing.assert_close(nats, torch.tensor(-np.log(expected), dtype=torch.float32))
+    assert torch.equal(softmax.weight, Softmax.create(6, 4, 0).weight * 0.3)
+    assert softmax.bias.dtype == softmax.weight.dtype == torch.float32
+
+
+def test_a_softmax_without_counts_starts_as_it_always_did():
+    """Runs with train.softmax_init = "zero" can be repeated bit for bit."""
+    softmax = Softmax.create(5, 3, 7)
+    drawn = torch.empty(5, 3).normal_(0.0, 3**-0.5, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(softmax.weight, drawn)
+    assert not softmax.bias.any()
+
+
 def test_state_round_trip():
     one, other = Softmax.create(9, 4, 0), Softmax.create(9, 4, 1)
     other.load(one.state())

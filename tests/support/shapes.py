@@ -35,8 +35,8 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         n_highway=draw(st.integers(0, 2)),
         max_chars=draw(st.integers(5, 14)),
         activation=draw(st.sampled_from(["relu", "tanh"])),
-        cell_clip=draw(st.sampled_from([0.1, 3.0])),
-        proj_clip=draw(st.sampled_from([0.05, 3.0])),
+        cell_clip=draw(st.sampled_from([0.0, 0.1, 3.0])),
+        proj_clip=draw(st.sampled_from([0.0, 0.05, 3.0])),
         residual=draw(st.booleans()),
     )
 

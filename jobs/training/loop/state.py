@@ -41,6 +41,7 @@ from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import Stream, keyed_hash
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.format.vocab import Counts, load_counts
 from elmwright.pipeline.storage.files import at, join
 
 log = logging.getLogger("elmwright")
@@ -102,21 +103,36 @@ def begin(
     find_model: FindModel = Path,
 ) -> Trainer:
     """A trainer at the newest valid checkpoint, or at the beginning of training."""
-    trainer = _create(config, manifest, ranks)
+    trainer = _create(config, folder, manifest, ranks)
     if not resume(trainer, config, folder, ranks):
         adopt(trainer, config, folder, find_model)
     return trainer
 
 
-def _create(config: RunConfig, manifest: Manifest, ranks: Ranks) -> Trainer:
+def _create(config: RunConfig, folder: RunFolder, manifest: Manifest, ranks: Ranks) -> Trainer:
     seed, device = config.run.seed, ranks.device
     bilm = BiLM(config.model, keyed_hash(seed, Stream.BILM) >> 1).to(device)
     softmax_seed = keyed_hash(seed, Stream.SOFTMAX) >> 1
     width = config.model.projection_dim
-    softmax = Softmax.create(manifest.vocab.size, width, softmax_seed, device)
+    counts = _train_counts(folder, manifest) if config.train.softmax_init == "unigram" else None
+    softmax = Softmax.create(manifest.vocab.size, width, softmax_seed, device, counts)
     optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
     states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
     return Trainer(bilm, softmax, optimizer, states)
+
+
+def _train_counts(folder: RunFolder, manifest: Manifest) -> Counts:
+    """How often the training text has each word of the vocabulary. `<S>`, which the backward model
+    predicts, has the count of `</S>`."""
+    path = join(folder.corpus, manifest.vocab.counts)
+    counts = load_counts(path)
+    if counts.size != manifest.vocab.size or (counts < 0).any():
+        raise UserError(
+            "file-damaged",
+            f"{path} does not have one count for each of the {manifest.vocab.size:,} words; "
+            "build the corpus again",
+        )
+    return counts
 
 
 def resume(
@@ -147,7 +163,7 @@ def start_over(
     to the newest of all, else to the beginning of training."""
     if resume(trainer, config, folder, ranks, before) or resume(trainer, config, folder, ranks):
         return
-    fresh = _create(config, manifest, ranks)
+    fresh = _create(config, folder, manifest, ranks)
     adopt(fresh, config, folder, find_model)
     load_tensors(trainer.bilm, model_tensors(fresh.bilm))
     trainer.softmax.load(fresh.softmax.state())

@@ -131,14 +131,15 @@ def make_step(process: Process, batches: Sequence[Batch], wants_stop: bool) -> S
             parameter.grad = None
     dense = [p.grad for p in trainer.bilm.parameters() if p.grad is not None]
     norm = float(global_norm(dense, table_grad))
-    lr = learning_rate(config.optim, step, settings.max_steps)
+    numerics = trainer.progress.numerics
+    lr = learning_rate(config.optim, step, settings.max_steps, settings.hold_steps, numerics)
     finite = math.isfinite(norm) and math.isfinite(sums[0])
     is_skipped = step in trainer.progress.skipped
     updated = finite and not is_skipped
     if updated:
         clip = config.optim.clip_norm
         factor = clip / norm if clip and norm > clip else 1.0
-        trainer.optimizer.step(lr, factor, rows, table_grad)
+        trainer.optimizer.step(lr, factor, rows, table_grad, numerics)
     if finite:
         trainer.states = states
     elif not is_skipped:
@@ -205,8 +206,18 @@ def _window_loss(
     return loss, output.states.detach()
 
 
-def learning_rate(optim: OptimConfig, step: int, max_steps: int) -> float:
-    """Linear warm-up, then the schedule."""
+def learning_rate(
+    optim: OptimConfig, step: int, max_steps: int, hold: int = 0, numerics: int = 2
+) -> float:
+    """Linear warm-up, then the schedule, both of which start after the `hold` steps.
+
+    In those, which train the softmax alone, its rows have a warm-up of their own and then the full
+    rate. `numerics` 1 ignores the hold, for runs that began that way.
+    """
+    if numerics > 1 and step < hold:
+        return optim.lr * min(1.0, (step + 1) / max(1, optim.warmup_steps))
+    if numerics > 1:
+        step, max_steps = step - hold, max_steps - hold
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / optim.warmup_steps
     if optim.schedule == "cosine":

@@ -16,6 +16,7 @@ from elmwright.model.formats.bilm_format import (
     datasets,
     read_options,
     read_weights,
+    write_options,
     write_weights,
 )
 from elmwright.model.formats.folder import load_folder, load_tensors, model_tensors
@@ -137,6 +138,19 @@ def test_options_that_do_not_fit_are_named(tmp_path, change, name):
     options.write_text(json.dumps(content))
     with mistake("model-invalid", "options.json", name):
         read_options(options)
+
+
+@pytest.mark.parametrize("none", [None, 0, 0.0])
+def test_clips_of_null_and_zero_mean_none(tmp_path, none):
+    options, _ = write_model(tmp_path, BiLM(TINY, 1))
+    content = json.loads(options.read_text())
+    content["lstm"].update(cell_clip=none, proj_clip=none)
+    options.write_text(json.dumps(content))
+    found = read_options(options)
+    assert (found.cell_clip, found.proj_clip) == (0.0, 0.0)
+    write_options(options, found)
+    lstm = json.loads(options.read_text())["lstm"]
+    assert (lstm["cell_clip"], lstm["proj_clip"]) == (None, None), "bilm-tf would clip to 0"
 
 
 def test_hdf5_of_another_layout_is_not_called_damaged(tmp_path):

@@ -1,8 +1,11 @@
-"""A checkpoint is restored only if its tensors fit the model and the optimiser."""
+"""The state that training starts from, and which checkpoints are restored into it: only those
+whose tensors fit the model and the optimiser."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,8 +15,12 @@ from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoint
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.state import begin, restore
 from elmwright.jobs.training.loop.train import train
+from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.format.vocab import load_counts
+from tests.support.mistakes import mistake
+from tests.support.tiny import manifest
 from tests.support.tiny_runs.training import prepare
 
 pytestmark = pytest.mark.slow(3)
@@ -62,3 +69,43 @@ def test_optimiser_state_of_another_rule_is_refused(corpus: Path, tmp_path: Path
     with pytest.raises(UserError) as raised:
         restore(trainer, checkpoint, other, empty, Ranks())
     assert "optimizer.safetensors" in str(raised.value)
+
+
+def fresh_softmax(folder: Path, corpus: Path, manifest: Manifest, **changes: object) -> Softmax:
+    folder.mkdir()
+    config, run = prepare(folder, corpus, **changes)
+    return begin(config, run, manifest, Ranks()).softmax
+
+
+def with_counts(folder: Path, counts: list[int], size: int) -> tuple[Path, Manifest]:
+    """A corpus with these counts and a vocabulary of that size; its other files are not needed."""
+    folder.mkdir()
+    np.save(folder / "counts.npy", np.array(counts))
+    return folder, replace(manifest(), vocab=replace(manifest().vocab, size=size))
+
+
+def test_biases_start_at_the_log_of_the_unigram_model(corpus: Path, tmp_path: Path) -> None:
+    found = Manifest.load(corpus)
+    softmax = fresh_softmax(tmp_path / "unigram", corpus, found)
+    smoothed = load_counts(corpus / "counts.npy") + 1.0
+    np.testing.assert_allclose(softmax.bias, np.log(smoothed / smoothed.sum()), rtol=1e-6)
+    assert softmax.bias[0] == softmax.bias[1], "the backward model predicts <S>, not </S>"
+
+    zero = fresh_softmax(tmp_path / "zero", corpus, found, train_softmax_init="zero")
+    assert not zero.bias.any()
+    assert torch.equal(softmax.weight, zero.weight * 0.3)
+
+
+def test_biases_of_a_given_vocabulary_come_from_the_counts_of_this_corpus(tmp_path: Path) -> None:
+    """What test_a_given_vocabulary_is_used_as_it_is counts: out of order, one word not in train."""
+    counts = [2, 2, 5, 2, 0, 3]
+    softmax = fresh_softmax(tmp_path / "run", *with_counts(tmp_path / "corpus", counts, 6))
+    np.testing.assert_allclose(softmax.bias, np.log(np.array([3, 3, 6, 3, 1, 4]) / 20), rtol=1e-6)
+
+
+@pytest.mark.parametrize("counts", [[5, 5, 1], [5, 5, -1, 7]], ids=["too few", "negative"])
+def test_counts_that_cannot_be_right_are_refused(counts: list[int], tmp_path: Path) -> None:
+    corpus, found = with_counts(tmp_path / "corpus", counts, 4)
+    with mistake("file-damaged", "counts.npy", "build the corpus again"):
+        fresh_softmax(tmp_path / "run", corpus, found)
+    fresh_softmax(tmp_path / "zero", corpus, found, train_softmax_init="zero")

@@ -1,6 +1,7 @@
 """The loop without Ray: a notebook or torchrun may call it, on one process or several."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -111,7 +112,8 @@ def test_the_journal_is_complete_before_the_result_is_written(
 def test_the_full_softmax_is_trained_when_negatives_reach_the_vocabulary(
     corpus: Path, tmp_path: Path
 ) -> None:
-    config, run = prepare(tmp_path, corpus, train_negatives=10_000, train_dropout=0.0)
+    changes = {"train_negatives": 10_000, "train_dropout": 0.0, "train_softmax_init": "zero"}
+    config, run = prepare(tmp_path, corpus, **changes)
     begin_attempt(run.attempt)
     train(config, run, 1, Ranks())
     curve = losses(run)
@@ -222,3 +224,19 @@ def test_learning_rate_schedules() -> None:
     inverse = OptimConfig(lr=1.0, schedule="inverse-sqrt", warmup_steps=100)
     assert learning_rate(inverse, 100, 0) == pytest.approx(1.0, rel=0.01)
     assert learning_rate(inverse, 399, 0) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "inverse-sqrt"])
+def test_warm_up_and_schedule_start_after_the_hold(
+    schedule: Literal["constant", "cosine", "inverse-sqrt"],
+) -> None:
+    optim, hold = OptimConfig(lr=0.2, schedule=schedule, warmup_steps=4), 10
+    rates = [learning_rate(optim, step, 100, hold) for step in range(101)]
+    assert rates[:hold] == pytest.approx([0.05, 0.1, 0.15, *[0.2] * 7])
+    assert rates[hold:] == [learning_rate(optim, step, 90) for step in range(91)]
+
+
+def test_a_run_that_began_with_numerics_1_keeps_its_schedule() -> None:
+    optim = OptimConfig(lr=0.2, schedule="cosine", warmup_steps=4)
+    for step in range(101):
+        assert learning_rate(optim, step, 100, 10, numerics=1) == learning_rate(optim, step, 100)

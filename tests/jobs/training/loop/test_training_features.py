@@ -228,7 +228,12 @@ def test_init_from_a_bilm_folder_has_a_new_softmax_and_hold_steps_freeze_the_res
     write_options(bilm / "options.json", loaded.config, {})
     write_weights(bilm / "weights.hdf5", loaded.config, model_tensors(loaded.bilm))
     held = trained(
-        tmp_path / "held", corpus, train_init_from=str(bilm), train_hold_steps=6, train_max_steps=7
+        tmp_path / "held",
+        corpus,
+        train_init_from=str(bilm),
+        train_softmax_init="zero",
+        train_hold_steps=6,
+        train_max_steps=7,
     )
     at = {
         info.step: load_file(join(info.path, "model.safetensors"))
@@ -239,6 +244,20 @@ def test_init_from_a_bilm_folder_has_a_new_softmax_and_hold_steps_freeze_the_res
     assert not all(torch.equal(at[7][name], tensor) for name, tensor in original.items())
     rows = load_file(join(list_checkpoints(held.checkpoints)[-1].path, "softmax.safetensors"))
     assert rows["bias"].any(), "the softmax has been trained meanwhile"
+
+
+def test_the_first_update_after_the_hold_is_no_larger_than_any_first_update(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """AdamW changes every number by the learning rate at first, whatever its gradient."""
+    adamw = {"optim_name": "adamw", "optim_lr": 0.01, "optim_betas": [0.0, 0.999]}
+    held = trained(tmp_path / "run", corpus, train_hold_steps=6, train_max_steps=7, **adamw)
+    before, after = (
+        load_file(join(info.path, "model.safetensors"))
+        for info in list_checkpoints(held.checkpoints)[-2:]
+    )
+    changes = [(after[name] - before[name]).abs().max().item() for name in before]
+    assert max(changes) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_a_model_of_another_shape_cannot_be_trained_further(corpus: Path, tmp_path: Path) -> None:
