@@ -142,7 +142,7 @@ def test_no_clip_gives_values_beyond_any_clip_as_the_reference_does(none):
         args[2] += 3  # the gates are open, so cells grow with every step
     outputs = [out.detach().numpy() for out in projected_lstm(*args, 0, 0)]
     assert np.abs(outputs[1]).max() > 10
-    check_against_numpy(0, [a.detach().numpy() for a in args], (none, none), None, outputs)
+    check_against_numpy(0, [a.detach().numpy() for a in args], (none, none), None, None, outputs)
 
 
 def test_inputs_of_any_memory_layout_give_the_same():
