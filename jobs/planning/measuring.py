@@ -21,8 +21,8 @@ import torch
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.planning.plan_record import Speed
 from elmwright.jobs.training.loop.exchange import Beats, Ranks
+from elmwright.jobs.training.loop.measurements import Clock
 from elmwright.jobs.training.loop.state import Trainer
-from elmwright.jobs.training.loop.step_clock import Clock
 from elmwright.jobs.training.loop.stream import Batch
 from elmwright.jobs.training.loop.training_step import Process, make_step
 from elmwright.model.bilm import BiLM, States

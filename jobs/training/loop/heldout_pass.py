@@ -16,8 +16,9 @@ from torch import Tensor
 
 from elmwright.jobs.checkpoints.contents import Probe
 from elmwright.jobs.training.loop.block_cache import BlockCache
+from elmwright.jobs.training.loop.blocks import Blocks, Row
 from elmwright.jobs.training.loop.exchange import Ranks
-from elmwright.jobs.training.loop.stream import Batch, Blocks, Row, evaluation_rounds, round_batches
+from elmwright.jobs.training.loop.stream import Batch, evaluation_rounds, round_batches
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.softmax import Softmax, nll
 from elmwright.pipeline.format.block import UNK_ID

@@ -13,9 +13,8 @@ from elmwright.jobs.rundir.journal_records import Begin, Metrics, Record, StepDo
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.exchange import Ranks
-from elmwright.jobs.training.loop.machine_metrics import Machine
+from elmwright.jobs.training.loop.measurements import Clock, Machine
 from elmwright.jobs.training.loop.state import Trainer, saved_probes, saved_scores
-from elmwright.jobs.training.loop.step_clock import Clock
 from elmwright.jobs.training.loop.training_step import StepResult
 from elmwright.pipeline.storage.files import at, join
 

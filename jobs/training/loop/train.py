@@ -25,6 +25,7 @@ from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
 from elmwright.jobs.training.loop.block_cache import block_cache
+from elmwright.jobs.training.loop.blocks import Blocks
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.evaluate_training import (
     evaluate_and_record,
@@ -32,6 +33,7 @@ from elmwright.jobs.training.loop.evaluate_training import (
 )
 from elmwright.jobs.training.loop.exchange import Beats, Phase, Ranks
 from elmwright.jobs.training.loop.heldout_pass import HeldOut
+from elmwright.jobs.training.loop.measurements import Clock
 from elmwright.jobs.training.loop.recorder import Recorder, RunRecorder
 from elmwright.jobs.training.loop.rewind import BadSteps
 from elmwright.jobs.training.loop.state import (
@@ -42,8 +44,7 @@ from elmwright.jobs.training.loop.state import (
     snapshot,
     start_over,
 )
-from elmwright.jobs.training.loop.step_clock import Clock
-from elmwright.jobs.training.loop.stream import Blocks, Prefetch, Reading
+from elmwright.jobs.training.loop.stream import Prefetch, Reading
 from elmwright.jobs.training.loop.training_step import Process, make_step
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import join

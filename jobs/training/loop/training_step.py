@@ -20,8 +20,8 @@ from torch import Tensor
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir import metrics
 from elmwright.jobs.training.loop.exchange import Beats, Phase, Ranks, touched_rows
+from elmwright.jobs.training.loop.measurements import Clock
 from elmwright.jobs.training.loop.state import Trainer
-from elmwright.jobs.training.loop.step_clock import Clock
 from elmwright.jobs.training.loop.stream import Batch
 from elmwright.model.bilm import States, dropout_masks
 from elmwright.model.config import OptimConfig

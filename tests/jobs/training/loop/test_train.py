@@ -11,9 +11,9 @@ import torch.multiprocessing as mp
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
 from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.stop_request import ask_to_stop, withdraw_stop
+from elmwright.jobs.training.loop.blocks import Blocks
 from elmwright.jobs.training.loop.exchange import Ranks, touched_rows
 from elmwright.jobs.training.loop.stream import (
-    Blocks,
     Prefetch,
     Reading,
     evaluation_rounds,

@@ -71,12 +71,25 @@ def test_gradients_of_several_windows_are_those_of_one_larger_step(
 
 
 def test_states_can_begin_at_zero_with_every_block(corpus: Path, tmp_path: Path) -> None:
-    """A block of this corpus is 20 windows: the first differs from never resetting at step 21."""
-    same = {"train_max_steps": 22, "train_dropout": 0.0}
-    carried = losses(trained(tmp_path / "carried", corpus, **same))
+    """A block of this corpus is 20 windows. The last of 4 lanes begins at window 15 of its first
+    one, so its second begins with step 6, the first that differs from never resetting."""
+    same = {"train_max_steps": 7, "train_dropout": 0.0}
+    never = losses(trained(tmp_path / "never", corpus, train_reset_states="never", **same))
     reset = losses(trained(tmp_path / "reset", corpus, train_reset_states="block", **same))
-    assert [step for step in carried if carried[step] != reset[step]][:1] == [21]
-    assert carried[20] == reset[20]
+    assert [step for step in never if never[step] != reset[step]][:1] == [6]
+
+
+def test_states_begin_at_zero_with_a_share_of_the_sentences(corpus: Path, tmp_path: Path) -> None:
+    same = {"train_max_steps": 3, "train_dropout": 0.0}
+
+    def losses_with_share(share: float) -> dict[int, float]:
+        return losses(trained(tmp_path / str(share), corpus, train_reset_share=share, **same))
+
+    never = losses(trained(tmp_path / "never", corpus, train_reset_states="never", **same))
+    half = losses_with_share(0.5)
+    assert losses_with_share(0.0) == never
+    assert half != never
+    assert half != losses_with_share(1.0)
 
 
 def scores(nll: dict[int, float]) -> object:
@@ -273,7 +286,7 @@ def test_the_metrics_of_a_step(corpus: Path, tmp_path: Path) -> None:
     values = records[-1].values
     shares = {name: value for name, value in values.items() if name.startswith("time/")}
     assert {"time/load_share", "time/compute_share", "time/exchange_share"} <= shares.keys()
-    assert min(shares.values()) > 0  # test_step_clock.py has what they add up to
+    assert min(shares.values()) > 0  # test_measurements.py has what they add up to
     assert 0 < values["train/flop_utilisation"] < 1
     assert records[0].values["system/process_memory_mb"] > 50
     assert values["train/tokens_per_s"] > 0

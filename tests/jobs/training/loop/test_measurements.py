@@ -2,8 +2,8 @@
 
 import pytest
 
-from elmwright.jobs.training.loop import step_clock
-from elmwright.jobs.training.loop.step_clock import Clock
+from elmwright.jobs.training.loop import measurements
+from elmwright.jobs.training.loop.measurements import Clock
 
 
 class Time:
@@ -19,7 +19,7 @@ class Time:
 @pytest.fixture
 def passing(monkeypatch: pytest.MonkeyPatch) -> Time:
     clock = Time()
-    monkeypatch.setattr(step_clock, "time", clock)
+    monkeypatch.setattr(measurements, "time", clock)
     return clock
 
 
