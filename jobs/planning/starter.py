@@ -136,7 +136,6 @@ def choose(text: Survey, hours: float, cores: int) -> StarterNumbers:
                 lanes=lanes,
                 window=WINDOW,
                 negatives=negatives,
-                reset_states="block",
             ),
         )
         return config, rule_of_thumb(config, vocabulary, cores)

@@ -44,6 +44,7 @@ from elmwright.jobs.training.driver.display import Watcher
 from elmwright.jobs.training.driver.ray_storage import WithoutFolders
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.progress import plural
 from elmwright.pipeline.storage.disk import explain
 from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.object_store import file_system, with_patience
@@ -95,7 +96,8 @@ def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) ->
 
 
 def check_size(config: RunConfig, manifest: Manifest) -> None:
-    """Raise UserError if the training text is less than a batch, or windows do not fill blocks."""
+    """Raise UserError if the training text does not suit the settings: less than a batch, windows
+    that do not fill blocks, or no sentences to reset states at."""
     split, train = manifest.splits["train"], config.train
     if manifest.block_steps % train.window:
         raise UserError(
@@ -109,6 +111,13 @@ def check_size(config: RunConfig, manifest: Manifest) -> None:
             f"the corpus has {split.steps:,} training tokens, less than one batch of "
             f"train.lanes × train.window = {train.lanes * train.window:,}; "
             "add text or make train.lanes smaller",
+        )
+    if train.reset_states == "sentence" and split.sentences <= split.blocks:
+        raise UserError(
+            "setting",
+            f"the training text is {plural(split.sentences, 'sentence')} in "
+            f"{plural(split.blocks, 'block')}, so it has hardly a start to reset states at; split "
+            'it into sentences (corpus.sentences), or set train.reset_states = "block"',
         )
 
 

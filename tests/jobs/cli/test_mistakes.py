@@ -3,6 +3,7 @@
 import os
 import subprocess
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def test_a_corpus_smaller_than_a_batch(corpus: Path) -> None:
     config = load_config("demo", ["train.lanes=6400", "train.window=20"])
     with mistake("setting", "train.lanes", "128,000"):
         check_size(config, manifest)
+
+
+def test_sentence_resets_of_one_endless_sentence(corpus: Path) -> None:
+    manifest = Manifest.load(corpus)
+    train = manifest.splits["train"]
+    endless = [replace(shard, sentences=shard.blocks) for shard in train.shards]
+    manifest = replace(manifest, splits={"train": replace(train, shards=tuple(endless))})
+    with mistake("setting", "corpus.sentences", "train.reset_states"):
+        check_size(load_config("demo"), manifest)
+    check_size(load_config("demo", ["train.reset_states=block"]), manifest)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -68,7 +68,7 @@ def test_optimiser_and_model_are_those_of_the_demo(tmp_path: Path) -> None:
     assert replace(config.optim, warmup_steps=100) == demo.optim
     assert config.optim.warmup_steps <= config.train.max_steps / 5
     assert config.model == demo.model
-    assert config.train.reset_states == "block"
+    assert config.train.reset_states == "sentence"
 
 
 def test_an_existing_file_is_overwritten_only_by_force(tmp_path: Path) -> None:
