@@ -1,6 +1,7 @@
 """The state that training starts from, and which checkpoints are restored into it: only those
 whose tensors fit the model and the optimiser."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
+from elmwright.jobs.checkpoints.contents import NUMERICS
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.state import begin, restore
 from elmwright.jobs.training.loop.train import train
@@ -109,3 +111,30 @@ def test_counts_that_cannot_be_right_are_refused(counts: list[int], tmp_path: Pa
     with mistake("file-damaged", "counts.npy", "build the corpus again"):
         fresh_softmax(tmp_path / "run", corpus, found)
     fresh_softmax(tmp_path / "zero", corpus, found, train_softmax_init="zero")
+
+
+def test_a_run_keeps_the_numerics_it_began_with(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, run = prepare(tmp_path, corpus, train_max_steps=2)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    path = Path(list_checkpoints(run.checkpoints)[-1].path)
+    trainer = begin(config, run, Manifest.load(corpus), Ranks())
+    assert trainer.progress.numerics == NUMERICS
+    for number, expected in ((1, 1), (NUMERICS, NUMERICS), (99, NUMERICS), (0, NUMERICS)):
+        caplog.clear()
+        with_numerics(path, number)
+        restore(trainer, str(path), config, run, Ranks())
+        assert trainer.progress.numerics == expected
+        assert ("but not bit for bit" in caplog.text) == (number != expected)
+    with_numerics(path, None)
+    restore(trainer, str(path), config, run, Ranks())
+    assert trainer.progress.numerics == 1, "early versions wrote no number"
+
+
+def with_numerics(checkpoint: Path, number: int | None) -> None:
+    state = json.loads((checkpoint / "state.json").read_text())
+    state["numerics"] = number
+    if number is None:
+        del state["numerics"]
+    (checkpoint / "state.json").write_text(json.dumps(state))
