@@ -72,6 +72,10 @@ class TrainSection:
     random weights. If it has a softmax, the rows of words that both know are copied."""
     hold_steps: Natural = 0
     """Steps at the beginning that train only the softmax and freeze the biLM."""
+    average_steps: Natural = 0
+    """Average the weights of about this many of the last updates (an exponential moving average).
+    After as many updates, evaluation and export use the average instead of the last weights. 0 does
+    not average."""
     max_bad_steps: Count = 5
     """Steps in a row whose loss or gradient is not finite before training returns to the newest
     checkpoint and skips those updates."""
