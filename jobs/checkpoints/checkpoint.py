@@ -5,6 +5,9 @@
       softmax.safetensors      the tied softmax
       optimizer.safetensors    the optimiser's accumulators
       lanes.safetensors        LSTM states of every lane, whatever the number of processes
+      average.safetensors, average_softmax.safetensors
+                               the average of the weights (model/average.py), with
+                               train.average_steps
       state.json               step, skipped updates, attempt, evaluation (contents.py)
       config.json              the resolved config (its [model] section makes this a MODEL folder)
       vocab.txt
@@ -113,6 +116,11 @@ def read_info(path: str | Path) -> CheckpointInfo:
         perplexity=manifest.perplexity,
         tokens=manifest.tokens,
     )
+
+
+def file_sha256(path: str | Path, name: str) -> str:
+    """The digest of a file of a checkpoint, as its manifest has it."""
+    return _read_manifest(path).files[name].sha256
 
 
 def _read_manifest(path: str | Path) -> CheckpointManifest:

@@ -60,7 +60,8 @@ class Snapshot:
 
     step: int
     tensors: Mapping[str, Mapping[str, "Tensor"]]
-    """File stem → tensors: model, softmax, optimizer, lanes."""
+    """File stem → tensors: model, softmax, optimizer, lanes, and with `train.average_steps` average
+    and average_softmax."""
     state: CheckpointState
     config: dict[str, Any]
     """The content of config.json."""

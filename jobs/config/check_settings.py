@@ -42,6 +42,12 @@ def check_settings(config: RunConfig) -> None:
             f"{train.lanes} lanes cannot be shared evenly by {train.processes} processes; "
             f"take {train.lanes // train.processes * train.processes or train.processes}",
         )
+    if train.average_steps > train.max_steps:
+        raise BadField(
+            "train.average_steps",
+            f"is {train.average_steps:,}, more than train.max_steps = {train.max_steps:,}, so the "
+            "average would never be used; take fewer, or 0 for no average",
+        )
     if config.shards.block_steps % train.window:
         raise BadField(
             "shards.block_steps",

@@ -10,6 +10,7 @@ from elmwright.jobs.config.sections import RESUMABLE, TRAINING_SECTIONS, RunConf
 MEANT_WITHOUT = {
     "train.reset_share": 0.5,
     "train.softmax_init": "zero",
+    "train.average_steps": 0,
 }
 """What a checkpoint means that was written before a setting existed."""
 FORMER_DEFAULTS = {

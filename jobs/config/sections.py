@@ -81,6 +81,10 @@ class TrainSection:
     hold_steps: Natural = 0
     """Steps at the beginning that train only the softmax and freeze the biLM. optim.schedule
     starts after them."""
+    average_steps: Natural = 0
+    """Average the weights of about this many of the last updates (an exponential moving average).
+    After as many updates, evaluation and export use the average instead of the last weights. 0 does
+    not average."""
     max_bad_steps: Count = 5
     """Steps in a row whose loss or gradient is not finite before training returns to the newest
     checkpoint and skips those updates."""

@@ -109,12 +109,13 @@ def final_tokens(config: RunConfig, vocabulary: int) -> int | None:
 
 
 def checkpoint_bytes(config: RunConfig, vocabulary: int) -> int:
-    """Size of a checkpoint: weights, optimiser state, LSTM states."""
+    """Size of a checkpoint: weights, their average, optimiser state, LSTM states."""
     model = config.model
     weights = sum(model.parameter_counts().values()) + vocabulary * (model.projection_dim + 1)
     moments = 2 if config.optim.name == "adamw" else 1
+    averages = 1 if config.train.average_steps else 0
     states = 2 * model.n_layers * config.train.lanes * (model.dim + model.projection_dim)
-    return 4 * (weights * (1 + moments) + states)
+    return 4 * (weights * (1 + averages + moments) + states)
 
 
 def training_bytes(config: RunConfig, vocabulary: int) -> int:

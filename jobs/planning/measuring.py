@@ -22,7 +22,7 @@ from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.planning.plan_record import Speed
 from elmwright.jobs.training.loop.exchange import Beats, Ranks
 from elmwright.jobs.training.loop.measurements import Clock
-from elmwright.jobs.training.loop.state import Trainer
+from elmwright.jobs.training.loop.state import Trainer, average_of
 from elmwright.jobs.training.loop.stream import Batch
 from elmwright.jobs.training.loop.training_step import Process, make_step
 from elmwright.model.bilm import BiLM, States
@@ -74,7 +74,9 @@ def _process(config: RunConfig, vocabulary: int) -> Process:
     softmax = Softmax.create(vocabulary, config.model.projection_dim, 2)
     optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
     lanes = ranks.lanes(config.train.lanes)
-    trainer = Trainer(bilm, softmax, optimizer, States.zeros(config.model, len(lanes)))
+    states = States.zeros(config.model, len(lanes))
+    average = average_of(bilm, softmax, config)
+    trainer = Trainer(bilm, softmax, optimizer, states, average=average)
     return Process(config, trainer, bilm, ranks, Clock(), Beats(ranks))
 
 

@@ -1,6 +1,7 @@
 """From a checkpoint to a bundle that has been read back and compared.
 
-The weights are the checkpoint's own bytes. Before the bundle gets its name it is compared with the
+The weights are the checkpoint's own bytes. Where it has an average of the weights (average.py) that
+is ready, they are that. Before the bundle gets its name it is compared with the
 trained model in two ways. An independent reader (`model.reference`: numpy, no torch, its own
 parsing of weights.hdf5) must compute the same representations of real held-out sentences. And the
 bundle's files must give the trainer's score of the probe (evaluate.py), the first 2,000 sentences
@@ -16,7 +17,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
+from safetensors.torch import save_file
 
 from elmwright.jobs.bundles.bundle import (
     FILES,
@@ -31,6 +32,7 @@ from elmwright.jobs.bundles.model_folder import local_folder
 from elmwright.jobs.bundles.signing import check_signing_key, sign
 from elmwright.jobs.checkpoints.checkpoint import (
     CheckpointInfo,
+    file_sha256,
     folder_name,
     list_checkpoints,
     read_state,
@@ -51,11 +53,20 @@ from elmwright.jobs.secrets.hiding import store_all
 from elmwright.jobs.tracking.tracker import read_run_id, tracking_uri
 from elmwright.jobs.training.loop.evaluate import final_limit
 from elmwright.model.formats.bilm_format import write_options, write_weights
-from elmwright.model.formats.folder import load_folder, model_tensors, write_config
+from elmwright.model.formats.folder import (
+    AVERAGE,
+    MODEL,
+    SOFTMAX,
+    VOCAB,
+    LoadedModel,
+    load_folder,
+    model_tensors,
+    write_config,
+)
 from elmwright.model.inference.elmo import Elmo
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.format.manifest import Manifest, canonical
-from elmwright.pipeline.progress import Progress, counting_bytes, silent
+from elmwright.pipeline.progress import Progress, counting_bytes, plural, silent
 from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.disk import explain, sha256_bytes
 from elmwright.pipeline.storage.files import at, join
@@ -215,7 +226,7 @@ def _write(
         )
     limit = _limit(config, folder)
     config, state = _as_trained(config, checkpoint)
-    _write_weights(target, config, checkpoint, manifest, model_tensors(loaded.bilm), progress)
+    _write_weights(target, config, loaded, manifest, progress)
     if PIECES in manifest.extra_files:
         (target / PIECES).write_bytes(at(join(folder.corpus, PIECES)).read_bytes())
     trainers = recorded(info, folder, manifest)
@@ -242,13 +253,17 @@ def _write(
     write_config(target / "config.json", config.model, to_data(about))
     if without_softmax:
         (target / "softmax.safetensors").unlink()
-    _describe(target, config, folder, info, manifest, evaluation, state)
+    weights = "last"
+    if loaded.is_average:
+        weights = f"average over the last {plural(config.train.average_steps, 'step')}"
+    _describe(target, config, folder, info, manifest, evaluation, state, weights)
     origin = provenance(
         config,
         manifest,
         run=folder.root,
         step=info.step,
         sha256=info.sha256,
+        weights=weights,
         run_id=read_run_id(folder),
         tracking_uri=tracking_uri(config, folder),
     )
@@ -259,31 +274,42 @@ def _write(
     with progress("checking bundle", total, "bytes") as advance, counting_bytes(advance):
         write_sums(target)
         verify_bundle(target)
-    if read_sums(target)["model.safetensors"] != info.sha256:
+    if read_sums(target)[MODEL] != file_sha256(info.path, _source(loaded)):
         raise Failed(f"the weights of {info.path} were not copied exactly; export again")
     return compare_vectors(target, Elmo(loaded.bilm), folder.corpus, manifest) + measured
 
 
 def _write_weights(
-    target: Path,
-    config: RunConfig,
-    checkpoint: Path,
-    manifest: Manifest,
-    tensors: dict[str, Tensor],
-    progress: Progress,
+    target: Path, config: RunConfig, loaded: LoadedModel, manifest: Manifest, progress: Progress
 ) -> None:
     """Copy the checkpoint's files, and write the biLM again in bilm format."""
-    names = ("model.safetensors", "softmax.safetensors", "vocab.txt")
-    sizes = {name: (checkpoint / name).stat().st_size for name in names}
-    again = sizes["model.safetensors"]
+    checkpoint = loaded.folder
+    sources = {MODEL: _source(loaded), SOFTMAX: SOFTMAX, VOCAB: VOCAB}
+    sizes = {name: (checkpoint / source).stat().st_size for name, source in sources.items()}
+    again = sizes[MODEL]
     with progress("writing bundle", sum(sizes.values()) + again, "bytes") as advance:
-        for name, size in sizes.items():
-            shutil.copyfile(checkpoint / name, target / name)
-            advance(size)
+        for name, source in sources.items():
+            if name == SOFTMAX and loaded.is_average:
+                _write_averaged_softmax(checkpoint, target / name)
+            else:
+                shutil.copyfile(checkpoint / source, target / name)
+            advance(sizes[name])
         settings = {"dropout": config.train.dropout, "n_tokens_vocab": manifest.vocab.size}
         write_options(target / "options.json", config.model, settings)
-        write_weights(target / "weights.hdf5", config.model, tensors)
+        write_weights(target / "weights.hdf5", config.model, model_tensors(loaded.bilm))
         advance(again)
+
+
+def _source(loaded: LoadedModel) -> str:
+    """The file of the checkpoint that becomes model.safetensors."""
+    return AVERAGE if loaded.is_average else MODEL
+
+
+def _write_averaged_softmax(checkpoint: Path, target: Path) -> None:
+    """A checkpoint has the averages of the rows as of their last updates, not as of its step."""
+    softmax = load_folder(checkpoint, with_softmax=True).softmax
+    assert softmax is not None  # noqa: S101 - the file is there
+    save_file(softmax.state(), target)
 
 
 def _as_trained(config: RunConfig, checkpoint: Path) -> tuple[RunConfig, CheckpointState]:
@@ -322,6 +348,7 @@ def _describe(
     manifest: Manifest,
     evaluation: Scores,
     state: CheckpointState,
+    weights: str,
 ) -> None:
     """Write the training curve and the model card."""
     first = next(iter(evaluation), "heldout")
@@ -344,6 +371,7 @@ def _describe(
         evaluation,
         facts,
         state=state,
+        weights=weights,
         has_softmax=(target / "softmax.safetensors").exists(),
         has_curve=picture is not None,
     )

@@ -29,6 +29,7 @@ def model_card(
     facts: TrainingFacts,
     *,
     state: CheckpointState,
+    weights: str,
     has_softmax: bool,
     has_curve: bool,
 ) -> str:
@@ -60,6 +61,7 @@ def model_card(
         evaluation=evaluation,
         facts=facts,
         state=state,
+        weights=weights,
         version=__version__,
         scored_part=scored_part,
         has_softmax=has_softmax,

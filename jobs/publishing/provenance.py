@@ -44,6 +44,8 @@ class Provenance:
     checkpoint_step: int
     checkpoint_sha256: str
     """Digest of its model.safetensors."""
+    weights: str
+    """Which weights of the checkpoint these are: the last, or an average."""
     mlflow_run_id: str
     mlflow_tracking_uri: str
 
@@ -55,6 +57,7 @@ def provenance(
     run: str,
     step: int,
     sha256: str,
+    weights: str,
     run_id: str,
     tracking_uri: str,
 ) -> Provenance:
@@ -73,6 +76,7 @@ def provenance(
         corpus_words=manifest.splits["train"].words,
         checkpoint_step=step,
         checkpoint_sha256=sha256,
+        weights=weights,
         mlflow_run_id=run_id,
         mlflow_tracking_uri=relative_uri(without_secret(tracking_uri), run),
     )

@@ -3,6 +3,9 @@
     bundle, checkpoint   config.json + model.safetensors [+ softmax.safetensors, vocab.txt]
     bilm                 options.json + exactly one *.hdf5 [+ vocab.txt]
 
+If the config.json of a checkpoint says "weights": "average", the model is the average of the
+weights (`average.py`), and the last weights are only there to resume from.
+
 Names and shapes of the tensors must be those of the config, and all values finite. Nothing is ever
 unpickled. Digests are written and verified by `jobs/`, which also resolves a registry URI to a
 folder.
@@ -20,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from elmwright.model.average import DENSE, ROWS, averaged
 from elmwright.model.bilm import BiLM
 from elmwright.model.config import ModelConfig
 from elmwright.model.formats.bilm_format import (
@@ -35,7 +39,10 @@ from elmwright.pipeline.storage.untrusted import COPY_AGAIN, read_object, read_w
 FORMAT = 1
 """Version of config.json that this code writes and reads."""
 CONFIG, MODEL, SOFTMAX = "config.json", "model.safetensors", "softmax.safetensors"
+AVERAGE, AVERAGE_SOFTMAX = f"{DENSE}.safetensors", f"{ROWS}.safetensors"
 VOCAB, OPTIONS = "vocab.txt", "options.json"
+OF_AVERAGE = {"weights": "average"}
+"""What config.json of a checkpoint says if its model is the average of the weights."""
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """Types in which weights may be stored."""
 
@@ -56,6 +63,8 @@ class LoadedModel:
     """Where it was read from."""
     kind: Literal["bundle", "checkpoint", "bilm"]
     """The kind of folder."""
+    is_average: bool = False
+    """Whether it is the average that a checkpoint has besides its last weights."""
 
 
 def load_folder(
@@ -64,12 +73,13 @@ def load_folder(
     """The model in a folder, on `device`; `UserError` if there is none or it is invalid."""
     folder = Path(path)
     kind = _kind(folder)
+    is_average = kind == "checkpoint" and _is_average(folder)
     if kind == "bilm":
         config = read_options(folder / OPTIONS)
         tensors = read_weights(_only_hdf5(folder), config)
     else:
         config = read_config(folder / CONFIG)
-        tensors = read_tensors(folder / MODEL)
+        tensors = read_tensors(folder / (AVERAGE if is_average else MODEL))
     check_shapes(tensor_shapes(config, len(tensors)), shapes_of(tensors), str(folder))
     with _report_lack_of_memory(folder):
         bilm = BiLM(config)
@@ -77,8 +87,15 @@ def load_folder(
     vocab = read_vocab(folder / VOCAB) if (folder / VOCAB).is_file() else None
     softmax = None
     if with_softmax and (folder / SOFTMAX).is_file():
-        softmax = _read_softmax(folder / SOFTMAX, config, vocab, device)
-    return LoadedModel(config, bilm.to(device), vocab, softmax, folder, kind)
+        softmax = _read_softmax(folder / SOFTMAX, config, vocab)
+        if is_average:
+            softmax = _read_average(folder / AVERAGE_SOFTMAX, softmax)
+        softmax = Softmax(softmax.weight.to(device), softmax.bias.to(device))
+    return LoadedModel(config, bilm.to(device), vocab, softmax, folder, kind, is_average)
+
+
+def _is_average(folder: Path) -> bool:
+    return read_object(folder / CONFIG).get("weights") == OF_AVERAGE["weights"]
 
 
 @contextmanager
@@ -208,9 +225,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _read_softmax(
-    path: Path, config: ModelConfig, vocab: tuple[str, ...] | None, device: torch.device | str
-) -> Softmax:
+def _read_softmax(path: Path, config: ModelConfig, vocab: tuple[str, ...] | None) -> Softmax:
     tensors = read_tensors(path)
     if tensors.keys() != {"weight", "bias"}:
         raise UserError(
@@ -226,7 +241,23 @@ def _read_softmax(
         )
     for name, tensor in tensors.items():
         _check_values(tensor, name, str(path))
-    return Softmax(weight.to(device), bias.to(device))
+    return Softmax(weight, bias)
+
+
+def _read_average(path: Path, softmax: Softmax) -> Softmax:
+    """The average of a checkpoint's softmax at its step."""
+    rows = read_tensors(path)
+    size = softmax.vocab_size
+    counts = {"row_updates": (size,), "updates": (), "horizon": ()}
+    check_shapes((shapes_of(softmax.state()) | counts).items(), shapes_of(rows), str(path))
+    for name, tensor in softmax.state().items():
+        _check_values(rows[name], name, str(path))
+        rows[name] = rows[name].to(tensor.dtype)
+    each, last, horizon = (rows[name] for name in counts)
+    are_whole = all(rows[name].dtype in (torch.int32, torch.int64) for name in counts)
+    if not (are_whole and horizon > 0 and ((each >= 0) & (each <= last)).all()):
+        raise UserError("file-damaged", f"{path} has impossible counts of updates; {COPY_AGAIN}")
+    return averaged(softmax, rows)
 
 
 def _check_values(tensor: Tensor, name: str, source: str) -> None:

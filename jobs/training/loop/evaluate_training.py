@@ -17,10 +17,17 @@ from elmwright.jobs.training.loop.evaluate import (
 )
 from elmwright.jobs.training.loop.heldout_pass import EvaluationStopped, HeldOut
 from elmwright.jobs.training.loop.recorder import Recorder
+from elmwright.jobs.training.loop.state import Trainer
 from elmwright.pipeline.records import to_data
 
 SCORING_SECONDS = 5.0
 """Seconds between records of the progress of the final evaluation."""
+
+
+def judging(heldout: HeldOut, trainer: Trainer) -> HeldOut:
+    """The held-out sets, with the model that training is to be judged by now."""
+    bilm, softmax = trainer.judged()
+    return replace(heldout, bilm=bilm, softmax=softmax)
 
 
 def evaluate_and_record(

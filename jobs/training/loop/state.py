@@ -25,11 +25,13 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.secrets.hiding import store_all
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.model.average import Average
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.config import shape_problem
 from elmwright.model.formats.bilm_format import check_shapes
 from elmwright.model.formats.folder import (
     FORMAT,
+    OF_AVERAGE,
     load_folder,
     load_tensors,
     model_tensors,
@@ -67,11 +69,25 @@ class Trainer:
     progress: CheckpointState = BEGINNING
     """The counts that checkpoints record; what else is in it is written by `snapshot`. `skipped`
     includes steps that are still to come, after a rollback."""
+    average: Average | None = None
+    """The average of the weights, if `train.average_steps` is set."""
 
     @property
     def step(self) -> int:
         """Steps made."""
         return self.progress.step
+
+    @property
+    def ready_average(self) -> Average | None:
+        """The average, once its horizon has passed."""
+        return self.average if self.average is not None and self.average.is_ready else None
+
+    def judged(self) -> tuple[BiLM, Softmax]:
+        """The model that is evaluated and exported: the average once it is ready, else the last
+        weights."""
+        if self.ready_average is not None:
+            return self.ready_average.bilm, self.ready_average.current_softmax()
+        return self.bilm, self.softmax
 
     def skip(self, steps: Iterable[int]) -> None:
         """Leave out the updates of these steps."""
@@ -118,7 +134,14 @@ def _create(config: RunConfig, folder: RunFolder, manifest: Manifest, ranks: Ran
     softmax = Softmax.create(manifest.vocab.size, width, softmax_seed, device, counts)
     optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
     states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
-    return Trainer(bilm, softmax, optimizer, states)
+    average = average_of(bilm, softmax, config)
+    return Trainer(bilm, softmax, optimizer, states, average=average)
+
+
+def average_of(bilm: BiLM, softmax: Softmax, config: RunConfig) -> Average | None:
+    """The average that `train.average_steps` asks for, before the first update."""
+    horizon = config.train.average_steps
+    return Average(bilm, softmax, horizon) if horizon else None
 
 
 def _train_counts(folder: RunFolder, manifest: Manifest) -> Counts:
@@ -169,6 +192,8 @@ def start_over(
     trainer.softmax.load(fresh.softmax.state())
     trainer.optimizer.load_state_dict(fresh.optimizer.state_dict())
     trainer.states, trainer.progress = fresh.states, fresh.progress
+    if trainer.average is not None and fresh.average is not None:
+        trainer.average.load(fresh.average.state())
 
 
 def restore(
@@ -181,6 +206,11 @@ def restore(
     trainer.softmax.load(_read_fitting(path / "softmax.safetensors", trainer.softmax.state()))
     optimizer = _read_fitting(path / "optimizer.safetensors", trainer.optimizer.state_dict())
     trainer.optimizer.load_state_dict(optimizer)
+    if trainer.average is not None:
+        own = trainer.average.state()
+        trainer.average.load(
+            {part: _read_fitting(path / f"{part}.safetensors", own[part]) for part in own}
+        )
     shape = States.zeros(config.model, config.train.lanes, "meta")
     every_lane = _read_fitting(path / "lanes.safetensors", {"c": shape.c, "m": shape.m})
     lanes = ranks.lanes(config.train.lanes)
@@ -270,6 +300,8 @@ def _saved_config(config: RunConfig) -> dict[str, Any]:
     saved: dict[str, Any] = store_all(to_dict(config))
     if not config.eval.final_tokens:
         del saved["eval"]["final_tokens"]
+    if not config.train.average_steps:
+        del saved["train"]["average_steps"]
     return saved
 
 
@@ -285,6 +317,8 @@ def snapshot(
     c = ranks.gather(trainer.states.c, dim=2)
     m = ranks.gather(trainer.states.m, dim=2)
 
+    average = {} if trainer.average is None else trainer.average.state()
+
     def host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if ranks.rank != 0:
             return {}
@@ -297,6 +331,7 @@ def snapshot(
             "softmax": host(trainer.softmax.state()),
             "optimizer": host(trainer.optimizer.state_dict()),
             "lanes": host({"c": c, "m": m}),
+            **{part: host(own) for part, own in average.items()},
         },
         state=replace(
             trainer.progress,
@@ -311,6 +346,7 @@ def snapshot(
         config={
             "format": FORMAT,
             "model": to_dict(config)["model"],
+            **(OF_AVERAGE if trainer.ready_average else {}),
             "run_config": _saved_config(config),
         },
         perplexity={split: score.saved.perplexity for split, score in scores.items()},

@@ -30,6 +30,7 @@ from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.evaluate_training import (
     evaluate_and_record,
     evaluate_finally,
+    judging,
 )
 from elmwright.jobs.training.loop.exchange import Beats, Phase, Ranks
 from elmwright.jobs.training.loop.heldout_pass import HeldOut
@@ -131,7 +132,7 @@ def train(
             every = config.eval.every_steps
             if not is_last and every and trainer.step % every == 0:
                 scores = evaluate_and_record(
-                    heldout, trainer.step, recorder, config.eval.max_tokens
+                    judging(heldout, trainer), trainer.step, recorder, config.eval.max_tokens
                 )
                 is_best = result.finite and trainer.update_best(scores)
                 clock.lap("evaluate")
@@ -190,8 +191,7 @@ def _finish(
         step = ranks.from_first(step)  # the others wait until rank 0 has written everything
     if step != trainer.step:
         restore(trainer, join(folder.checkpoints, folder_name(step)), config, folder, ranks)
-    scores = evaluate_finally(
-        heldout, trainer.step, recorder, config.eval.final_tokens, note, drained
-    )
+    judged, limit = judging(heldout, trainer), config.eval.final_tokens
+    scores = evaluate_finally(judged, trainer.step, recorder, limit, note, drained)
     if scores is not None:
         recorder.finish(trainer, step, scores, is_early=is_early)

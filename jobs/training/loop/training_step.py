@@ -140,6 +140,8 @@ def make_step(process: Process, batches: Sequence[Batch], wants_stop: bool) -> S
         clip = config.optim.clip_norm
         factor = clip / norm if clip and norm > clip else 1.0
         trainer.optimizer.step(lr, factor, rows, table_grad, numerics)
+        if trainer.average is not None:
+            trainer.average.update(rows, table.detach())
     if finite:
         trainer.states = states
     elif not is_skipped:

@@ -40,7 +40,7 @@ def test_two_processes_give_the_curve_and_the_evaluation_of_one(
     for world in (1, 2):
         folder = tmp_path / str(world)
         folder.mkdir()
-        config, run = prepare(folder, corpus, train_processes=world)
+        config, run = prepare(folder, corpus, train_processes=world, train_average_steps=8)
         begin_attempt(run.attempt)
         if world == 1:
             train(config, run, 1, Ranks())
