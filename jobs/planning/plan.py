@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
-from elmwright.jobs.cluster.connection import check_answers, is_remote, why_unreachable
+from elmwright.jobs.cluster.connection import check_reachable, is_remote, why_unreachable
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash
 from elmwright.jobs.planning import estimate
@@ -300,7 +300,7 @@ def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> Reac
     """Whether MLflow and the object stores answer; adds a problem if a Ray cluster does not."""
     if is_remote(config):
         try:
-            check_answers(config.cluster.address)
+            check_reachable(config.cluster.address)
         except OSError as error:
             problems.note(why_unreachable(config.cluster.address, error), "cluster-unreachable")
     uri = tracking_uri(config, folder)

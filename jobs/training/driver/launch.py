@@ -31,7 +31,7 @@ from elmwright.jobs.cluster.capacity import (
     check_capacity,
     resources,
 )
-from elmwright.jobs.cluster.connection import FITTING, is_remote
+from elmwright.jobs.cluster.connection import FIT_THREAD, is_remote
 from elmwright.jobs.config.resume_settings import changed_settings
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
@@ -199,7 +199,7 @@ def _attempt(
             errors.append(error)
 
     # fit() blocks, and on the main thread would handle SIGINT itself.
-    thread = threading.Thread(target=work, name=FITTING, daemon=True)
+    thread = threading.Thread(target=work, name=FIT_THREAD, daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(POLL_SECONDS)
