@@ -123,7 +123,7 @@ def machines_for(
             is_requested = request_capacity(config, gpu=gpu)
             if is_requested:
                 wait_for_capacity(config, stopped, say, gpu=gpu)
-            if not folder.remote:
+            if not folder.is_in_store:
                 _check_shared(folder.root)
         yield
     finally:

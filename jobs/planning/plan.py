@@ -238,11 +238,11 @@ def _disk(
     config: RunConfig, folder: RunFolder, stages: Sequence[str], text: TextSize, words: int
 ) -> Disk:
     """The bytes that a run still has to write, and the free bytes of the disk it writes to."""
-    place = folder.scratch if folder.remote else Path(folder.root)
+    place = folder.scratch if folder.is_in_store else Path(folder.root)
     corpus = training = 0
     if not at(folder.corpus).is_url:
         corpus = max(0, round(DISK_FACTOR * text.bytes) - _bytes_in(Path(folder.corpus)))
-    if stages and not folder.remote:
+    if stages and not folder.is_in_store:
         used = _bytes_in(Path(folder.train), folder.bundle, folder.mlflow)
         training = max(0, estimate.training_bytes(config, words) - used)
     return Disk(corpus + training, at(place).free_bytes(), str(place))

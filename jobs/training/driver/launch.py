@@ -265,7 +265,7 @@ def fit_with_ray(config: RunConfig, folder: RunFolder, attempt: int, again: bool
 
 def _storage(folder: RunFolder) -> dict[str, Any]:
     """The settings for Ray Train's own few files, which all its processes must see."""
-    if not folder.remote:
+    if not folder.is_in_store:
         return {"storage_path": join(folder.train, "ray")}
     from pyarrow.fs import PyFileSystem
 
