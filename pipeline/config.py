@@ -65,7 +65,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class GopherQuality:
-    """The published Gopher quality rules; words are tokens, including punctuation."""
+    """The published Gopher quality rules."""
 
     min_words: Natural = 50
     """Documents with fewer words are dropped; punctuation does not count."""
@@ -76,7 +76,7 @@ class GopherQuality:
     max_word_length: float = 10.0
     """Largest mean length."""
     max_symbol_share: float = 0.1
-    """Largest number of `#`, and of ellipses, per word."""
+    """Largest number of `#`, and of ellipses, per word (including punctuation)."""
     max_bullet_lines: float = 0.9
     """Largest share of lines that begin with a bullet."""
     max_ellipsis_lines: float = 0.3
@@ -90,7 +90,7 @@ class GopherQuality:
 
 @dataclass(frozen=True)
 class GopherRepetition:
-    """The published Gopher repetition rules; shares are of the document's characters."""
+    """The published Gopher repetition rules."""
 
     max_duplicate_lines: float = 0.3
     """Largest share of lines that repeat another."""
@@ -108,7 +108,7 @@ class GopherRepetition:
 
 @dataclass(frozen=True)
 class C4:
-    """The published C4 rules: first lines are dropped, then documents."""
+    """The published C4 rules: lines are dropped first, then documents."""
 
     terminal_punctuation: bool = True
     """Drop lines that do not end in . ? ! " or ', or that end in an ellipsis."""
@@ -184,7 +184,7 @@ class CorpusConfig:
     decontaminate_ngram: Natural = 13
     """Words in an n-gram of decontaminate; capitals and punctuation do not matter."""
     documents: Literal["blank-line", "line", "file"] = "blank-line"
-    """What separates documents in plain text: an empty line, every line, or the file's end."""
+    """What separates documents in plain text: an empty line, a line break, or the file's end."""
     text_field: str = "text"
     """The field of a JSON Lines record, or the column of a Parquet file, that holds the text."""
     encoding: str = "auto"
@@ -218,7 +218,8 @@ class CorpusConfig:
     ] = 0.65
     """Smallest share of a document in one of `languages`."""
     language_unit: Literal["document", "sentence"] = "document"
-    """Detect the language of documents only, or then also of each sentence of at least 5 words."""
+    """Drop only documents in other languages, or also sentences of at least 5 words in the
+    documents that are left."""
     rules: tuple[RuleSet, ...] = ()
     """Published rule sets to apply: "gopher-repetition", "gopher-quality", "c4", "fineweb", in
     this order. Each has its own table of settings, such as [corpus.gopher_quality]."""
@@ -252,7 +253,7 @@ class CorpusConfig:
     dedup: Literal["none", "document", "near"] = "near"
     """Drop repeated documents: none, exact copies, or near-copies too (MinHash)."""
     dedup_lines: Literal["none", "line", "sentence"] = "none"
-    """Then drop lines (paragraphs), or sentences, that occurred earlier in any document."""
+    """After dedup, drop lines (paragraphs), or sentences, that occur earlier in any document."""
     minhash: MinHash = field(default_factory=MinHash)
     """Parameters of near-duplicate search."""
     save_documents: Literal["none", "dropped", "all"] = "none"

@@ -35,7 +35,7 @@ from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.records import from_data
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.files import at, join
-from elmwright.pipeline.storage.untrusted import parse_object, read_object, read_small, whole
+from elmwright.pipeline.storage.untrusted import is_int, parse_object, read_object, read_small
 
 log = logging.getLogger("elmwright")
 
@@ -141,7 +141,7 @@ def parse_manifest(data: bytes, where: str) -> CheckpointManifest:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError("file-damaged", f"{where} is missing or damaged ({error})") from error
     written = manifest.get("format")
-    if whole(written) and written > FORMAT:
+    if is_int(written) and written > FORMAT:
         raise NewerCheckpoint(
             "format",
             f"{where} has format {written!r:.50} and this version reads {FORMAT}; use the version "
@@ -234,7 +234,7 @@ def fetch(path: str, scratch: Path) -> Path:
 def current_attempt(path: str | Path) -> int:
     """The number of the newest attempt; 0 if the file has none."""
     attempt = (at(path).read_json() or {}).get("attempt")
-    return attempt if attempt is not None and whole(attempt) else 0
+    return attempt if attempt is not None and is_int(attempt) else 0
 
 
 def check_attempt(path: str | Path, attempt: int) -> None:

@@ -36,7 +36,12 @@ def status(options: Namespace) -> None:
                 raise
             # The files still show its progress, but not whether it is running.
             state = state_by_files(submission, progress, str(error))
-        if state.ended and folder and not folder.remote and (command := running_command(folder)):
+        if (
+            state.ended
+            and folder
+            and not folder.is_in_store
+            and (command := running_command(folder))
+        ):
             state = State("running", command)  # resumed by hand
     else:
         assert folder is not None  # noqa: S101 - or find_attempts would have raised

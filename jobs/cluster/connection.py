@@ -1,8 +1,8 @@
 """Connecting to Ray: a private one on this machine, or a running cluster.
 
 A local Ray is started for the run and ends with it. Nothing in it needs a fixed port, so runs do
-not disturb each other or anything else on the machine. For a cluster of several machines it is
-checked, not assumed, that each of them sees `run.dir`.
+not disturb each other or anything else on the machine. In a cluster, every machine must see
+`run.dir` at the same path, which is checked.
 """
 
 import atexit
@@ -39,8 +39,8 @@ Answer = TypeVar("Answer")
 
 ANSWER_SECONDS = 60.0
 """Seconds in which the machines of a cluster must answer a small task."""
-FITTING = "fit"
-"""Name of the thread that waits for Ray Train's workers (launch.py)."""
+FIT_THREAD = "fit"
+"""Name of the thread in which launch.py calls `fit()` of Ray Train and waits for its workers."""
 
 
 def local_cpus(config: RunConfig) -> int:
@@ -56,14 +56,14 @@ def is_remote(config: RunConfig) -> bool:
 @contextmanager
 def ray_cluster(
     config: RunConfig,
-    connected: Callable[[], object],
+    on_connect: Callable[[], object],
     stopped: Callable[[], bool],
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[None]:
-    """Ray for the length of a run: a local one is started, a cluster is connected to.
+    """Start a local Ray, or connect to a cluster, and shut down or disconnect after the block.
 
-    `connected` is called as soon as Ray has started, because Ray installs its own SIGTERM handler,
-    which ends the process. `stopped` is called while waiting for a cluster.
+    `on_connect` is called as soon as Ray has started, to replace Ray's own SIGTERM handler, which
+    ends the process. `stopped` says whether the run was asked to stop, and `say` prints a message.
     """
     # Ray reads these when it is imported: no usage reports, no metrics (our journal has them), and
     # a finished worker is noticed at once instead of up to two seconds later.
@@ -71,7 +71,7 @@ def ray_cluster(
     os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     if not is_remote(config):
-        # This machine is not drained, so Ray needs no process to watch for that.
+        # Only machines of a cluster are preempted, so Ray needs no process to watch for that.
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     import ray
 
@@ -87,15 +87,15 @@ def ray_cluster(
         raise Interrupted("while Ray was starting; the same command resumes") from None
     except (UserError, Failed, Interrupted):
         raise
-    except Exception as error:  # Ray raises bare ones
+    except Exception as error:  # Ray raises exceptions of many types, even plain Exception
         raise UserError(
             "cluster-unreachable", why_unreachable(config.cluster.address, error)
         ) from error
     try:
-        connected()
+        on_connect()
         yield
     finally:
-        if stopped() and any(thread.name == FITTING for thread in threading.enumerate()):
+        if stopped() and any(thread.name == FIT_THREAD for thread in threading.enumerate()):
             # That thread waits for workers that will never answer. If it calls Ray after
             # the shutdown, Ray ends the whole process with its own exit code, before our last
             # message. Ray's processes end with this one, so nothing is left behind.
@@ -123,7 +123,7 @@ def machines_for(
             is_requested = request_capacity(config, gpu=gpu)
             if is_requested:
                 wait_for_capacity(config, stopped, say, gpu=gpu)
-            if not folder.remote:
+            if not folder.is_in_store:
                 _check_shared(folder.root)
         yield
     finally:
@@ -137,10 +137,10 @@ def ask_machines(
     *arguments: object,
     seconds: float = ANSWER_SECONDS,
 ) -> list[tuple[Machine, Answer]]:
-    """Each machine with the result of a function there, which uses none of its CPUs.
+    """Call a function on each machine, and return the machines that answered with their results.
 
-    A machine that was just lost gives no answer: Ray still counts it for up to a minute. It is an
-    error if no machine answers.
+    The calls reserve no CPUs. A machine that was just lost gives no answer, but Ray still lists it
+    for up to a minute. Raises `Interrupted` if no machine answers.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
@@ -175,18 +175,19 @@ def ask_machines(
 def why_unreachable(address: str, error: Exception) -> str:
     """Why we cannot connect to a cluster, in a sentence."""
     text = str(error)
+    lower = text.lower()
     where = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
-    if "ersion mismatch" in text:
+    if "version mismatch" in lower:
         versions = [" ".join(pair) for pair in re.findall(r"(Ray|Python): (\d[\w.]*)", text)]
         there, here = " and ".join(versions[:2]), " and ".join(versions[2:4])
         return (
             f"the Ray cluster at {where} has other versions (there {there}, here {here}); the "
             "driver and the cluster must have the same"
         )
-    if "oken" in text and ("uthenticat" in text or "nauthorized" in text):
+    if "token" in lower and ("authenticat" in lower or "unauthorized" in lower):
         return (
-            f"the Ray cluster at {where} does not take our token; set RAY_AUTH_MODE=token and "
-            "RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, or put it into ~/.ray/auth_token"
+            f"the Ray cluster at {where} rejects our token; set RAY_AUTH_MODE=token, and give the "
+            "token in RAY_AUTH_TOKEN, in the file RAY_AUTH_TOKEN_PATH or in ~/.ray/auth_token"
         )
     return (
         f"cannot connect to the Ray cluster at {where} ({text.splitlines()[0][:300]}); check "
@@ -195,9 +196,9 @@ def why_unreachable(address: str, error: Exception) -> str:
 
 
 def _connect(config: RunConfig, stopped: Callable[[], bool]) -> None:
-    """Connect, for up to cluster.wait_minutes because a cluster may just be coming up.
+    """Connect to a cluster, and try for up to cluster.wait_minutes, because it may be starting.
 
-    If it does not come up in time, the run ends as resumable.
+    Raises `Interrupted` when that time is over; if it is 0, the error of the first attempt.
     """
     import ray
 
@@ -205,7 +206,7 @@ def _connect(config: RunConfig, stopped: Callable[[], bool]) -> None:
     end = time.monotonic() + 60 * minutes
     while True:
         try:
-            check_answers(address)
+            check_reachable(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, TimeoutError) as error:
             if not minutes:
@@ -214,7 +215,7 @@ def _connect(config: RunConfig, stopped: Callable[[], bool]) -> None:
                 raise Interrupted(
                     f"because {why_unreachable(address, error).partition(';')[0]} after "
                     f"{plural(minutes, 'minute')} of waiting (cluster.wait_minutes); the same "
-                    "command resumes when it is there"
+                    "command resumes once the cluster is running"
                 ) from error
             ray.shutdown()
             pause(3, stopped)
@@ -222,7 +223,7 @@ def _connect(config: RunConfig, stopped: Callable[[], bool]) -> None:
             return
 
 
-def check_answers(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Raise OSError if a cluster does not answer; Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
@@ -248,10 +249,10 @@ def _check_shared(folder: str) -> None:
     """Refuse a cluster in which some machine does not see a probe file in run.dir."""
     with probe_file(folder) as probe:
         answers = ask_machines(machines(), os.path.exists, probe)
-    others = [machine.address for machine, is_visible in answers if not is_visible]
-    if others:
+    addresses = [machine.address for machine, is_visible in answers if not is_visible]
+    if addresses:
         raise UserError(
             "shared-path",
-            f"run.dir {folder} is not visible on {', '.join(sorted(others))}; put it on storage "
+            f"run.dir {folder} is not visible on {', '.join(sorted(addresses))}; put it on storage "
             "that every machine of the cluster mounts at the same path",
         )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
-from elmwright.jobs.cluster.connection import check_answers, is_remote, why_unreachable
+from elmwright.jobs.cluster.connection import check_reachable, is_remote, why_unreachable
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash
 from elmwright.jobs.planning import estimate
@@ -238,11 +238,11 @@ def _disk(
     config: RunConfig, folder: RunFolder, stages: Sequence[str], text: TextSize, words: int
 ) -> Disk:
     """The bytes that a run still has to write, and the free bytes of the disk it writes to."""
-    place = folder.scratch if folder.remote else Path(folder.root)
+    place = folder.scratch if folder.is_in_store else Path(folder.root)
     corpus = training = 0
     if not at(folder.corpus).is_url:
         corpus = max(0, round(DISK_FACTOR * text.bytes) - _bytes_in(Path(folder.corpus)))
-    if stages and not folder.remote:
+    if stages and not folder.is_in_store:
         used = _bytes_in(Path(folder.train), folder.bundle, folder.mlflow)
         training = max(0, estimate.training_bytes(config, words) - used)
     return Disk(corpus + training, at(place).free_bytes(), str(place))
@@ -300,7 +300,7 @@ def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> Reac
     """Whether MLflow and the object stores answer; adds a problem if a Ray cluster does not."""
     if is_remote(config):
         try:
-            check_answers(config.cluster.address)
+            check_reachable(config.cluster.address)
         except OSError as error:
             problems.note(why_unreachable(config.cluster.address, error), "cluster-unreachable")
     uri = tracking_uri(config, folder)

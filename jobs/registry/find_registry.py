@@ -38,13 +38,13 @@ def registry_of(name: str, to: str | None = "", run: str = "", *, quiet: bool = 
         candidates = [registry_of_run(run)]
     if len(candidates) == 1:
         if not quiet:
-            print(f"note: using the registry {short(candidates[0])}", file=sys.stderr)
+            print(f"note: using the registry {short_uri(candidates[0])}", file=sys.stderr)
         return candidates[0]
     if candidates:
         raise UserError(
             "argument",
             f"{len(candidates)} registries here have a model {name!r} "
-            f"({', '.join(short(uri) for uri in candidates)}); name one with --to",
+            f"({', '.join(short_uri(uri) for uri in candidates)}); name one with --to",
         )
     names = sorted(set().union(*models.values()))
     if names:
@@ -104,7 +104,7 @@ def models_in(uri: str) -> set[str] | None:
         return None
 
 
-def short(uri: str) -> str:
+def short_uri(uri: str) -> str:
     """A registry as a user would type it here."""
     if uri.startswith("sqlite:///"):
         return f"sqlite:///{nearby(uri.removeprefix('sqlite:///'))}"

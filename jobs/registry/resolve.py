@@ -117,9 +117,9 @@ def is_run_url(url: str) -> bool:
 def model_of_run(run: RunFolder) -> Path:
     """The bundle of a run if it is whole, else its newest valid checkpoint, verified."""
     bundle = join(run.root, "bundle")
-    if at(join(bundle, SUMS)).exists() if run.remote else is_whole(Path(bundle)):
+    if at(join(bundle, SUMS)).exists() if run.is_in_store else is_whole(Path(bundle)):
         folder = local_folder(bundle)
-        if not run.remote:
+        if not run.is_in_store:
             verify_folder(folder)
         return folder
 

@@ -125,7 +125,7 @@ def _from_recipe(text: str) -> RunFolder | None:
 
 def _from_config(text: str) -> RunFolder:
     folder = RunFolder.of(load_config(text))
-    if not folder.remote and not is_run(folder.root):
+    if not folder.is_in_store and not is_run(folder.root):
         raise UserError(
             "run-missing",
             f"the run of {text} has not been started: there is no {nearby(folder.root)}; "
@@ -152,5 +152,5 @@ def last_holder(folder: RunFolder) -> Holder:
 def running_command(folder: RunFolder) -> str:
     """The command that is using the run now, as text for a message; empty if none is."""
     lock = join(folder.root, "run.lock")
-    is_used = is_held(lock) if folder.remote else is_locked(Path(lock))
+    is_used = is_held(lock) if folder.is_in_store else is_locked(Path(lock))
     return str(read_holder(lock)) if is_used else ""

@@ -7,7 +7,7 @@
       train/                    journal.jsonl, attempt.json, result.json, checkpoints/step-*/
       bundle/                   the model to publish
       published.json            its version in the registry
-      tracking.json             its MLflow run, and how much of the journal that has
+      tracking.json             the MLflow run, and how much of the journal it has received
       mlflow/                   mlflow.db and artifacts, when tracking.uri is empty
       scratch/                  caches and temporary files
 
@@ -32,11 +32,14 @@ class RunFolder:
     root: str
     scratch: Path
     corpus_dir: str
-    remote: bool
+    """The setting corpus.dir; "" if the corpus is in `root`."""
+    is_in_store: bool
+    """Whether `root` is a URL. The cluster may be remote in either case."""
     config: str
     published: str
     tracking: str
     corpus: str
+    """The folder of the corpus, wherever it is."""
     train: str
     checkpoints: str
     journal: str
@@ -50,25 +53,26 @@ class RunFolder:
     def __init__(self, root: str, scratch: Path, corpus_dir: str = "") -> None:
         """`root` is run.dir, `scratch` run.scratch, and `corpus_dir` corpus.dir, "" if the corpus
         is in the run's folder. All are absolute, because workers run in other folders."""
-        remote, local, train = at(root).is_url, at(root).local(scratch), join(root, "train")
+        is_in_store, train = at(root).is_url, join(root, "train")
+        disk = at(root).local(otherwise=scratch)
         vars(self).update(
             root=root,
             scratch=scratch,
             corpus_dir=corpus_dir,
-            remote=remote,
+            is_in_store=is_in_store,
             config=join(root, "config.json"),
             published=join(root, "published.json"),
             tracking=join(root, "tracking.json"),
             corpus=corpus_dir.rstrip("/") or join(root, "corpus"),
             train=train,
             checkpoints=join(train, "checkpoints"),
-            journal=join(train, "journal" if remote else "journal.jsonl"),
+            journal=join(train, "journal" if is_in_store else "journal.jsonl"),
             attempt=join(train, "attempt.json"),
             stop_request=join(train, "stop"),
             result=join(train, "result.json"),
-            log=local / "elmwright.log",
-            bundle=local / "bundle",
-            mlflow=local / "mlflow",
+            log=disk / "elmwright.log",
+            bundle=disk / "bundle",
+            mlflow=disk / "mlflow",
         )
 
     @classmethod
@@ -81,59 +85,64 @@ class RunFolder:
 
     @classmethod
     def at(cls, place: str | Path) -> "RunFolder":
-        """The run in a folder, by its own config.json."""
+        """The run in a folder, which may have been moved there, by its own config.json."""
         root = at(place).resolved()
         saved = at(join(root, "config.json")).read_json() or {}
         run = saved.get("run", {})
-        home = str(run.get("dir") or "")
+        run_dir = str(run.get("dir") or "")
         scratch = run.get("scratch") or join(root, "scratch")
-        if home and scratch.startswith(f"{home.rstrip('/')}/"):
-            scratch = join(root, scratch[len(home.rstrip("/")) + 1 :])
-        scratch = from_project(root, home, scratch)
-        if at(scratch).is_relative:  # the run was moved out of its project
-            scratch = str(at(join(root, "scratch")).local(Path(scratch)))
+        if run_dir and scratch.startswith(f"{run_dir.rstrip('/')}/"):
+            scratch = join(root, scratch[len(run_dir.rstrip("/")) + 1 :])
+        scratch = from_project(root, run_dir, scratch)
+        if at(scratch).is_relative and not at(root).is_url:  # moved out of its project
+            scratch = join(root, "scratch")
         corpus = saved.get("corpus", {}).get("dir", "")
         if corpus:
-            corpus = at(from_project(root, home, corpus)).resolved()
+            corpus = at(from_project(root, run_dir, corpus)).resolved()
         return cls(root, Path(at(scratch).resolved()), corpus)
 
 
-def from_project(root: str, home: str, place: str) -> str:
-    """A path of a config, as seen from the current folder.
+def from_project(root: str, run_dir: str, path: str) -> str:
+    """A path of a run's config, absolute if possible.
 
-    Relative paths start at the folder of the command, which is found by removing run.dir from the
-    end of the run's path.
+    Relative paths start at the project, the folder that the command was run in. It is what is left
+    of the run's path `root` without `run_dir` at its end. If `root` does not end so, the run was
+    moved, and the path is returned unchanged.
     """
-    if at(place).is_relative and home and not at(root).is_url and root.endswith(f"/{Path(home)}"):
-        return join(root[: -len(str(Path(home))) - 1], place)
-    return place
+    end = f"/{Path(run_dir)}"
+    if at(path).is_relative and run_dir and not at(root).is_url and root.endswith(end):
+        return join(root.removesuffix(end), path)
+    return path
 
 
 def open_run_folder(config: RunConfig) -> RunFolder:
     """Create the run's folder; UserError if it cannot be written."""
     folder = RunFolder.of(config)
-    if folder.remote:
-        check_has_server(config, folder)
+    check_has_server(config, folder)
+    places = {folder.log.parent}
+    if folder.is_in_store:
         at(join(folder.root, ".writable")).write_bytes(b"")  # raises if the store refuses
-    for local in {folder.log.parent} if folder.remote else {folder.log.parent, Path(folder.train)}:
+    else:
+        places.add(Path(folder.train))
+    for place in places:
         try:
-            local.mkdir(parents=True, exist_ok=True)
-            file = local / f".writable-{os.getpid()}"
+            place.mkdir(parents=True, exist_ok=True)
+            file = place / f".writable-{os.getpid()}"
             file.touch()
             file.unlink()
         except OSError as error:
-            name = "run.scratch" if folder.remote else "run.dir"
+            name = "run.scratch" if folder.is_in_store else "run.dir"
             raise UserError(
                 "output",
-                f"{name} {local} cannot be written ({error.strerror}); "
+                f"{name} {place} cannot be written ({error.strerror}); "
                 f"make it writable or choose another {name}",
             ) from error
     return folder
 
 
 def check_has_server(config: RunConfig, folder: RunFolder) -> None:
-    """Refuse a run in a store without an MLflow server."""
-    if folder.remote and not config.tracking.uri:
+    """Refuse a run in an object store whose config names no MLflow server."""
+    if folder.is_in_store and not config.tracking.uri:
         raise UserError(
             "tracking-server",
             f"run.dir {folder.root} is in an object store, where MLflow cannot keep a database; "

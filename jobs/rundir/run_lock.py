@@ -22,8 +22,8 @@ def locked(folder: RunFolder) -> Iterator[None]:
     A run that was moved is corrected first (moved_run.py).
     """
     lock = join(folder.root, "run.lock")
-    with leased(lock, this_process()) if folder.remote else refusing_lock(Path(lock)):
-        if not folder.remote:
+    with leased(lock, this_process()) if folder.is_in_store else refusing_lock(Path(lock)):
+        if not folder.is_in_store:
             settle(folder.mlflow / "mlflow.db")
         if not folder.corpus_dir or at(folder.corpus_dir).is_url:
             yield

@@ -12,7 +12,7 @@ from elmwright.jobs.terminal.console import Console
 from elmwright.jobs.terminal.listing import corpus_lines
 from elmwright.jobs.terminal.signals import AGAIN, Stop
 from elmwright.pipeline.build.driver import build_corpus
-from elmwright.pipeline.build.up_to_date import corpus_key, is_current
+from elmwright.pipeline.build.up_to_date import corpus_key, current_manifest
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest, finished_corpus
 from elmwright.pipeline.progress import plural
@@ -23,7 +23,7 @@ def current_corpus(run: Run) -> Manifest | None:
     """The corpus of a run, if it is complete and made from the current sources and settings."""
     config, folder = run.config, run.folder
     key = corpus_key(config.corpus, config.vocab, config.shards, config.run.seed)
-    return is_current(folder.corpus, key, config.corpus, config.vocab.file)
+    return current_manifest(folder.corpus, key, config.corpus, config.vocab.file)
 
 
 class Corpus:

@@ -33,7 +33,7 @@ class Export:
         if not origin or origin["checkpoint_sha256"] != result.checkpoint_sha256:
             return False
         is_same_card = _card_settings(origin["config"]) == _card_settings(to_dict(run.config))
-        return is_same_card and is_whole(folder.bundle) and _is_in_store(folder)
+        return is_same_card and is_whole(folder.bundle) and _has_copy_in_store(folder)
 
     def damage(self, run: Run) -> str:
         try:
@@ -53,7 +53,7 @@ class Export:
 
         with resumable("during the export; the same command starts it again"):
             checks = export(run.config, run.folder, console.progress)
-            if run.folder.remote:
+            if run.folder.is_in_store:
                 _copy_to_store(run.folder)
         console.say(f"Bundle written and checked: {checks}")
 
@@ -63,9 +63,9 @@ def _card_settings(settings: Mapping[str, Any]) -> list[Any]:
     return [settings["export"].get(key) for key in ("name", "licence")]
 
 
-def _is_in_store(folder: RunFolder) -> bool:
+def _has_copy_in_store(folder: RunFolder) -> bool:
     """Whether the run's store has the same bundle; true for a run on a disk."""
-    if not folder.remote:
+    if not folder.is_in_store:
         return True
     sums = at(join(folder.root, "bundle", SUMS))
     return sums.exists() and sums.read_bytes() == (folder.bundle / SUMS).read_bytes()

@@ -17,7 +17,7 @@ def check_places(problems: Problems, config: RunConfig, folder: RunFolder) -> No
     """Note folders that cannot be created or written."""
     problems.of(check_has_server, config, folder)
     places = {"run.scratch": str(folder.scratch)}
-    if not folder.remote:
+    if not folder.is_in_store:
         places["run.dir"] = folder.root
     elif config.tracking.uri:
         problems.of(at(join(folder.root, ".writable")).exists)

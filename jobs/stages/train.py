@@ -1,6 +1,6 @@
-"""The stage `train`: a corpus to checkpoints, with one process per rank.
+"""The stage `train`, which trains on the corpus and writes checkpoints.
 
-The processes are started and watched by `training/driver`; the loop itself is `training/loop`.
+The training processes are started and watched by `training/driver`, and run `training/loop`.
 """
 
 import threading
@@ -33,8 +33,10 @@ CLOSING = 5.0
 """Seconds for the last messages to MLflow when training is interrupted."""
 
 Launch = Callable[[RunConfig, RunFolder, Console, Callable[[], bool], threading.Event], None]
+"""Config, folder, console, whether to stop, and an event that is set while processes train."""
 Say = Callable[[str], None]
 Settle = Callable[[RunConfig, RunFolder, Say, Say], RunConfig]
+"""Config, folder, and functions that print a message and a warning."""
 
 
 class Train:
@@ -52,11 +54,12 @@ class Train:
         result = read_result(run.folder.result)
         if result is None or final_checkpoint(run.folder, result) is None:
             return False
-        is_early = 0 < result.stopped_early == run.config.eval.patience
-        return result.step >= run.config.train.max_steps or is_early
+        # Training that was ended by another eval.patience than today's has to continue.
+        has_stopped_early = 0 < result.stopped_early == run.config.eval.patience
+        return result.step >= run.config.train.max_steps or has_stopped_early
 
     def damage(self, _run: Run) -> str:
-        return ""  # a damaged corpus does not count as current
+        return ""  # if the corpus is damaged, the stage `corpus` is not done and comes first
 
     def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
         if "corpus" not in pending:
@@ -76,9 +79,8 @@ class Train:
     def _train(self, run: Run, console: Console, stop: Stop, begun: threading.Event) -> None:
         config, folder = run.config, run.folder
         check_corpus(run)
-        silent = check_server(tracking_uri(config, folder))
-        if silent:
-            console.warn(silent)
+        if warning := check_server(tracking_uri(config, folder)):
+            console.warn(warning)
         gpu = bound_device(config, folder) == "cuda"
         with machines_for(config, folder, gpu=gpu, stopped=stop.is_set, say=console.say):
             settled = self._settle(config, folder, console.say, console.warn)
@@ -113,7 +115,8 @@ def final_checkpoint(folder: RunFolder, result: TrainingResult) -> CheckpointInf
 
 
 def check_corpus(run: Run) -> None:
-    """Refuse a corpus that is too small, or that the run's checkpoints were not trained on."""
+    """Refuse a corpus that is too small or has changed since the newest checkpoint, and settings
+    that have changed since."""
     manifest = Manifest.load(run.folder.corpus)
     check_resumable(run.config, run.folder, manifest)
     check_size(run.config, manifest)
@@ -134,7 +137,7 @@ def _check_machine(problems: Problems, config: RunConfig) -> None:
     if needed > available:
         problems.note(
             f"train.processes × train.threads needs {needed} CPUs, but there are {available} here; "
-            "lower one of them, or raise cluster.cpus to run several on a core"
+            "lower one of them, or raise cluster.cpus to run several threads on a core"
         )
     if config.train.device == "cuda" and not has_gpu():
         problems.note(
@@ -144,20 +147,24 @@ def _check_machine(problems: Problems, config: RunConfig) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether there is an NVIDIA GPU, also that of a Windows host (WSL)."""
+    """Whether there is an NVIDIA GPU, or in WSL one of the Windows host."""
     devices = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()]
     return bool(devices) or Path("/dev/dxg").exists()
 
 
 def find_init_from(config: RunConfig, folder: RunFolder) -> Path | None:
-    """The verified folder of the model to start from; None if none is needed."""
+    """The verified folder of the model to start from (train.init_from).
+
+    None if the run has no such model or already has a checkpoint, or if only the machines of a
+    cluster can find it.
+    """
     if not config.train.init_from or list_checkpoints(folder.checkpoints):
-        return None  # a checkpoint of this run comes first
+        return None
     try:
         path = resolve(config.train.init_from)
     except UserError as error:
         if is_remote(config):
-            return None  # the machines that train may have it
+            return None
         raise error.saying(f"train.init_from: {error}") from error
     from elmwright.model.formats.folder import read_shape
 

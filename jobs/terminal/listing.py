@@ -15,8 +15,10 @@ from elmwright.pipeline.progress import plural
 
 GAP = 2
 """Spaces between columns."""
+INDENT = 2
+"""Spaces before the tables of a corpus."""
 UNLIMITED = 10_000
-"""Columns of a pipe."""
+"""Characters per line in a pipe or a file."""
 
 Counts = Iterable[tuple[str, int, int, int]]
 """Rule, documents, sentences, words."""
@@ -30,23 +32,26 @@ def table(
     text: Sequence[int] = (0,),
     indent: int = 0,
 ) -> list[str]:
-    """The lines of a table; the columns in `text` are words, the others numbers."""
+    """The lines of a table; the columns in `text` are words, the others numbers.
+
+    `width` is that of the terminal in characters, None in a pipe or a file.
+    """
     cells = [list(row) for row in rows]
     layout = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=any(header))
-    least = indent
-    for place, name in enumerate(header):
-        column = [name, *(row[place] for row in cells)]
+    least_width = indent
+    for number, name in enumerate(header):
+        column = [name, *(row[number] for row in cells)]
         longest = max(len(word) for cell in column for word in cell.split() or [""])
-        wraps = place in text
-        least += GAP + (longest if wraps else max(map(len, column)))
+        wraps = number in text
+        least_width += GAP + (longest if wraps else max(map(len, column)))
         layout.add_column(
             name, justify="left" if wraps else "right", no_wrap=not wraps, min_width=longest
         )
     for row in cells:
         layout.add_row(*row)
-    columns = max(width, least) - indent if width else UNLIMITED
+    table_width = max(width, least_width) - indent if width else UNLIMITED
     console = Console(
-        file=StringIO(), width=columns, color_system=None, legacy_windows=False, emoji=False
+        file=StringIO(), width=table_width, color_system=None, legacy_windows=False, emoji=False
     )
     with console.capture() as capture:
         console.print(layout, markup=False, highlight=False, emoji=False)
@@ -62,17 +67,17 @@ def funnel_table(counts: Counts, width: int | None) -> list[str]:
             name = rule if is_total else f"- {rule}"
             rows.append((name, f"{documents:,}", f"{sentences:,}", f"{words:,}"))
     header = ("", "documents", "sentences", "words")
-    numbers = [max(len(row[place]) for row in [header, *rows]) + GAP for place in (1, 2, 3)]
     if width:
-        columns = width - 2 - GAP - sum(numbers)
-        rows = [(_at_dot(row[0], columns), *row[1:]) for row in rows]
-    return table(header, rows, width, indent=2)
+        columns = list(zip(header, *rows, strict=True))
+        name_width = width - INDENT - GAP - sum(max(map(len, cells)) + GAP for cells in columns[1:])
+        rows = [(_at_dot(row[0], name_width), *row[1:]) for row in rows]
+    return table(header, rows, width, indent=INDENT)
 
 
-def _at_dot(name: str, columns: int) -> str:
-    """The name of a rule, broken after the dot if it is too long."""
+def _at_dot(name: str, width: int) -> str:
+    """The name of a rule, broken after the dot if it is longer than `width`."""
     section, dot, setting = name.partition(".")
-    return f"{section}.\n  {setting}" if dot and len(name) > columns else name
+    return f"{section}.\n  {setting}" if dot and len(name) > width else name
 
 
 def corpus_lines(manifest: Manifest, width: int | None) -> list[str]:
@@ -93,7 +98,7 @@ def corpus_lines(manifest: Manifest, width: int | None) -> list[str]:
     return [
         *funnel_table(steps, width),
         "",
-        *table(header, rows, width, indent=2),
+        *table(header, rows, width, indent=INDENT),
         f"  vocabulary of {plural(manifest.vocab.size, 'word')}, "
         f"fingerprint {manifest.fingerprint[:12]}",
     ]

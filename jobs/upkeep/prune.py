@@ -69,7 +69,7 @@ def prune(
     tell: Callable[[list[Removal]], None] = lambda _found: None,
 ) -> list[Removal]:
     """Remove what can be made again, after calling `tell` with it; `dry_run` removes nothing."""
-    if folder.remote:
+    if folder.is_in_store:
         raise UserError(
             "run-state",
             f"{folder.root} is in an object store, and prune works on a disk; remove "

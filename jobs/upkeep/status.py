@@ -1,8 +1,7 @@
-"""What a run has come to, read from the files below `run.dir`, on a disk or in an object store.
+"""The progress and the state of a run, read from the files below `run.dir`, also in a store.
 
-The run may have been submitted or started here by hand. This is the only place of the commands
-around runs that looks into a run's folder. It never needs Ray, the cluster or a lock; a run that is
-running is read as far as it has come.
+The run may have been submitted, or started here by hand, and may still be running. Nothing here
+needs Ray, the cluster or a lock.
 """
 
 import json
@@ -13,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from elmwright.jobs.checkpoints.contents import TrainingResult, read_result
-from elmwright.jobs.registry.find_registry import short
+from elmwright.jobs.registry.find_registry import short_uri
 from elmwright.jobs.runbook.find_run import last_holder, running_command
 from elmwright.jobs.runbook.runbook import outcome_of
 from elmwright.jobs.runbook.submission import State, Submission, state_of_exit
@@ -33,28 +32,28 @@ from elmwright.pipeline.storage.files import at, join
 class Progress:
     """The progress of a run."""
 
-    stage: str = ""
-    """The stage it is at; "done" behind the last one asked for; empty if nothing is there."""
-    step: int = 0
-    """Optimiser steps done, according to the journal."""
-    max_steps: int = 0
-    """Steps asked for."""
-    perplexity: dict[str, float] | None = None
+    stage: str
+    """The first requested stage that is not done; "done" if there is none."""
+    step: int
+    """Optimiser steps done, according to the journal and the newest checkpoint."""
+    max_steps: int
+    """Steps requested (train.max_steps)."""
+    perplexity: dict[str, float] | None
     """Newest held-out perplexity, by set."""
-    tokens_per_s: float = 0.0
+    tokens_per_s: float
     """Newest measured speed."""
-    restarts: int = 0
+    restarts: int
     """How often training was started again."""
-    checkpoint_step: int = -1
+    checkpoint_step: int
     """Step of the newest checkpoint; -1 if there is none."""
-    checkpoint: str = ""
+    checkpoint: str
     """Its folder or URL."""
-    tracking: str = ""
-    """Where the curves are."""
+    tracking: str
+    """The address of the MLflow that has the learning curves."""
 
 
 def submission_here(folder: RunFolder, until: str = STAGES[-1]) -> Submission:
-    """A run that was started here by hand, as if it had been submitted: one without an id."""
+    """A run that was started here by hand, as a submission without an id."""
     config = at(folder.config).read_json() or {}
     name = config.get("run", {}).get("name") or Path(folder.root).name
     return Submission("", name, folder.root, until, Target("local"), config, "", "")
@@ -83,14 +82,14 @@ def requested_until(folder: RunFolder) -> str:
 
 def read_progress(submission: Submission) -> Progress | None:
     """The progress of a run; None if its folder is not visible from here."""
-    root = submission.dir
+    folder = RunFolder(submission.dir, Path())
     try:
-        if not at(root).is_folder():
+        if not at(folder.root).is_folder():
             return None
-        newest = _newest_checkpoint(root)
-        records = [record for record, _ in read_journal(RunFolder(root, Path()).journal, 0)]
-        result = read_result(join(root, "train", "result.json"))
-        attempt = (at(join(root, "train", "attempt.json")).read_json() or {}).get("attempt", 1)
+        checkpoint_step, checkpoint = _newest_checkpoint(folder.checkpoints)
+        records = [record for record, _ in read_journal(folder.journal, 0)]
+        result = read_result(folder.result)
+        attempt = (at(folder.attempt).read_json() or {}).get("attempt", 1)
         stage = _stage(submission, result)
     except (OSError, UserError):
         return None
@@ -107,15 +106,15 @@ def read_progress(submission: Submission) -> Progress | None:
         scores = perplexities(evaluations[-1])
     return Progress(
         stage=stage,
-        step=max([record.step for record in records] + [newest[0], 0]),
+        step=max([record.step for record in records] + [checkpoint_step, 0]),
         max_steps=submission.setting("train", "max_steps", 0),
         perplexity=scores or None,
         tokens_per_s=speeds[-1] if speeds else 0.0,
         restarts=max(0, attempt - 1),
-        checkpoint_step=newest[0],
-        checkpoint=newest[1],
+        checkpoint_step=checkpoint_step,
+        checkpoint=checkpoint,
         tracking=submission.setting("tracking", "uri", "")
-        or f"sqlite:///{join(root, 'mlflow', 'mlflow.db')}",
+        or f"sqlite:///{join(folder.root, 'mlflow', 'mlflow.db')}",
     )
 
 
@@ -126,24 +125,24 @@ def has_checkpoint(submission: Submission) -> bool | None:
 
 
 def state_by_files(submission: Submission, progress: Progress, why: str) -> State:
-    """What has become of a run whose target cannot be asked, because of `why`."""
+    """The state of a run as far as its files show it; `why` says why its target cannot tell."""
     code = outcome_of(submission)
     state = state_of_exit(code) if code is not None else State("unknown")
     if state.word in ("finished", "failed"):
         return state
-    # One that stopped may have been started again since.
+    # A run that stopped may have been started again since.
     return State("finished" if progress.stage == "done" else "unknown", why)
 
 
 def corpus_folder(submission: Submission) -> str:
-    """Where a run's corpus is, or its URL."""
+    """The folder or URL of a run's corpus."""
     corpus = submission.setting("corpus", "dir", "") or join(submission.dir, "corpus")
     # Relative to where the run was submitted, not to the folder of this command.
     return at(join(submission.cwd or ".", corpus) if at(corpus).is_relative else corpus).absolute()
 
 
 def _stage(submission: Submission, result: TrainingResult | None) -> str:
-    """The first stage asked for that is not done."""
+    """The first requested stage that is not done; "done" if there is none."""
     root = submission.dir
     corpus = corpus_folder(submission)
     done: dict[str, Callable[[], bool]] = {
@@ -164,9 +163,10 @@ def _stage(submission: Submission, result: TrainingResult | None) -> str:
     return "done"
 
 
-def _newest_checkpoint(root: str) -> tuple[int, str]:
+def _newest_checkpoint(checkpoints: str) -> tuple[int, str]:
+    """The step and the folder of the newest checkpoint; -1 and "" if there is none."""
     found = (-1, "")
-    for file in at(join(root, "train", "checkpoints")).list_files():
+    for file in at(checkpoints).list_files():
         match = re.search(r"/(step-(\d+))/MANIFEST\.json$", file.path)
         if match and int(match[2]) > found[0]:
             found = int(match[2]), file.path.removesuffix("/MANIFEST.json")
@@ -214,24 +214,30 @@ def as_json(submission: Submission, state: State, progress: Progress | None) -> 
 
 def as_lines(submission: Submission, state: State, progress: Progress | None) -> list[str]:
     """The status of a run for a reader."""
-    here = not submission.id
-    rows = [
-        ("run", submission.run if here else f"{submission.run}  ({submission.id})"),
-        ("state", state.word if here else str(state)),
-        ("folder", nearby(submission.dir)),
-    ]
-    if here and state.why:
-        rows[2:2] = [("used by", state.why)]
-    if not here:
-        git = f", git {_short(submission.git)}" if submission.git else ""
-        rows[2:2] = [("target", str(submission.target))]
-        rows.append(("code", submission.version + git))
+    folder = ("folder", nearby(submission.dir))
+    if submission.id:
+        git = f", git {_short_commit(submission.git)}" if submission.git else ""
+        rows = [
+            ("run", f"{submission.run}  ({submission.id})"),
+            ("state", str(state)),
+            ("target", str(submission.target)),
+            folder,
+            ("code", submission.version + git),
+        ]
+    else:
+        rows = [("run", submission.run), ("state", state.word)]
+        rows += [("used by", state.why)] * bool(state.why)
+        rows.append(folder)
     if progress is None:
         rows.append(("stage", "its folder cannot be seen from this machine; see its log"))
-        return [f"{name:<12} {text}" for name, text in rows]
-    until = "" if progress.stage == "done" else f" (until {submission.until})"
-    rows.append(("stage", progress.stage + until))
-    rows.append(("step", f"{progress.step:,} of {progress.max_steps:,}"))
+    else:
+        rows += _progress_rows(progress, submission.until)
+    return [f"{name:<12} {text}" for name, text in rows]
+
+
+def _progress_rows(progress: Progress, until: str) -> list[tuple[str, str]]:
+    stage = progress.stage if progress.stage == "done" else f"{progress.stage} (until {until})"
+    rows = [("stage", stage), ("step", f"{progress.step:,} of {progress.max_steps:,}")]
     if progress.perplexity:
         rows.append(("perplexity", f"{scores_text(progress.perplexity)} (held-out)"))
     if progress.tokens_per_s:
@@ -239,9 +245,10 @@ def as_lines(submission: Submission, state: State, progress: Progress | None) ->
     rows.append(("restarts", str(progress.restarts)))
     newest = f"step {progress.checkpoint_step:,}  {nearby(progress.checkpoint)}"
     rows.append(("checkpoint", newest if progress.checkpoint_step >= 0 else "none yet"))
-    rows.append(("curves", short(progress.tracking)))
-    return [f"{name:<12} {text}" for name, text in rows]
+    rows.append(("curves", short_uri(progress.tracking)))
+    return rows
 
 
-def _short(git: str) -> str:
+def _short_commit(git: str) -> str:
+    """The first 12 of the 40 digits of a commit, and "+changes" if that follows."""
     return git[:12] + git[40:]

@@ -19,7 +19,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Advance, Progress, silent
 from elmwright.pipeline.storage.files import at, join
-from elmwright.pipeline.storage.untrusted import read_object, whole
+from elmwright.pipeline.storage.untrusted import is_int, read_object
 
 MOST_LANES = 1 << 16
 """More than any run evaluates with. The states of each lane are in memory."""
@@ -104,7 +104,7 @@ def recorded_lanes(folder: Path) -> int:
         lanes = trained["eval"]["lanes"] if trained else content["eval_lanes"]
     except (KeyError, TypeError):
         lanes = None
-    if not whole(lanes, 1, MOST_LANES):
+    if not is_int(lanes, 1, MOST_LANES):
         raise UserError(
             "file-damaged", f"{path} does not say with how many lanes the model was measured"
         )

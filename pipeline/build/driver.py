@@ -12,9 +12,9 @@ of workers nor a kill matters. Outputs are named by what they depend on and, unl
 one source added, runs only what is affected.
 
 A corpus folder has `MANIFEST.json vocab.txt counts.npy shards/ report.html statistics.json`,
-`sentencepiece.model` where that tokenises, `quarantine.jsonl` and `decontaminated.jsonl` where they
-have lines, `documents/` if asked for, `source/` (the frozen harvest), `work/`, and two hidden
-files: `.elmwright-corpus` (corpus_folder.py) and `.inputs.json` (up_to_date.py).
+`sentencepiece.model` if that is the tokeniser, `quarantine.jsonl` and `decontaminated.jsonl` unless
+they would be empty, `documents/` if requested, `source/` (the frozen harvest), `work/`, and two
+hidden files: `.elmwright-corpus` (corpus_folder.py) and `.inputs.json` (up_to_date.py).
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ from elmwright.pipeline.build.read_and_clean import (
     learn_pieces,
 )
 from elmwright.pipeline.build.stages import keep, pack, select
-from elmwright.pipeline.build.stages.repeats import Lost, count_pieces, find_repeats
-from elmwright.pipeline.build.stages.select import Sides
+from elmwright.pipeline.build.stages.repeats import Lost, count_progress_pieces, find_repeats
+from elmwright.pipeline.build.stages.select import HashSplit
 from elmwright.pipeline.build.state import WORK, Build
 from elmwright.pipeline.build.up_to_date import (
     corpus_key,
+    current_manifest,
     evaluation_files,
     find_inputs,
-    is_current,
     vocab_file,
 )
 from elmwright.pipeline.cleaning.funnel import READ
@@ -66,10 +66,10 @@ def build_corpus(
 
     Raises `UserError` for what the user can fix and `Interrupted` after `stop()`.
     """
-    # Not `os.path.abspath`: of `link/../corpus` it would make `corpus`, another folder.
+    # Not `os.path.abspath`, which turns `link/../corpus` into `corpus`: that is another folder.
     where = str(folder) if at(folder).is_url else str(Path(folder).absolute())
     key = corpus_key(corpus, vocab, shards, seed)
-    manifest = is_current(where, key, corpus, vocab.file)
+    manifest = current_manifest(where, key, corpus, vocab.file)
     if manifest is None:
         claim(where)
         # From here on the folder holds no finished corpus, whatever it held before.
@@ -99,18 +99,21 @@ def _harvest(build: Build) -> None:
 
 
 def _run_stages(build: Build) -> None:
-    """All stages, up to the shards."""
+    """Run all stages, up to the shards.
+
+    The number after a stage's name is how often it should call `Runner.run`, for its progress bar.
+    """
     corpus, stage = build.corpus, build.runner.stage
-    text = find_inputs(build.folder, corpus)
-    evaluation = evaluation_files(corpus)
-    inputs = [*text, *evaluation, *vocab_file(build.vocab.file)]
+    text_files = find_inputs(build.folder, corpus)
+    eval_files = evaluation_files(corpus)
+    inputs = [*text_files, *eval_files, *vocab_file(build.vocab.file)]
     check_space(inputs, build.folder)
     with stage("reading", 2) as line:
         build.files = add_digests(build.runner, inputs)
-        text = build.files[: len(text)]
-        evaluation = build.files[len(text) : len(text) + len(evaluation)]
-        chunks = sources.cut(text, corpus)
-        ngrams = find_ngrams(build.runner, corpus, text, evaluation)
+        text_files = build.files[: len(text_files)]
+        eval_files = build.files[len(text_files) : len(text_files) + len(eval_files)]
+        chunks = sources.cut(text_files, corpus)
+        ngrams = find_ngrams(build.runner, corpus, text_files, eval_files)
         line.result = plural(len(inputs), "file")
     if corpus.tokenizer == "sentencepiece":
         with stage("learning pieces", 2) as line:
@@ -119,15 +122,15 @@ def _run_stages(build: Build) -> None:
     with stage("cleaning", 1) as line:
         clean_chunks(build, chunks, ngrams)
         line.result = plural(build.funnel.counts[READ][0], "document")
-    with stage("finding copies", count_pieces(corpus, build.has_heldout)) as line:
+    with stage("finding copies", count_progress_pieces(corpus, build.has_heldout)) as line:
         documents = sum(
             part.documents for _, cleaned in build.train_chunks for part in cleaned.parts
         )
-        sides = _sides(build, documents)
-        lost = find_repeats(build.runner, corpus, [part for part, _ in build.parts], sides)
+        hash_split = _hash_split(build, documents)
+        lost = find_repeats(build.runner, corpus, [part for part, _ in build.parts], hash_split)
         line.result = f"in {plural(documents, 'document')}"
     with stage("shuffling", 1) as line:
-        _keep(build, sides, lost)
+        _keep(build, hash_split, lost)
         tables = [table for _, part in build.kept for table in part.splits.values()]
         line.result = plural(sum(table.sentences for table in tables), "sentence")
     with stage("counting words", 2) as line:
@@ -138,24 +141,25 @@ def _run_stages(build: Build) -> None:
         line.result = plural(len(build.packed), "shard")
 
 
-def _sides(build: Build, documents: int) -> Sides:
-    """How documents are held out by hash: at least one document for each share."""
+def _hash_split(build: Build, documents: int) -> HashSplit:
+    """How documents are held out by hash: at least one for each share, if there are enough."""
     shares = {name: share for name, share in build.shares.items() if share > 0}
     smallest: tuple[int, ...] = ()
+    # A set that can expect fewer than 100 documents may get none by chance.
     if shares and len(shares) < documents < 100 / min(shares.values()):
         names = [part.name for part, _ in build.parts if part.split == "train"]
         look = task("smallest", select.smallest_hashes, names, build.seed)
         smallest = build.runner.run("held-out", [look])[0].smallest
     limits = select.find_limits(list(shares.values()), smallest)
-    return Sides(build.seed, tuple(shares), limits)
+    return HashSplit(build.seed, tuple(shares), limits)
 
 
-def _keep(build: Build, sides: Sides, lost: Lost) -> None:
-    """Drop what is repeated or shared, and shuffle and count the rest."""
+def _keep(build: Build, hash_split: HashSplit, lost: Lost) -> None:
+    """Drop repeated text and text shared with held-out sets, and shuffle and count the rest."""
     corpus = build.corpus
     build.near = lost.near
     by_sentence = build.shards.shuffle == "sentence"
-    has_repeats = by_sentence and corpus.dedup_lines != "sentence"
+    has_copies = corpus.dedup == "none" or (by_sentence and corpus.dedup_lines != "sentence")
     tasks = [
         task(
             "keep",
@@ -164,9 +168,9 @@ def _keep(build: Build, sides: Sides, lost: Lost) -> None:
             lost.documents,
             lost.lines,
             lost.sentences,
-            sides,
+            hash_split,
             by_sentence=by_sentence,
-            copies_left=corpus.dedup == "none" or has_repeats,
+            copies_left=has_copies,
             save_documents=corpus.save_documents if part.split == "train" else "none",
             file_names=names,
         )
@@ -206,7 +210,7 @@ def _make_vocab(build: Build) -> None:
 
 
 def _pack(build: Build) -> None:
-    """Write the shards of every split, and measure the held-out sets."""
+    """Write the shards of every split, and compute the unigram perplexity of held-out sets."""
     steps = build.shards.block_steps
     splits = {name for _, part in build.kept for name in part.splits}
     tasks: list[tuple[str, Task[pack.PackedShard]]] = []

@@ -51,7 +51,7 @@ def settings_of(
     return {"corpus": settings, "vocab": to_data(vocab), "shards": to_data(shards), "seed": seed}
 
 
-def is_current(
+def current_manifest(
     folder: str | Path, key: str, corpus: CorpusConfig, vocab: str = ""
 ) -> Manifest | None:
     """The manifest of a finished corpus with these settings and unchanged inputs, else None.

@@ -1,15 +1,16 @@
 """The Gopher rules (Rae et al. 2021, tables A1 and A2), over a whole batch of documents.
 
 Definitions and order are those of datatrove, so that its published thresholds mean the same here.
-Words are our tokens, counted for the quality rules as its tokeniser would (`countable.py`).
-Decisions are exact and depend on one document alone.
+Words are our tokens. For the quality rules they are counted as datatrove's tokeniser would split
+them (`countable.py`). Decisions are exact and depend on one document alone.
 
 Repeated n-grams are the expensive part: as written, the rules take nine passes over all words. Here
 two cheap passes over a batch give upper bounds, and the exact count runs only where a bound is
 above its threshold, which is rare in prose:
 
-- the most frequent 2-gram bounds itself, and how often any 3- or 4-gram can occur;
-- characters in 5-grams that occurred before bound those of all longer repeated n-grams.
+- no 3- or 4-gram occurs more often than the most frequent 2-gram;
+- repeated n-grams of more than 5 words consist of repeated 5-grams, so they have no more
+  characters.
 """
 
 from collections import Counter
@@ -44,6 +45,7 @@ REPETITION = (
 )
 
 _FACTORS = np.array([keyed_hash(20211208, n) | 1 for n in range(6)], np.uint64)
+"""Odd random factors that hash an n-gram of up to 5 words: one per word, one for its document."""
 
 
 def quality(texts: Sequence[str], tokens: Tokens, rules: GopherQuality) -> list[Drop | None]:
@@ -51,23 +53,29 @@ def quality(texts: Sequence[str], tokens: Tokens, rules: GopherQuality) -> list[
     if tokens.counts is None:
         raise ValueError("the Gopher quality rules need tokens read with their counts")
     rows = np.column_stack([tokens.counts, _stop_words(tokens)]).tolist()
-    judged = zip(texts, rows, strict=True)
-    return [_judge(text, rules, *row) if row[0] else None for text, row in judged]
+    documents = zip(texts, rows, strict=True)
+    return [_judge(text, rules, *row) if row[0] else None for text, row in documents]
 
 
 def _stop_words(tokens: Tokens) -> NDArray[np.int64]:
     """[documents] How many of the `STOP_WORDS` occur."""
     seen = np.zeros(len(tokens), np.uint8)
-    full = np.flatnonzero(tokens.sizes)
-    if full.size:
+    nonempty = np.flatnonzero(tokens.sizes)
+    if nonempty.size:
         bits = tokens.lexicon.facts.stops[tokens.ids]
-        seen[full] = np.bitwise_or.reduceat(bits, tokens.offsets[full])
+        seen[nonempty] = np.bitwise_or.reduceat(bits, tokens.offsets[nonempty])
     return np.bitwise_count(seen).astype(np.int64)
 
 
 def _judge(
     text: str, rules: GopherQuality, size: int, words: int, chars: int, letters: int, stops: int
 ) -> Drop | None:
+    """The rule that drops a document, or None.
+
+    `size` counts all words including punctuation, `words` those that are more than punctuation,
+    `chars` the characters of the latter, and `letters` the words with a letter. `stops` is the
+    number of distinct stop words.
+    """
     if words < rules.min_words:
         return "min_words", f"{words} words"
     if words > rules.max_words:
@@ -101,9 +109,9 @@ def repetition(texts: Sequence[str], tokens: Tokens, rules: GopherRepetition) ->
     """The rule that drops each document, or None. A document without words passes."""
     drops = [_repeated_lines(text, rules) for text in texts]
     lengths = np.array([max(1, len(text)) for text in texts], np.int64)
-    suspects = _may_have_top(tokens, lengths, rules.max_top_ngrams)
+    suspects = _may_exceed_top_ngrams(tokens, lengths, rules.max_top_ngrams)
     if rules.max_duplicate_ngrams:
-        suspects |= _covered(tokens) > lengths * min(rules.max_duplicate_ngrams)
+        suspects |= _repeated_chars_bound(tokens) > lengths * min(rules.max_duplicate_ngrams)
     for number in np.flatnonzero(suspects).tolist():
         if drops[number] is None:
             ids = tokens.ids[tokens.offsets[number] : tokens.offsets[number + 1]]
@@ -164,13 +172,13 @@ def _grams(tokens: Tokens, n: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]
     return places, again
 
 
-def _may_have_top(
+def _may_exceed_top_ngrams(
     tokens: Tokens, lengths: NDArray[np.int64], limits: tuple[float, ...]
 ) -> NDArray[np.bool_]:
     """[documents] Whether the most frequent 2-, 3- or 4-gram may have too many characters.
 
-    No n-gram occurs more often than the most frequent 2-gram or is longer than n of the longest
-    word, so few documents need a closer look.
+    No n-gram occurs more often than the most frequent 2-gram, and none is longer than the longest
+    word n times over, so few documents need a closer look.
     """
     suspects = np.zeros(len(tokens), bool)
     if not limits:
@@ -186,8 +194,8 @@ def _may_have_top(
 
 
 def _top(tokens: Tokens, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[documents] How often the most frequent n-gram occurs, and the most characters in all
-    occurrences of one n-gram."""
+    """[documents] How often the most frequent n-gram occurs, and the largest number of characters
+    that all occurrences of one n-gram have together."""
     places, again = _grams(tokens, n)
     firsts = np.flatnonzero(~again)
     counts = np.diff(firsts, append=places.size)
@@ -202,8 +210,9 @@ def _top(tokens: Tokens, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return most, best
 
 
-def _covered(tokens: Tokens, n: int = 5) -> NDArray[np.int64]:
-    """[documents] Characters of words in n-grams that occurred before."""
+def _repeated_chars_bound(tokens: Tokens, n: int = 5) -> NDArray[np.int64]:
+    """[documents] Characters of words in n-grams that occur earlier in the document: an upper bound
+    of `_repeated_chars` for n and more words."""
     places, again = _grams(tokens, n)
     covered = np.zeros(tokens.ids.size, bool)
     for place in range(n):
@@ -214,8 +223,8 @@ def _covered(tokens: Tokens, n: int = 5) -> NDArray[np.int64]:
 def _repeated_ngrams(
     words: list[int], sizes: list[int], length: int, rules: GopherRepetition
 ) -> Drop | None:
-    """The n-gram rule that drops a document, by exact counts. The top n-gram is the first of the
-    most frequent ones, and repeated n-grams are found from left to right without overlap."""
+    """The n-gram rule that drops a document, by exact counts. `words` are numbers, `sizes` their
+    characters. The top n-gram is the first of the most frequent ones."""
     chars = dict(zip(words, sizes, strict=True))
     for n, limit in enumerate(rules.max_top_ngrams, 2):
         grams = Counter(zip(*(words[start:] for start in range(n)), strict=False))
@@ -224,13 +233,14 @@ def _repeated_ngrams(
             if share > limit:
                 return "max_top_ngrams", f"{share:.2f} of the characters are one {n}-gram"
     for n, limit in enumerate(rules.max_duplicate_ngrams, 5):
-        share = _greedy(words, chars, n) / length
+        share = _repeated_chars(words, chars, n) / length
         if share > limit:
             return "max_duplicate_ngrams", f"{share:.2f} of the characters in repeated {n}-grams"
     return None
 
 
-def _greedy(words: list[int], chars: dict[int, int], n: int) -> int:
+def _repeated_chars(words: list[int], chars: dict[int, int], n: int) -> int:
+    """Characters in repeated n-grams, found from left to right without overlap."""
     seen: set[tuple[int, ...]] = set()
     total = place = 0
     while place <= len(words) - n:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmwright.pipeline.config import MAX_BLOCK_STEPS
-from elmwright.pipeline.storage.untrusted import read_row, whole
+from elmwright.pipeline.storage.untrusted import is_int, read_row
 
 BOS, EOS, UNK = "<S>", "</S>", "<UNK>"
 BOS_ID, EOS_ID, UNK_ID = 0, 1, 2
@@ -146,7 +146,7 @@ def from_members(members: Mapping[str, bytes]) -> Block:
         raise ValueError(f"block.json is not JSON: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise ValueError(f"block is not of format {FORMAT}: {head!r:.50}")
-    if not whole(head.get("steps"), 2, MAX_BLOCK_STEPS):
+    if not is_int(head.get("steps"), 2, MAX_BLOCK_STEPS):
         raise ValueError(f"block.json says {head.get('steps')!r:.50} steps")
     block = Block(
         types=tuple(members["types.txt"].decode().split("\n")),

@@ -19,14 +19,14 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.storage.disk import sha256_bytes
 from elmwright.pipeline.storage.files import at, join
-from elmwright.pipeline.storage.untrusted import is_digest, read_small, whole
+from elmwright.pipeline.storage.untrusted import is_digest, is_int, read_small
 
 FORMAT = 1
 NAME = "MANIFEST.json"
 MANIFEST_BYTES = 1 << 30
-"""The largest manifest: a corpus made from some million files."""
-LARGEST = 1 << 53
-"""No count is larger."""
+"""Size limit of a manifest: enough for a corpus made from several million files."""
+LARGEST_COUNT = 1 << 53
+"""No count in a manifest may be larger."""
 SHARDS = "shards"
 """The folder of the shards inside the corpus folder."""
 
@@ -48,11 +48,11 @@ class Shard:
     documents: int
     """Documents in it (sentences, where sentences were shuffled)."""
     sentences: int
-    """Sentences in it; pieces of a cut sentence count each."""
+    """Sentences in it; each piece of a cut sentence counts as one."""
     words: int
     """Words in it, without `<S>` and `</S>`."""
     unknown: int
-    """Of those words, how many are `<UNK>` to the vocabulary."""
+    """How many of those words are not in the vocabulary (`<UNK>`)."""
     steps: int
     """Real prediction steps in each direction: words + sentences."""
     padding: int
@@ -139,9 +139,9 @@ class FunnelStep:
     documents: int = 0
     """Documents it dropped whole."""
     sentences: int = 0
-    """Sentences that went with them, or alone."""
+    """Sentences it dropped, in those documents or alone."""
     words: int = 0
-    """Words that went with them."""
+    """Words it dropped, in those documents and sentences."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Input:
     bytes: int
     """Its size."""
     mtime_ns: int
-    """Its time of change, to see quickly that it is the same file."""
+    """When it was last modified, to recognise an unchanged file without reading it."""
     sha256: str
     """Its digest; empty for objects in a store, which are not read twice."""
 
@@ -167,7 +167,7 @@ class Manifest:
     key: str
     """Digest of the settings that determine the result (`up_to_date.corpus_key`)."""
     block_steps: int
-    """K of every block."""
+    """Prediction steps in every block."""
     splits: Mapping[str, Split]
     """`train` first, then the held-out sets by name."""
     vocab: Vocab
@@ -180,8 +180,8 @@ class Manifest:
     """The files it was built from: sources and held-out sets, then those of
     `corpus.decontaminate`, then a vocabulary that was given."""
     long_words: float
-    """Share of the train words of more than 48 UTF-8 bytes: a model that spells with
-    max_chars = 50 (two of them marks) sees only their beginning."""
+    """Share of the train words that have more than 48 UTF-8 bytes: a model with max_chars = 50
+    (two of them marks) reads only their beginning."""
     unigram_perplexity: Mapping[str, float]
     """Held-out perplexity of the train unigram model, by held-out set: what a model must beat."""
     config: Mapping[str, Any]
@@ -241,13 +241,14 @@ class Manifest:
             raise UserError(
                 "file-damaged", f"{path} is damaged ({error}); build the corpus again"
             ) from error
-        layout = content.get("format") if isinstance(content, dict) else None
+        header = content if isinstance(content, dict) else {}
+        layout, writer = header.get("format"), header.get("created_by", "unknown")
         if layout != FORMAT:
-            by = content.get("created_by", "unknown") if isinstance(content, dict) else layout
             raise UserError(
                 "format",
                 f"{path} has format {layout!r:.50}, and this version of elmwright reads format "
-                f"{FORMAT}; build the corpus again or use the version that wrote it ({by!s:.50})",
+                f"{FORMAT}; build the corpus again or use the version that wrote it "
+                f"({writer!s:.50})",
             )
         try:
             splits = content["splits"]
@@ -286,12 +287,12 @@ def _problem(manifest: Manifest) -> str:
 
     Names become paths and counts become loops and arrays, so both are checked here, once.
     """
-    if not whole(manifest.block_steps, 2, MAX_BLOCK_STEPS):
+    if not is_int(manifest.block_steps, 2, MAX_BLOCK_STEPS):
         return f"block_steps is {manifest.block_steps!r:.50}"
     if "train" not in manifest.splits:
         return "there is no split train"
     vocab = manifest.vocab
-    if not whole(vocab.size, 0, LARGEST):
+    if not is_int(vocab.size, 0, LARGEST_COUNT):
         return f"the vocabulary's size is {vocab.size!r:.50}"
     for name, digest in (
         (vocab.file, vocab.sha256),
@@ -307,7 +308,7 @@ def _problem(manifest: Manifest) -> str:
             if not (is_digest(shard.sha256) and is_digest(shard.index_sha256)):
                 return f"digests of shard {shard.name:.100}"
             counts = {name: count for name, count in vars(shard).items() if type(count) is int}
-            if not all(whole(count, 0, LARGEST) for count in counts.values()):
+            if not all(is_int(count, 0, LARGEST_COUNT) for count in counts.values()):
                 return f"counts of shard {shard.name:.100}: {counts!r:.200}"
     return ""
 

@@ -6,8 +6,8 @@ for and names its setting. It is made from the manifest and the statistics alone
 equal pages, except for the times. Lists are cut, so the page stays below a megabyte whatever the
 corpus.
 
-Rules have the names of their settings, so the setting beside a rule is found in the manifest's
-config. Only rules with other names are in `SETTINGS_BY_RULE`.
+The setting beside a rule is the one with the rule's name in the manifest's config, unless
+`SETTINGS_BY_RULE` names another.
 """
 
 import json
@@ -41,7 +41,6 @@ LIMITS = {
 SETTINGS_BY_RULE = {
     "broken": "strict",
     "dedup_near": "minhash",
-    "near": "minhash",
     "dedup_line": "dedup_lines",
     "dedup_sentence": "dedup_lines",
     "dedup": "dedup",
@@ -50,11 +49,12 @@ SETTINGS_BY_RULE = {
     "language": "language_threshold",
     "weight": "sources",
 }
-"""Settings of the rules that are not named after their setting, by the beginning of the rule."""
+"""The setting to show for a rule, by the beginning of the rule's name, if it has another name. The
+first match counts."""
 
 
 def render(manifest: Manifest, statistics: Statistics, *, title: str) -> str:
-    """The page. Pure: the same corpus gives the same page."""
+    """The page, from its arguments alone."""
     funnel = manifest.funnel or (FunnelStep("read"), FunnelStep("kept"))
     read, kept = funnel[0], funnel[-1]
     steps = manifest.funnel[1:-1]
@@ -128,13 +128,13 @@ def _toml(value: Any) -> str:
 
 
 def _document_lengths(statistics: Statistics) -> Histogram | None:
+    """Documents by their number of words: a column for each power of two, up to the next one."""
     counts = {n: c for n, c in statistics.document_words.items() if 0 <= n < 63 and c > 0}
     if not counts:
         return None
-    powers = range(min(counts), max(counts) + 1)
     columns = [
         Column(compact(2**n), f"{number(2**n)} to {number(2 ** (n + 1) - 1)}", counts.get(n, 0))
-        for n in powers
+        for n in range(min(counts), max(counts) + 1)
     ]
     return Histogram(columns, "documents", range(0, len(columns), math.ceil(len(columns) / 8)))
 
@@ -182,10 +182,10 @@ def _zipf(statistics: Statistics) -> Curve | None:
     return Curve(thin(counts), x, y, ideal=ideal, ideal_name="1/rank")
 
 
-def _coverage(statistics: Statistics, words: int) -> Curve | None:
+def _coverage(statistics: Statistics, vocab_size: int) -> Curve | None:
     covered = [(n, share) for n, share in statistics.coverage if n >= 1 and 0 <= share <= 1]
     if len(covered) < 2:
         return None
     x = Axis(1, max(n for n, _ in covered), "most frequent words in the vocabulary", log=True)
     y = Axis(0, 1, "share of train covered", share=True)
-    return Curve(thin(covered), x, y, mark=words, mark_name=f"yours: {compact(words)}")
+    return Curve(thin(covered), x, y, mark=vocab_size, mark_name=f"yours: {compact(vocab_size)}")

@@ -141,12 +141,12 @@ def read_row(data: bytes, kinds: str = "iu") -> "NDArray[Any]":
     if len(shape) != 1 or dtype.kind not in kinds or dtype.hasobject:
         raise ValueError("not a row of integers")
     size = len(data) - file.tell()
-    if not whole(shape[0]) or size != shape[0] * dtype.itemsize:
+    if not is_int(shape[0]) or size != shape[0] * dtype.itemsize:
         raise ValueError(f"not a numpy array: {size} bytes for {shape[0]!r:.30} rows")
     return np.frombuffer(data, dtype, shape[0], file.tell())
 
 
-def whole(value: Any, least: int = 0, most: int = 2**63 - 1) -> bool:
+def is_int(value: Any, least: int = 0, most: int = 2**63 - 1) -> bool:
     """Whether this is an int in a range, and not a bool."""
     return type(value) is int and least <= value <= most
 

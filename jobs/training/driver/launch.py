@@ -31,7 +31,7 @@ from elmwright.jobs.cluster.capacity import (
     check_capacity,
     resources,
 )
-from elmwright.jobs.cluster.connection import FITTING, is_remote
+from elmwright.jobs.cluster.connection import FIT_THREAD, is_remote
 from elmwright.jobs.config.resume_settings import changed_settings
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
@@ -208,7 +208,7 @@ def _attempt(
             errors.append(error)
 
     # fit() blocks, and on the main thread would handle SIGINT itself.
-    thread = threading.Thread(target=work, name=FITTING, daemon=True)
+    thread = threading.Thread(target=work, name=FIT_THREAD, daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(POLL_SECONDS)
@@ -274,7 +274,7 @@ def fit_with_ray(config: RunConfig, folder: RunFolder, attempt: int, again: bool
 
 def _storage(folder: RunFolder) -> dict[str, Any]:
     """The settings for Ray Train's own few files, which all its processes must see."""
-    if not folder.remote:
+    if not folder.is_in_store:
         return {"storage_path": join(folder.train, "ray")}
     from pyarrow.fs import PyFileSystem
 

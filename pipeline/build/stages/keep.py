@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from elmwright.pipeline.build.stages.clean import write_documents
 from elmwright.pipeline.build.stages.hashes import Purpose, mix
 from elmwright.pipeline.build.stages.select import (
+    HashSplit,
     Part,
-    Sides,
     doc_keys,
     lines_to_sentences,
     load_index,
@@ -110,7 +110,7 @@ def keep_part(
     document_losers: Sequence[str],
     line_losers: Sequence[str],
     sentence_losers: Sequence[str],
-    sides: Sides,
+    hash_split: HashSplit,
     *,
     by_sentence: bool,
     copies_left: bool,
@@ -119,14 +119,16 @@ def keep_part(
 ) -> KeptPart:
     """Drop what lost, sort what is left by its shuffle hash, and count the words of train.
 
-    `copies_left` says that equal texts may both be there. Their place then keeps them apart.
+    `copies_left` says that there may be equal texts. Their shuffle hashes then include their place.
     """
     index = load_index(work, part)
     _, texts = tables.load_texts(join(work, f"{part.name}.arrow"))
     is_train = part.split == "train"
-    split_names = ["train", *sides.names] if is_train else [part.split]
-    side = sides.of(doc_keys(index)) if is_train else np.zeros(len(index), np.int64)
-    times = times_taken(part, index, sides.seed)
+    split_names = ["train", *hash_split.names] if is_train else [part.split]
+    split_numbers = np.zeros(len(index), np.int64)
+    if is_train:
+        split_numbers = hash_split.split_numbers(doc_keys(index))
+    times = times_taken(part, index, hash_split.seed)
     verdicts = {
         int(loser["row"]): dedup.RULES[int(loser["rule"])]
         for loser in losers(work, part, document_losers)[::-1]  # the first of a row counts
@@ -155,7 +157,7 @@ def keep_part(
             documents.append(DocumentRow(rule or KEPT, file, offset, left))
         if rule:
             continue
-        split = split_names[int(side[row])]
+        split = split_names[int(split_numbers[row])]
         chosen = kept.setdefault(split, _Texts([], [], [], []))
         pieces = left.split("\n") if by_sentence else [left]
         repeat = int(times[row]) if split == "train" else 1
@@ -168,7 +170,9 @@ def keep_part(
     for split, chosen in kept.items():
         name = f"{out}.{split}.arrow"
         path = join(work, name)
-        _save_shuffled(path, part, index, chosen, sides.seed, copies=copies_left, rekey=by_sentence)
+        _save_shuffled(
+            path, part, index, chosen, hash_split.seed, copies=copies_left, rekey=by_sentence
+        )
         words = words_of(chosen.texts)
         text_times = np.array(chosen.times, np.int64)
         splits[split] = _split_table(name, words, text_times)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from elmwright.pipeline.build.ray_tasks import Runner, Task, task
 from elmwright.pipeline.build.stages import select
-from elmwright.pipeline.build.stages.select import KeyCount, Part, Sides
+from elmwright.pipeline.build.stages.select import HashSplit, KeyCount, Part
 from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.dedup import keys as dedup
 from elmwright.pipeline.dedup import tables
@@ -35,7 +35,7 @@ class Lost:
     """Clusters and links, for the report."""
 
 
-def count_pieces(corpus: CorpusConfig, has_heldout: bool) -> int:
+def count_progress_pieces(corpus: CorpusConfig, has_heldout: bool) -> int:
     """The number of times that the stage "finding copies" runs tasks, for the progress display: 1
     to choose held-out documents, the others in `find_repeats`."""
     return (
@@ -47,34 +47,36 @@ def count_pieces(corpus: CorpusConfig, has_heldout: bool) -> int:
     )
 
 
-def find_repeats(runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], sides: Sides) -> Lost:
+def find_repeats(
+    runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], hash_split: HashSplit
+) -> Lost:
     """Decide which documents, lines and sentences are dropped."""
     train = [part for part in parts if part.split == "train"]
     if corpus.heldout_overlap == "keep":
         # Nothing is dropped because of a given held-out set if its parts are left out here.
         parts = train
-    has_heldout = len(train) < len(parts) or bool(sides.names)
+    has_heldout = len(train) < len(parts) or bool(hash_split.names)
     lost = Lost()
     if corpus.dedup != "none":
-        keys = [task("keys", select.document_keys, part, sides) for part in train]
+        keys = [task("keys", select.document_keys, part, hash_split) for part in train]
         lost.documents = _reduce(runner, "documents", keys, train, dedup.DOCUMENT, once=True)
     if corpus.dedup == "near" or has_heldout:
-        lost.documents = [*lost.documents, _near(runner, corpus, parts, lost, sides)]
+        lost.documents = [*lost.documents, _near(runner, corpus, parts, lost, hash_split)]
     if corpus.dedup_lines == "line":
-        keys = _sentence_keys("lines", train, lost, sides, dedup.LINE)
+        keys = _sentence_keys("lines", train, lost, hash_split, dedup.LINE)
         lost.lines = _reduce(runner, "lines", keys, train, dedup.LINE, once=True)
     once = corpus.dedup_lines == "sentence"
     if once or has_heldout:
-        keys = _sentence_keys("sentences", parts, lost, sides, dedup.SENTENCE)
+        keys = _sentence_keys("sentences", parts, lost, hash_split, dedup.SENTENCE)
         lost.sentences = _reduce(runner, "sentences", keys, parts, dedup.SENTENCE, once=once)
     return lost
 
 
 def _sentence_keys(
-    name: str, parts: Sequence[Part], lost: Lost, sides: Sides, unit: str
+    name: str, parts: Sequence[Part], lost: Lost, hash_split: HashSplit, unit: str
 ) -> list[Task[KeyCount]]:
     return [
-        task(name, select.sentence_keys, part, lost.documents, lost.lines, sides, unit)
+        task(name, select.sentence_keys, part, lost.documents, lost.lines, hash_split, unit)
         for part in parts
     ]
 
@@ -101,13 +103,13 @@ def _reduce(
 
 
 def _near(
-    runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], lost: Lost, sides: Sides
+    runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], lost: Lost, hash_split: HashSplit
 ) -> str:
     """Find clusters of documents that share a band key; returns the path of the losers."""
     only_one = corpus.dedup == "near"
-    heldout = None if only_one else _heldout_bands(runner, parts, lost, sides)
+    heldout = None if only_one else _heldout_bands(runner, parts, lost, hash_split)
     bands = [
-        task("bands", select.band_keys, part, lost.documents, sides, heldout) for part in parts
+        task("bands", select.band_keys, part, lost.documents, hash_split, heldout) for part in parts
     ]
     count = tables.count_ranges(sum(table.keys for table in runner.run("signatures", bands)))
     band_tables = [(part.number, one.out) for part, one in zip(parts, bands, strict=True)]
@@ -118,10 +120,12 @@ def _near(
     return resolve.out
 
 
-def _heldout_bands(runner: Runner, parts: Sequence[Part], lost: Lost, sides: Sides) -> str:
+def _heldout_bands(runner: Runner, parts: Sequence[Part], lost: Lost, hash_split: HashSplit) -> str:
     """The path of all held-out band keys. Without near-dedup, only their copies are dropped."""
     groups = [parts[n : n + PARTS_PER_TASK] for n in range(0, len(parts), PARTS_PER_TASK)]
-    sets = [task("near", select.heldout_bands, group, lost.documents, sides) for group in groups]
+    sets = [
+        task("near", select.heldout_bands, group, lost.documents, hash_split) for group in groups
+    ]
     runner.run("held-out", sets)
     join = task("nearset", select.join_sets, [one.out for one in sets])
     runner.run("held-out set", [join])

@@ -42,18 +42,18 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Sides:
-    """How documents are split off by their hash."""
+class HashSplit:
+    """How documents are divided into train and held-out sets by their hash."""
 
     seed: int
     """The seed of the run."""
     names: tuple[str, ...] = ()
     """The held-out sets."""
     limits: tuple[int, ...] = ()
-    """A document is of the first set whose limit is above its hash; of train if none is."""
+    """A document is in the first set whose limit is above its hash; in train if none is."""
 
-    def of(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """For each key, 0 for train, else one more than the place of its set in `names`."""
+    def split_numbers(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """For each key, 0 for train, else one more than the index of its set in `names`."""
         hashes = mix(keys, self.seed, Purpose.HELDOUT)
         place = np.searchsorted(np.array(self.limits, np.uint64), hashes, side="right") + 1
         place[place > len(self.names)] = 0
@@ -116,10 +116,10 @@ def doc_keys(index: NDArray[np.void]) -> NDArray[np.uint64]:
     return np.stack([index["hi"], index["lo"]], axis=1)
 
 
-def _side(part: Part, keys: NDArray[np.uint64], sides: Sides) -> NDArray[np.uint8]:
+def _side(part: Part, keys: NDArray[np.uint64], hash_split: HashSplit) -> NDArray[np.uint8]:
     if part.split != "train":
         return np.full(len(keys), dedup.GIVEN, np.uint8)
-    return (sides.of(keys) > 0).astype(np.uint8)
+    return (hash_split.split_numbers(keys) > 0).astype(np.uint8)
 
 
 def times_taken(part: Part, index: NDArray[np.void], seed: int) -> NDArray[np.int64]:
@@ -145,18 +145,18 @@ def _remaining(
     return np.flatnonzero(is_in)
 
 
-def document_keys(work: str, out: str, part: Part, sides: Sides) -> KeyCount:
+def document_keys(work: str, out: str, part: Part, hash_split: HashSplit) -> KeyCount:
     """Write the keys of all documents of a part, sorted."""
     index = load_index(work, part)
-    rows = _remaining(work, part, index, [], sides.seed)
-    return _save_keys(join(work, out), part, index, sides, doc_keys(index)[rows], rows, 0)
+    rows = _remaining(work, part, index, [], hash_split.seed)
+    return _save_keys(join(work, out), part, index, hash_split, doc_keys(index)[rows], rows, 0)
 
 
 def _save_keys(
     path: str,
     part: Part,
     index: NDArray[np.void],
-    sides: Sides,
+    hash_split: HashSplit,
     keys: NDArray[np.uint64],
     documents: NDArray[np.int64],
     numbers: Sequence[int] | int,
@@ -164,7 +164,7 @@ def _save_keys(
     """Write keys, the row of the document of each, and the number of the line or sentence in it."""
     rows = np.zeros(len(keys), dedup.KEY)
     rows["hi"], rows["lo"] = keys[:, 0], keys[:, 1]
-    rows["heldout"] = _side(part, doc_keys(index), sides)[documents]
+    rows["heldout"] = _side(part, doc_keys(index), hash_split)[documents]
     rows["file"] = index["file"][documents] + part.first_file
     rows["offset"] = index["offset"][documents]
     rows["row"], rows["sentence"] = documents, numbers
@@ -173,10 +173,14 @@ def _save_keys(
 
 
 def heldout_bands(
-    work: str, out: str, parts: Sequence[Part], document_losers: Sequence[str], sides: Sides
+    work: str,
+    out: str,
+    parts: Sequence[Part],
+    document_losers: Sequence[str],
+    hash_split: HashSplit,
 ) -> KeyCount:
     """Write the band keys of all held-out documents: few, so one task can hold them."""
-    bands = [_band_rows(work, part, document_losers, sides) for part in parts]
+    bands = [_band_rows(work, part, document_losers, hash_split) for part in parts]
     keys = [np.unique(rows["hi"][rows["heldout"] > dedup.TRAIN]) for rows in bands]
     ngrams.save_set(join(work, out), np.concatenate(keys))
     return KeyCount(sum(map(len, keys)))
@@ -190,14 +194,19 @@ def join_sets(work: str, out: str, names: Sequence[str]) -> KeyCount:
 
 
 def band_keys(
-    work: str, out: str, part: Part, document_losers: Sequence[str], sides: Sides, near: str | None
+    work: str,
+    out: str,
+    part: Part,
+    document_losers: Sequence[str],
+    hash_split: HashSplit,
+    near: str | None,
 ) -> KeyCount:
     """Write the band keys of the documents of a part that are still in, sorted.
 
     With `near`, a set of held-out band keys, only rows of train that could be linked to held-out
     text are written: where near-copies within train stay in, the others do not matter.
     """
-    rows = _band_rows(work, part, document_losers, sides)
+    rows = _band_rows(work, part, document_losers, hash_split)
     if near is not None:
         known = ngrams.load_set(join(work, near))
         rows = rows[(rows["heldout"] > dedup.TRAIN) | np.isin(rows["hi"], known)]
@@ -206,10 +215,10 @@ def band_keys(
 
 
 def _band_rows(
-    work: str, part: Part, document_losers: Sequence[str], sides: Sides
+    work: str, part: Part, document_losers: Sequence[str], hash_split: HashSplit
 ) -> NDArray[np.void]:
     index = load_index(work, part)
-    rows = _remaining(work, part, index, document_losers, sides.seed)
+    rows = _remaining(work, part, index, document_losers, hash_split.seed)
     index = index[rows]
     return band_rows(
         index["bands"],
@@ -217,7 +226,7 @@ def _band_rows(
         words=index["words"],
         file=index["file"] + part.first_file,
         offset=index["offset"],
-        heldout=_side(part, doc_keys(index), sides),
+        heldout=_side(part, doc_keys(index), hash_split),
     )
 
 
@@ -227,7 +236,7 @@ def sentence_keys(
     part: Part,
     document_losers: Sequence[str],
     line_losers: Sequence[str],
-    sides: Sides,
+    hash_split: HashSplit,
     unit: str,
 ) -> KeyCount:
     """Write the keys of all sentences (or lines) of a part that are still in, sorted."""
@@ -240,7 +249,7 @@ def sentence_keys(
     units: list[str] = []
     numbers: list[int] = []
     counts = np.zeros(len(texts), np.int64)
-    for row in _remaining(work, part, index, document_losers, sides.seed).tolist():
+    for row in _remaining(work, part, index, document_losers, hash_split.seed).tolist():
         row_units = texts[row].split("\n")
         if by_line:
             row_units = _join_lines(row_units, lines[row])
@@ -251,7 +260,7 @@ def sentence_keys(
         numbers.extend(row_numbers)
     documents = np.repeat(np.arange(len(texts)), counts)
     keys = dedup.keys_of(units)
-    return _save_keys(join(work, out), part, index, sides, keys, documents, numbers)
+    return _save_keys(join(work, out), part, index, hash_split, keys, documents, numbers)
 
 
 def _join_lines(sentences: list[str], counts: Sequence[int]) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from elmwright.jobs.cluster.capacity import request_capacity, wait_for_capacity
 from elmwright.jobs.cluster.connection import (
-    FITTING,
+    FIT_THREAD,
     _connect,
     machines_for,
     ray_cluster,
@@ -43,7 +43,7 @@ def test_other_versions_are_named() -> None:
 def test_a_refused_token_names_every_place_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
     sentence = why_unreachable("auto", RuntimeError("Authentication failed: invalid token"))
-    assert "10.0.0.9:6379 does not take our token" in sentence
+    assert "10.0.0.9:6379 rejects our token" in sentence
     assert "RAY_AUTH_TOKEN_PATH" in sentence
 
 
@@ -173,7 +173,7 @@ def test_ray_is_not_shut_down_while_a_thread_still_uses_it(
     monkeypatch.setitem(sys.modules, "ray", fake)
     config = load_config("demo", [f"run.dir={tmp_path}"])
     done = threading.Event()
-    thread = threading.Thread(target=done.wait, name=FITTING, daemon=True)
+    thread = threading.Thread(target=done.wait, name=FIT_THREAD, daemon=True)
     thread.start()
     with ray_cluster(config, lambda: None, lambda: stopping):
         pass

@@ -1,4 +1,4 @@
-"""What a run has come to is read from its folder, whatever state that is in."""
+"""The progress of a run is read from its folder, whatever state that is in."""
 
 import json
 from dataclasses import replace

@@ -19,8 +19,8 @@ import webdataset
 
 from elmwright.pipeline.build import driver
 from elmwright.pipeline.build.ray_tasks import Runner, Task
-from elmwright.pipeline.build.stages.repeats import count_pieces
-from elmwright.pipeline.build.up_to_date import corpus_key, is_current
+from elmwright.pipeline.build.stages.repeats import count_progress_pieces
+from elmwright.pipeline.build.up_to_date import corpus_key, current_manifest
 from elmwright.pipeline.config import CorpusConfig, Pieces, ShardsConfig
 from elmwright.pipeline.errors import Interrupted
 from elmwright.pipeline.format.manifest import Manifest
@@ -230,16 +230,16 @@ def test_a_finished_corpus_is_current_until_its_input_or_settings_change(tmp_pat
     config = CorpusConfig(sources=(str(source.parent),))
     key = corpus_key(config, VOCAB, SHARDS, 7)
     out = tmp_path / "out"
-    assert is_current(out, key, config) is None
+    assert current_manifest(out, key, config) is None
     manifest = make(out, config)
-    assert is_current(out, key, config) == manifest
+    assert current_manifest(out, key, config) == manifest
     os.utime(source)
-    assert is_current(out, key, config) == manifest, "same bytes, another time"
-    assert is_current(out, corpus_key(config, VOCAB, SHARDS, 8), config) is None
+    assert current_manifest(out, key, config) == manifest, "same bytes, another time"
+    assert current_manifest(out, corpus_key(config, VOCAB, SHARDS, 8), config) is None
     source.with_name("b.txt").write_text("One more.")
-    assert is_current(out, key, config) is None
+    assert current_manifest(out, key, config) is None
     shutil.rmtree(source.parent)
-    assert is_current(out, key, config) == manifest, "raw text may be taken away"
+    assert current_manifest(out, key, config) == manifest, "raw text may be taken away"
 
 
 @pytest.mark.parametrize("damage", ["tar", "vocab", "missing"])
@@ -301,8 +301,8 @@ def test_progress_shows_one_full_bar_per_stage(tmp_path, corpus):
     assert results[5] == f"{sum(len(s.shards) for s in manifest.splits.values())} shards"
 
 
-def test_count_pieces_is_the_number_of_task_runs(tmp_path, corpus, monkeypatch):
-    """`count_pieces` is the number of pieces that are run."""
+def test_count_progress_pieces_is_the_number_of_task_runs(tmp_path, corpus, monkeypatch):
+    """`count_progress_pieces` is how often tasks are run."""
     counted: list[int] = []
     run = Runner.run
 
@@ -326,4 +326,4 @@ def test_count_pieces_is_the_number_of_task_runs(tmp_path, corpus, monkeypatch):
         counted.clear()
         settings = replace(corpus, dedup=dedup, dedup_lines=lines)
         make(tmp_path / dedup, settings)
-        assert before[1] - before[0] == count_pieces(settings, True) - 1, dedup
+        assert before[1] - before[0] == count_progress_pieces(settings, True) - 1, dedup

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.pipeline.build.up_to_date import corpus_key, is_current
+from elmwright.pipeline.build.up_to_date import corpus_key, current_manifest
 from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.format.manifest import NAME, Manifest
 from elmwright.pipeline.storage.disk import DiskLocation
@@ -77,10 +77,10 @@ def test_a_moved_project_is_current_without_reading_a_file(
     target = project.with_name("moved")
     project.rename(target)
     monkeypatch.chdir(target)
-    assert is_current(corpus_of(target), KEY, CONFIG) is not None
+    assert current_manifest(corpus_of(target), KEY, CONFIG) is not None
     assert read == []
     (target / "text" / "a.txt").write_text(some_text(200, 9))
-    assert is_current(corpus_of(target), KEY, CONFIG) is None
+    assert current_manifest(corpus_of(target), KEY, CONFIG) is None
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -93,13 +93,13 @@ def test_a_copy_is_known_by_its_content_which_is_read_once(
     monkeypatch.chdir(target)
     fingerprint = Manifest.load(corpus_of(target)).fingerprint
     for _ in range(2):
-        found = is_current(corpus_of(target), KEY, CONFIG)
+        found = current_manifest(corpus_of(target), KEY, CONFIG)
         assert found is not None
         assert found.fingerprint == fingerprint
     assert read == [str(target / "text" / name) for name in ("a.txt", "b.txt")]
     same_size = (target / "text" / "b.txt").read_bytes()[:-1] + b"!"
     (target / "text" / "b.txt").write_bytes(same_size)
-    assert is_current(corpus_of(target), KEY, CONFIG) is None, "changed after it was read"
+    assert current_manifest(corpus_of(target), KEY, CONFIG) is None, "changed after it was read"
 
 
 def test_copy_of_a_manifest_with_absolute_paths_is_current(
@@ -111,12 +111,12 @@ def test_copy_of_a_manifest_with_absolute_paths_is_current(
         replace(item, path=str(project / "text" / Path(item.path).name)) for item in manifest.inputs
     )
     replace(manifest, inputs=inputs).save(corpus_of(project))
-    assert is_current(corpus_of(project), KEY, CONFIG) is not None
+    assert current_manifest(corpus_of(project), KEY, CONFIG) is not None
     target = copied(project)
     monkeypatch.chdir(target)
-    assert is_current(corpus_of(target), KEY, CONFIG) is not None
+    assert current_manifest(corpus_of(target), KEY, CONFIG) is not None
     (target / "text" / "b.txt").rename(target / "text" / "c.txt")
-    assert is_current(corpus_of(target), KEY, CONFIG) is None, "another name"
+    assert current_manifest(corpus_of(target), KEY, CONFIG) is None, "another name"
 
 
 def test_read_only_corpus_is_current(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_read_only_corpus_is_current(project: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(DiskLocation, "write_json", refused)
-    assert is_current(corpus_of(target), KEY, CONFIG) is not None
+    assert current_manifest(corpus_of(target), KEY, CONFIG) is not None
 
 
 def test_unfinished_build_in_a_copy_repeats_only_the_digests(
