@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from elmwright.jobs.checkpoints.contents import TrainingResult, read_result
-from elmwright.jobs.registry.find_registry import short
+from elmwright.jobs.registry.find_registry import shown
 from elmwright.jobs.runbook.find_run import last_holder, running_command
 from elmwright.jobs.runbook.runbook import outcome_of
 from elmwright.jobs.runbook.submission import State, Submission, state_of_exit
@@ -239,7 +239,7 @@ def as_lines(submission: Submission, state: State, progress: Progress | None) ->
     rows.append(("restarts", str(progress.restarts)))
     newest = f"step {progress.checkpoint_step:,}  {nearby(progress.checkpoint)}"
     rows.append(("checkpoint", newest if progress.checkpoint_step >= 0 else "none yet"))
-    rows.append(("curves", short(progress.tracking)))
+    rows.append(("curves", shown(progress.tracking)))
     return [f"{name:<12} {text}" for name, text in rows]
 
 
