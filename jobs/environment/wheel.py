@@ -1,9 +1,10 @@
 """The files of this package as a wheel, which a submission ships unpacked.
 
-They are the files of the wheel that setuptools builds, without a build tool or a network. A
-checkout ships what its pyproject lists, an installed package all of its files. A folder with them
-on the path works like the installed wheel. Ray does not install it, because its pip plugin copies
-the whole virtual environment that Ray runs in, on every node and for every change (2.3 GB here).
+setuptools would put the same files into a wheel, but here no build tool and no network is needed. A
+checkout ships what its pyproject lists, an installed package all of its files. The folder that they
+are unpacked into works like the installed wheel once it is on Python's path. Ray is not asked to
+install the wheel: for every change, and on every node, its pip plugin would copy the whole virtual
+environment that Ray runs in (2.3 GB when measured).
 
 The version contains a digest of the files, so that changed code never has an old version. The
 dependencies are named in the metadata and never shipped: the cluster's own environment must have
@@ -26,7 +27,7 @@ from elmwright.jobs.environment.checkout import checkout, read_pyproject
 ALWAYS = ("*.py", "*.pyi", "py.typed")
 """Files that setuptools takes from the folder of every listed package."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The time of every member, so that the same files give the same bytes."""
+"""The modification time of every file in the zip, so that the same files give the same bytes."""
 
 
 def package_files() -> dict[str, bytes]:
@@ -78,7 +79,7 @@ def content_version(files: Mapping[str, bytes]) -> str:
 
 
 def requirements() -> list[str]:
-    """What the package needs, as pip would write it."""
+    """The dependencies of the package, such as "numpy>=2.0,<3", sorted."""
     return sorted(_project().dependencies)
 
 
@@ -92,7 +93,7 @@ class _Project:
 
 
 def _project() -> _Project:
-    """From the checkout's pyproject, else from the metadata of the installed package."""
+    """The project table of the checkout's pyproject, else the metadata of the installed package."""
     folder = checkout()
     if folder is not None:
         table = read_pyproject(folder)["project"]
@@ -122,13 +123,14 @@ def wheel_members() -> dict[str, bytes]:
         "entry_points.txt": f"[console_scripts]\n{scripts}",
     }
     members = files | {f"{info}/{name}": text.encode() for name, text in about.items()}
-    lines = [f"{name},{_record(content)},{len(content)}" for name, content in members.items()]
+    lines = [f"{name},{_digest(content)},{len(content)}" for name, content in members.items()]
     record = f"{info}/RECORD"
     members[record] = "\n".join([*lines, f"{record},,", ""]).encode()
     return members
 
 
-def _record(content: bytes) -> str:
+def _digest(content: bytes) -> str:
+    """The digest of a file as RECORD spells it."""
     digest = hashlib.sha256(content).digest()
     return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 

@@ -78,7 +78,7 @@ def describe(config: RunConfig, *, measure: bool = False) -> Plan:
         else:
             speed = Speed(estimate.rule_of_thumb(config, words, cores))
         time = _time(config, folder, stages, speed, text, words, cores)
-    base = Problems().of(find_init_from, config, folder)
+    base = Problems().catch(find_init_from, config, folder)
     parts = config.model.parameter_counts()
     softmax = vocabulary.words * (config.model.projection_dim + 1)
     parameters = Parameters(parts["encoder"], parts["lstm"], softmax)
@@ -169,7 +169,7 @@ def _preview(problems: Problems, config: RunConfig, train: list[SourceFile]) -> 
     """A preview of the text, or None without text; adds a problem if the text cannot be used."""
     if not train:
         return None
-    preview = problems.of(preview_text, train, config.corpus, config.run.seed)
+    preview = problems.catch(preview_text, train, config.corpus, config.run.seed)
     if preview is None:
         return None
     broken = sum(preview.broken.values())
@@ -305,13 +305,13 @@ def _reachable(problems: Problems, config: RunConfig, folder: RunFolder) -> Reac
             problems.note(why_unreachable(config.cluster.address, error), "cluster-unreachable")
     uri = tracking_uri(config, folder)
     before = len(problems)
-    note = problems.of(check_server, uri)
+    note = problems.catch(check_server, uri)
     answers = note is None and len(problems) == before
     mlflow = MlflowServer(without_secret(uri), answers, note or "")
     places = [folder.root, folder.corpus_dir, *(s.path for s in config.corpus.sources)]
     stores = {}
     for store in sorted({"/".join(place.split("/")[:3]) for place in places if at(place).is_url}):
         before = len(problems)
-        problems.of(at(f"{store}/.elmwright").exists)
+        problems.catch(at(f"{store}/.elmwright").exists)
         stores[store] = Store(len(problems) == before)
     return Reachable(mlflow, stores)

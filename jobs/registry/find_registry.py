@@ -1,9 +1,9 @@
-"""The registry to use where none is named: that of the runs in the current folder.
+"""The registry to use when the user names none: that of the runs in `runs/` of the current folder.
 
 A run writes to the MLflow of its `tracking.uri`, by default to its own SQLite file. So in a project
 whose runs are in `runs/`, `elmwright versions demo` can find the registry that has the model.
-SQLite files are read directly. For servers only a run's `published.json` is read. Neither imports
-MLflow nor uses the network.
+SQLite files are read directly. Servers are not asked: what a run published to one is read from its
+`published.json`. So nothing here imports MLflow or uses the network.
 """
 
 import os
@@ -20,22 +20,24 @@ from elmwright.jobs.tracking.store import elsewhere, with_login
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.storage.files import at, join
 
-WHICH = (
+HOW_TO_NAME = (
     "give --to http://… (MLflow), a folder or s3://…, or set MLFLOW_TRACKING_URI, for example to "
     "sqlite:///runs/demo/mlflow/mlflow.db"
 )
 
 
 def registry_of(name: str, to: str | None = "", run: str = "", *, quiet: bool = False) -> str:
-    """The registry to use for the model `name`: that of `--to`, that of MLFLOW_TRACKING_URI, that
-    of the `run` which the model comes from, or the one of the runs here that has it."""
+    """The registry to use for the model `name`.
+
+    That is the first of these: `to` (the option `--to`), MLFLOW_TRACKING_URI, the registry of the
+    `run` that the model comes from, the only registry of runs here that has the model. The last two
+    are reported in a note, unless `quiet`.
+    """
     uri = with_login(to) if to else os.environ.get("MLFLOW_TRACKING_URI", "")
     if uri:
         return uri
-    models = {} if run else models_here()
+    models = {registry_of_run(run): {name}} if run else models_here()
     candidates = [uri for uri, names in models.items() if name in names]
-    if run:
-        candidates = [registry_of_run(run)]
     if len(candidates) == 1:
         if not quiet:
             print(f"note: using the registry {short_uri(candidates[0])}", file=sys.stderr)
@@ -55,7 +57,8 @@ def registry_of(name: str, to: str | None = "", run: str = "", *, quiet: bool = 
             f"{did_you_mean(name, names)}",
         )
     raise UserError(
-        "run-missing", f"which registry? no run in {RUNS}/ here has published a model; {WHICH}"
+        "run-missing",
+        f"which registry? no run in {RUNS}/ here has published a model; {HOW_TO_NAME}",
     )
 
 
@@ -73,7 +76,11 @@ def models_here() -> dict[str, set[str]]:
 
 
 def registry_of_run(run: str) -> str:
-    """The registry that a run's config names, or its own; a relative file means the project's."""
+    """The registry that a run writes to: its tracking.uri, else the server or database that
+    MLFLOW_TRACKING_URI named for it, else its own SQLite file.
+
+    A relative path to a SQLite file starts at the folder of the project, not at the current one.
+    """
     root = at(run).resolved()
     settings = at(join(root, "config.json")).read_json() or {}
     folder = RunFolder.at(root)
@@ -93,19 +100,19 @@ def run_of_bundle(bundle: Path) -> str:
 
 
 def models_in(uri: str) -> set[str] | None:
-    """The registered models of a SQLite file; None if it is another file or cannot be read."""
+    """The models registered in a SQLite file; None if `uri` is no such file or it is unreadable."""
     database = Path(uri.removeprefix("sqlite:///").partition("?")[0])
     if not uri.startswith("sqlite:///") or not database.is_file():
         return None
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as base:
             return {str(name) for (name,) in base.execute("SELECT name FROM registered_models")}
-    except sqlite3.Error:  # being created or written, or of another program
+    except sqlite3.Error:  # being created or written, or not a database of MLflow
         return None
 
 
 def short_uri(uri: str) -> str:
-    """A registry as a user would type it here."""
+    """A registry as messages show it: its file as seen from here, its address without a secret."""
     if uri.startswith("sqlite:///"):
         return f"sqlite:///{nearby(uri.removeprefix('sqlite:///'))}"
     return without_secret(uri)

@@ -7,7 +7,8 @@ from elmwright.pipeline.storage.files import at, join
 
 
 def corpus_of(text: str) -> str:
-    """The corpus folder of a folder, URL or RUN; `UserError` if it has no finished corpus."""
+    """The corpus folder that `text` names; `UserError` if it has no finished corpus."""
+    # A checkpoint has a MANIFEST.json, too, and a state.json.
     if at(join(text, "MANIFEST.json")).exists() and not at(join(text, "state.json")).exists():
         return text
     if at(join(text, "corpus", "MANIFEST.json")).exists():
@@ -15,7 +16,7 @@ def corpus_of(text: str) -> str:
     if at(text).is_folder() and not is_run(text):
         raise UserError(
             "corpus-missing",
-            f"{text} holds no finished corpus (MANIFEST.json is missing); build it with "
+            f"{text} holds no finished corpus (no MANIFEST.json of a corpus); build it with "
             "'elmwright corpus'",
         )
     folder = find_run(text)

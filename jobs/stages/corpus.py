@@ -39,12 +39,12 @@ class Corpus:
     def is_done(self, run: Run) -> bool:
         return self._find(run) is not None
 
-    def damage(self, _run: Run) -> str:
+    def input_damage(self, _run: Run) -> str:
         return ""  # the first stage: it uses no output of another one that could be damaged
 
     def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
         if self.name in pending:
-            problems.of(check_not_trained_on, run.folder)
+            problems.catch(check_not_trained_on, run.folder)
             check_inputs(problems, run.config, run.folder)
 
     def run(self, run: Run, console: Console, stop: Stop) -> None:

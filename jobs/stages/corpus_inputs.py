@@ -37,22 +37,22 @@ def check_inputs(problems: Problems, config: RunConfig, folder: RunFolder) -> No
             problems.note(f"corpus.{key}: {wrong}")
     train = find_train(problems, corpus, folder.corpus)
     heldout = find_heldout(problems, corpus)
-    evaluation = problems.of(evaluation_files, corpus) or []
-    vocab = problems.of(vocab_file, config.vocab.file) or []
+    evaluation = problems.catch(evaluation_files, corpus) or []
+    vocab = problems.catch(vocab_file, config.vocab.file) or []
     if vocab:
-        problems.of(load_vocab, config.vocab.file)
+        problems.catch(load_vocab, config.vocab.file)
     problems.note(_sentencepiece_problem(corpus))
     before = len(problems)
-    problems.of(sources.check_readable, [*train, *heldout, *evaluation])
+    problems.catch(sources.check_readable, [*train, *heldout, *evaluation])
     if len(problems) == before:
         if train and not any(source.path == EMBEDDED for source in corpus.sources):
             problems.note(_too_little(train, config))
-            problems.note(problems.of(_field_problem, train, corpus))
+            problems.note(problems.catch(_field_problem, train, corpus))
             for file in [file for file in train if file.format == "parquet"][:COLUMNS]:
-                problems.of(_check_columns, file, corpus)
+                problems.catch(_check_columns, file, corpus)
         _check_heldout(problems, heldout, corpus)
-    problems.of(check_claim, folder.corpus)
-    problems.of(check_space, [*train, *heldout, *evaluation, *vocab], folder.corpus)
+    problems.catch(check_claim, folder.corpus)
+    problems.catch(check_space, [*train, *heldout, *evaluation, *vocab], folder.corpus)
 
 
 def find_train(problems: Problems, corpus: CorpusConfig, folder: str) -> list[SourceFile]:
@@ -60,7 +60,7 @@ def find_train(problems: Problems, corpus: CorpusConfig, folder: str) -> list[So
     unique: dict[str, SourceFile] = {}
     for index, source in enumerate(corpus.sources):
         alone = replace(corpus, sources=(source,), heldout={})
-        for file in problems.of(find_inputs, folder, alone) or []:
+        for file in problems.catch(find_inputs, folder, alone) or []:
             unique.setdefault(file.path, replace(file, source=index, number=len(unique)))
     return list(unique.values())
 
@@ -75,7 +75,7 @@ def find_heldout(problems: Problems, corpus: CorpusConfig) -> list[SourceFile]:
     files: list[SourceFile] = []
     for name, paths in corpus.heldout.items():
         for path in () if isinstance(paths, float) else paths:
-            files += problems.of(expand, name, path) or []
+            files += problems.catch(expand, name, path) or []
     return files
 
 
@@ -138,7 +138,7 @@ def _field_problem(train: Sequence[SourceFile], corpus: CorpusConfig) -> str:
 
 def _check_heldout(problems: Problems, heldout: list[SourceFile], corpus: CorpusConfig) -> None:
     """Note held-out sets whose files are all empty."""
-    has_text = {file.path: problems.of(_has_text, file, corpus) for file in heldout[:FILES]}
+    has_text = {file.path: problems.catch(_has_text, file, corpus) for file in heldout[:FILES]}
     for name in dict.fromkeys(file.split for file in heldout):
         paths = [file.path for file in heldout if file.split == name]
         if all(has_text.get(path) is False for path in paths):

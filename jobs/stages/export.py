@@ -35,7 +35,7 @@ class Export:
         is_same_card = _card_settings(origin["config"]) == _card_settings(to_dict(run.config))
         return is_same_card and is_whole(folder.bundle) and _has_copy_in_store(folder)
 
-    def damage(self, run: Run) -> str:
+    def input_damage(self, run: Run) -> str:
         try:
             result = read_result(run.folder.result)
             info = final_checkpoint(run.folder, result) if result else None

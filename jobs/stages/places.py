@@ -15,12 +15,12 @@ from elmwright.pipeline.storage.files import at, join
 
 def check_places(problems: Problems, config: RunConfig, folder: RunFolder) -> None:
     """Note folders that cannot be created or written."""
-    problems.of(check_has_server, config, folder)
+    problems.catch(check_has_server, config, folder)
     places = {"run.scratch": str(folder.scratch)}
     if not folder.is_in_store:
         places["run.dir"] = folder.root
     elif config.tracking.uri:
-        problems.of(at(join(folder.root, ".writable")).exists)
+        problems.catch(at(join(folder.root, ".writable")).exists)
     if folder.corpus_dir and not at(folder.corpus_dir).is_url:
         places["corpus.dir"] = folder.corpus_dir
     reported = set()

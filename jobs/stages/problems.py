@@ -17,27 +17,29 @@ class Problems(list[str]):
         super().__init__()
         self._codes: list[Code] = []
 
-    def of(self, call: Callable[..., T], *arguments: Any) -> T | None:
-        """The result of a call, or None after noting its error."""
+    def catch(self, function: Callable[..., T], *arguments: Any) -> T | None:
+        """Call a function and return its result; note its error and return None if it fails."""
         try:
-            return call(*arguments)
+            return function(*arguments)
         except UserError as error:
             self.note(str(error), error.code)
         except OSError as error:
-            mistake = explain(error, Path(error.filename or "here")) or UserError(
+            path = Path(error.filename or "here")  # not every error names its file
+            mistake = explain(error, path) or UserError(
                 "store-failed", f"a store or disk does not answer as it should ({error})"
             )
+            # Errors of object stores can be long, and have several lines.
             self.note(" ".join(str(mistake).split())[:400], mistake.code)
         return None
 
     def note(self, problem: str | None, code: Code = "setting") -> None:
-        """Add a problem, if it is one and new."""
+        """Add a problem, unless it is empty or already noted."""
         if problem and problem not in self:
             self.append(problem)
             self._codes.append(code)
 
     def raise_all(self) -> None:
-        """Raise all problems as one error."""
+        """Raise all problems as one error, if there are any."""
         if self:
             raise UserError(self._codes[0] if len(self) == 1 else "problems", as_text(self))
 

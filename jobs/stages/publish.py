@@ -23,7 +23,7 @@ class Publish:
     def is_done(self, run: Run) -> bool:
         return is_published(run.config, run.folder) and is_caught_up(run.config, run.folder)
 
-    def damage(self, run: Run) -> str:
+    def input_damage(self, run: Run) -> str:
         try:
             verify_bundle(run.folder.bundle)
         except UserError as error:
@@ -32,7 +32,7 @@ class Publish:
 
     def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
         if self.name in pending and "train" not in pending:  # which checks it, too
-            problems.of(check_tracking, run.config, run.folder)
+            problems.catch(check_tracking, run.config, run.folder)
 
     def run(self, run: Run, console: Console, _stop: Stop) -> None:
         with resumable("before the model was published; the same command publishes it"):

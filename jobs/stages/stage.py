@@ -47,15 +47,15 @@ class Stage(Protocol):
     """One of corpus, train, export and publish."""
 
     name: str
-    """As in `rundir/stage_names.py`."""
+    """One of `STAGES` in `rundir/stage_names.py`."""
     uses_ray: bool
     """Whether its work needs a connection to Ray."""
 
     def is_done(self, run: Run) -> bool:
         """Has it been completed for exactly this config and the output of the stages before it?"""
 
-    def damage(self, run: Run) -> str:
-        """A warning if the output of the stage before is damaged and must be made again.
+    def input_damage(self, run: Run) -> str:
+        """A warning if the output of the stage before is damaged and must be made again, else "".
 
         Called only for the first stage that is not done, because reading everything takes time.
         """

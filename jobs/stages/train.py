@@ -58,18 +58,18 @@ class Train:
         has_stopped_early = 0 < result.stopped_early == run.config.eval.patience
         return result.step >= run.config.train.max_steps or has_stopped_early
 
-    def damage(self, _run: Run) -> str:
+    def input_damage(self, _run: Run) -> str:
         return ""  # if the corpus is damaged, the stage `corpus` is not done and comes first
 
     def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
         if "corpus" not in pending:
             # Also for a finished run, whose settings may have changed.
-            problems.of(check_corpus, run)
+            problems.catch(check_corpus, run)
         if self.name in pending:
             problems.note(_resume_problem(run))
             _check_machine(problems, run.config)
-            problems.of(find_init_from, run.config, run.folder)
-            problems.of(check_tracking, run.config, run.folder)
+            problems.catch(find_init_from, run.config, run.folder)
+            problems.catch(check_tracking, run.config, run.folder)
 
     def run(self, run: Run, console: Console, stop: Stop) -> None:
         begun = threading.Event()

@@ -84,7 +84,7 @@ def pending(
     With `warn`, the input of that stage is verified. If it is damaged, the stage before is pending.
     """
     first = next((n for n, stage in enumerate(stages) if not stage.is_done(run)), len(stages))
-    while warn and 0 < first < len(stages) and (damage := stages[first].damage(run)):
+    while warn and 0 < first < len(stages) and (damage := stages[first].input_damage(run)):
         warn(damage)
         first -= 1
     return stages[first:]

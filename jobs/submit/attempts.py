@@ -8,13 +8,14 @@ died is not reusable, and because another process must notice if the driver is k
 Signals:
 
 - SIGTERM and SIGINT (`elmwright cancel`, `ray job stop`) end the job for good, also during a pause.
-  Ray signals every process of a job. A driver treats a second SIGTERM like the first.
-- SIGUSR1 (the head pod's preStop hook on Kubernetes) means that this machine goes away. The driver
-  checkpoints, and then this process waits to be lost with its machine. KubeRay submits a job again
-  whose machine is gone, but not one that has ended.
+  Ray signals every process of a job, so the driver receives SIGTERM twice, from Ray and from this
+  process. It treats the second like the first.
+- SIGUSR1 (the head pod's preStop hook on Kubernetes) means that this machine is about to be shut
+  down. The driver checkpoints, and then this process waits until it is killed with its machine:
+  KubeRay resubmits a job whose machine is gone, but not one that has ended.
 
-`ELMWRIGHT_DRIVER_FILE` names a file with the number of this process, which exists while a driver is
-at work, so that the hook can signal it and wait.
+`ELMWRIGHT_DRIVER_FILE` names a file with the id of this process. It exists while a driver is
+running, so that the hook can signal this process and wait for the driver to end.
 
 The driver stays in the process group of this process: Ray and background.py kill the whole group.
 On Linux the driver is also stopped when this process is killed alone.
@@ -36,8 +37,9 @@ from elmwright.jobs.runbook.submission import Submission
 from elmwright.jobs.submit import retries
 
 DRIVER_FILE = "ELMWRIGHT_DRIVER_FILE"
-DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
+"""The environment variable that names the file for the preStop hook."""
+PR_SET_PDEATHSIG = 1
+"""The option of prctl(2) that asks for a signal when the parent process dies."""
 
 
 class Attempts:
@@ -52,16 +54,17 @@ class Attempts:
         self._pauses = pauses
         self._driver: subprocess.Popen[bytes] | None = None
         self._is_cancelled = False
-        self._is_leaving = False
+        self._is_evicted = False
         self._history = retries.History()
 
     def run(self) -> int:
-        """Run the submission to its end; the exit code of the last attempt."""
+        """Make attempts until no further one is due, and return the exit code of the last one."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._handle)
         while True:
             code = self._run_once()
-            if self._is_leaving and retries.worth_another(code, late=False):
+            # A run that has just finished or failed has nothing to resume elsewhere.
+            if self._is_evicted and retries.worth_another(code, late=False):
                 self._wait_to_be_lost()
             if self._is_cancelled:
                 return code
@@ -75,7 +78,7 @@ class Attempts:
     def _run_once(self) -> int:
         with _announced():
             self._driver = subprocess.Popen(self._command)
-            if self._is_cancelled or self._is_leaving:  # just before it was started
+            if self._is_cancelled or self._is_evicted:  # by a signal just before it was started
                 self._stop_driver()
             code = self._driver.wait()
         if self._is_cancelled and code == -signal.SIGTERM:
@@ -95,20 +98,20 @@ class Attempts:
             flush=True,
         )
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not (self._is_cancelled or self._is_leaving):
+        while time.monotonic() < end and not (self._is_cancelled or self._is_evicted):
             time.sleep(0.1)
-        if self._is_leaving:
+        if self._is_evicted:
             self._wait_to_be_lost()
 
     def _wait_to_be_lost(self) -> None:
         if not self._is_cancelled:
-            print("this machine goes away; the run resumes on another one", flush=True)
+            print("this machine is being shut down; the run resumes on another one", flush=True)
         while not self._is_cancelled:
             time.sleep(0.5)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGUSR1:
-            self._is_leaving = True
+            self._is_evicted = True
         else:
             self._is_cancelled = True
         self._stop_driver()
@@ -121,7 +124,7 @@ class Attempts:
 
 @contextmanager
 def _announced() -> Iterator[None]:
-    """Write the number of this process into the hook's file while a driver is at work."""
+    """Keep the id of this process in the file for the preStop hook while a driver is running."""
     name = os.environ.get(DRIVER_FILE)
     if name:
         Path(name).write_text(str(os.getpid()))
@@ -137,8 +140,8 @@ def stop_with_parent(parent: int) -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is None or threading.current_thread() is not threading.main_thread():
         return
-    prctl(DEATH_SIGNAL, signal.SIGTERM)
-    if os.getppid() != parent:  # it died just now
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before prctl was called
         os.kill(os.getpid(), signal.SIGTERM)
 
 

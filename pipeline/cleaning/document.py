@@ -1,15 +1,16 @@
-"""A document between reading and the verdict, and how a rule removes a part of it.
+"""A document while it is cleaned, and how a rule removes a part of it.
 
 Sentences, their words and their paragraphs are kept in parallel, so that a rule can remove lines or
 sentences and account for every word.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress, pairwise
 
 Drop = tuple[str, str]
-"""The setting that drops a document, and what was seen."""
+"""The rule that drops a document, and what it saw."""
 
 
 @dataclass(eq=False)
@@ -19,21 +20,22 @@ class Document:
     sentences: list[str]
     """As in the text."""
     counts: list[int]
-    """Sentences of each paragraph."""
+    """Number of sentences in each paragraph."""
     spans: list[tuple[int, int]]
     """Lines of each paragraph: the first, and the one after the last."""
     words: str = ""
     """The tokenised sentences, one per line, as the rules see them."""
     pieces: str | None = None
-    """The sentences as they will be written, if not as `words`."""
+    """What is written instead of `words` with the sentencepiece tokeniser: its pieces, or plain
+    sentences to train its model on."""
     verdict: str | None = None
-    """The rule that drops it."""
+    """The rule that dropped it; None if it is kept so far."""
     detail: str = ""
     """What that rule saw."""
     language: str = ""
     """Detected language."""
     lost: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Sentences and words that rules have removed."""
+    """Rule → number of sentences and of words that it has removed."""
     changed: bool = False
     """Whether anything was removed since it was tokenised."""
 
@@ -43,7 +45,10 @@ class Document:
         return self.words if self.pieces is None else self.pieces
 
     def drop(self, drop: Drop | None, prefix: str = "") -> None:
-        """Drop the document by a rule, unless an earlier rule has dropped it."""
+        """Drop the document by a rule, unless an earlier rule has dropped it.
+
+        `prefix` is written before the rule's name, and names its rule set: "c4." for example.
+        """
         if drop and self.verdict is None:
             self.verdict, self.detail = prefix + drop[0], drop[1]
 
@@ -54,17 +59,17 @@ class Document:
             self.drop((rule, "nothing left" if self.lost else ""))
 
     def lose(self, rule: str, sentences: int, words: int) -> None:
-        """Account for what a rule removed."""
+        """Record how many sentences and words a rule removed."""
         before = self.lost.get(rule, (0, 0))
         self.lost[rule] = before[0] + sentences, before[1] + words
 
     def keep(self, chosen: Sequence[bool], rule: str) -> None:
-        """Keep only the chosen sentences."""
+        """Keep only the chosen sentences, and record the others as removed by `rule`."""
         if all(chosen):
             return
         is_lost = [not keep for keep in chosen]
         lost = list(compress(self.output.split("\n"), is_lost))
-        self.lose(rule, len(lost), count_words(lost))
+        self.lose(rule, *size("\n".join(lost)))
         ends = accumulate(self.counts, initial=0)
         counts = [sum(chosen[start:end]) for start, end in pairwise(ends)]
         self.spans = [span for span, count in zip(self.spans, counts, strict=True) if count]
@@ -76,39 +81,38 @@ class Document:
         self.changed = True
 
 
-def count_words(sentences: Sequence[str]) -> int:
-    """Words of tokenised sentences."""
-    return sum(sentence.count(" ") + 1 for sentence in sentences)
-
-
 def size(text: str) -> tuple[int, int]:
-    """Sentences and words of a tokenised text."""
+    """The number of sentences and of words in a tokenised text."""
     if not text:
         return 0, 0
     breaks = text.count("\n")
     return breaks + 1, breaks + text.count(" ") + 1
 
 
-Read = Callable[[list[str]], list[Document]]
-"""Split and tokenise some texts."""
+Tokenise = Callable[[list[str]], list[Document]]
+"""A function that splits texts into sentences and tokenises them."""
 
 
 def replace_lines(
-    document: Document, kept: Sequence[str | None], rules: Mapping[int, str], read: Read
+    document: Document,
+    new_lines: Sequence[str | None],
+    rules: Mapping[int, str],
+    tokenise: Tokenise,
 ) -> None:
-    """Replace all lines by the kept ones; `rules` names the rule that changed or dropped a line.
+    """Replace the lines of a document with `new_lines`, in which a dropped line is None.
 
-    Paragraphs without such lines stay as they are. Others are split and tokenised again, with blank
-    lines for dropped ones, so that their neighbours do not become one sentence. If several rules
-    changed a paragraph, its loss is shared among them by the length of their lines.
+    `rules` names the rule that changed or dropped a line, by the line's number. Paragraphs without
+    such lines stay as they are. Others are split and tokenised again, with blank lines for dropped
+    ones, so that their neighbours do not become one sentence. If several rules changed a paragraph,
+    its loss is shared among them in proportion to the characters that each removed.
     """
-    old = document.text.split("\n")
+    old_lines = document.text.split("\n")
     fragments = {}
     for number, (first, last) in enumerate(document.spans):
         if any(line in rules for line in range(first, last)):
-            fragments[number] = "\n".join(line or "" for line in kept[first:last])
+            fragments[number] = "\n".join(line or "" for line in new_lines[first:last])
     filled = [number for number, text in fragments.items() if text.strip("\n")]
-    replaced = dict(zip(filled, read([fragments[number] for number in filled]), strict=True))
+    replaced = dict(zip(filled, tokenise([fragments[number] for number in filled]), strict=True))
     columns = document.sentences, document.words.split("\n"), document.output.split("\n")
     merged: tuple[list[str], list[str], list[str]] = ([], [], [])
     counts, spans = [], []
@@ -118,11 +122,15 @@ def replace_lines(
         span = document.spans[number]
         if number in fragments:
             new = replaced.get(number, _NOTHING)
-            before = end - start, count_words(part[2])
+            before = size("\n".join(part[2]))
             after = size(new.output)
             part = [new.sentences, _lines(new.words), _lines(new.output)]
             lost = before[0] - after[0], before[1] - after[1]
-            _account(document, lost, {n: rules[n] for n in range(*span) if n in rules}, old, kept)
+            removed: Counter[str] = Counter()
+            for line in range(*span):
+                if line in rules:
+                    removed[rules[line]] += len(old_lines[line]) - len(new_lines[line] or "")
+            _share_loss(document, lost, removed)
             counts += new.counts
             spans += [span] * len(new.counts)
         else:
@@ -144,20 +152,12 @@ def _lines(text: str) -> list[str]:
     return text.split("\n") if text else []
 
 
-def _account(
-    document: Document,
-    lost: tuple[int, int],
-    rules: Mapping[int, str],
-    old: Sequence[str],
-    kept: Sequence[str | None],
-) -> None:
-    weights: dict[str, int] = {}
-    for line, rule in rules.items():
-        weights[rule] = weights.get(rule, 0) + len(old[line]) - len(kept[line] or "")
-    total = max(1, sum(weights.values()))
-    *smaller, largest = sorted(weights, key=weights.__getitem__)
+def _share_loss(document: Document, lost: tuple[int, int], removed: Mapping[str, int]) -> None:
+    """Record a paragraph's lost sentences and words, by the characters that each rule removed."""
+    total = max(1, sum(removed.values()))
+    *smaller, largest = sorted(removed, key=removed.__getitem__)
     for rule in smaller:
-        sentences, words = (round(part * weights[rule] / total) for part in lost)
+        sentences, words = (round(part * removed[rule] / total) for part in lost)
         document.lose(rule, sentences, words)
         lost = lost[0] - sentences, lost[1] - words
     document.lose(largest, *lost)

@@ -24,36 +24,35 @@ class Words:
     """The words of some texts as numbers."""
 
     numbers: NDArray[np.int32]
-    """[words] Indices into `words`."""
-    words: list[str]
+    """[words] Indices into `types`."""
+    types: list[str]
     """The distinct words, in order of first appearance."""
     lengths: NDArray[np.int64]
-    """[sentences] Words of each sentence."""
+    """[sentences] Number of words in each sentence."""
     sentences: NDArray[np.int64]
-    """[texts] Sentences of each text."""
+    """[texts] Number of sentences in each text."""
 
     @property
     def counts(self) -> NDArray[np.int64]:
         """How often each distinct word occurs."""
-        return np.bincount(self.numbers, minlength=len(self.words))
+        return np.bincount(self.numbers, minlength=len(self.types))
 
 
 def words_of(texts: Sequence[str]) -> Words:
-    """The words of texts whose lines are sentences and whose words one space separates."""
+    """The words of texts with one sentence per line and one space between words."""
     data = np.frombuffer("\n".join([*texts, ""]).encode(), np.uint8)
-    breaks = data == BREAK
-    between = breaks | (data == SPACE)
-    ends = np.flatnonzero(between)
-    last = breaks[ends]
-    lengths = np.diff(np.flatnonzero(last), prepend=-1)
+    is_break = data == BREAK
+    is_separator = is_break | (data == SPACE)
+    ends = np.flatnonzero(is_separator)
+    lengths = np.diff(np.flatnonzero(is_break[ends]), prepend=-1)
     # Arrow expects the words one after the other, without separators.
     offsets = np.zeros(ends.size + 1, np.int32)
     offsets[1:] = ends - np.arange(ends.size)
-    buffers = [pyarrow.py_buffer(offsets), pyarrow.py_buffer(data[~between].tobytes())]
+    buffers = [pyarrow.py_buffer(offsets), pyarrow.py_buffer(data[~is_separator].tobytes())]
     encoded = pyarrow.StringArray.from_buffers(ends.size, *buffers).dictionary_encode()
     return Words(
         numbers=np.asarray(encoded.indices),
-        words=encoded.dictionary.to_pylist(),
+        types=encoded.dictionary.to_pylist(),
         lengths=lengths.astype(np.int64),
         sentences=np.fromiter((text.count("\n") + 1 for text in texts), np.int64, len(texts)),
     )
@@ -62,11 +61,13 @@ def words_of(texts: Sequence[str]) -> Words:
 def pack_words(
     words: Words, documents: NDArray[Any], word_id: Mapping[str, int], steps: int
 ) -> Iterator[Block]:
-    """Texts as blocks of `steps` steps, filled in order; `documents` are the texts' numbers."""
-    if {BOS, EOS, ""} & set(words.words):
+    """The texts as blocks of `steps` steps, filled in order; `documents` numbers the texts."""
+    if {BOS, EOS, ""} & set(words.types):
         raise ValueError(f"{BOS} and {EOS} are marks, not words, and a word is not empty")
-    ids = np.fromiter(map(word_id.get, words.words, repeat(UNK_ID)), np.int32, len(words.words))
-    lengths, owners = _pieces(words.lengths, np.repeat(documents, words.sentences), steps - 1)
+    ids = np.fromiter(map(word_id.get, words.types, repeat(UNK_ID)), np.int32, len(words.types))
+    sentence_documents = np.repeat(documents, words.sentences)
+    lengths, sentence_documents = _cut_long(words.lengths, sentence_documents, steps - 1)
+    # A sentence of n words takes n + 1 steps: its end is predicted, too.
     step_starts = np.concatenate([[0], np.cumsum(lengths + 1)])
     word_starts = np.concatenate([[0], np.cumsum(lengths)])
     begin = 0
@@ -76,26 +77,27 @@ def pack_words(
         distinct, first, place = np.unique(numbers, return_index=True, return_inverse=True)
         order = np.argsort(first)
         rank = np.empty(order.size, np.int32)
-        rank[order] = np.arange(2, order.size + 2)
+        rank[order] = np.arange(2, order.size + 2)  # after BOS and EOS
         distinct = distinct[order]
         yield Block(
-            types=(BOS, EOS, *map(words.words.__getitem__, distinct.tolist())),
+            types=(BOS, EOS, *map(words.types.__getitem__, distinct.tolist())),
             ids=np.concatenate([[BOS_ID, EOS_ID], ids[distinct]]).astype(np.int32),
             tokens=rank[place],
             lengths=lengths[begin:end].astype(np.int32),
-            documents=owners[begin:end].astype(np.int32),
+            documents=sentence_documents[begin:end].astype(np.int32),
             steps=steps,
         )
         begin = end
 
 
-def _pieces(
-    lengths: NDArray[np.int64], owners: NDArray[Any], most: int
+def _cut_long(
+    lengths: NDArray[np.int64], documents: NDArray[Any], most: int
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Sentences of more than `most` words cut into pieces of that many."""
+    """The lengths and documents of sentences, after cutting those of more than `most` words into
+    pieces of `most` words and a rest."""
     if not lengths.size or int(lengths.max()) <= most:
-        return lengths, owners
+        return lengths, documents
     counts = -(-lengths // most)
     pieces = np.full(int(counts.sum()), most, np.int64)
     pieces[np.cumsum(counts) - 1] = lengths - (counts - 1) * most
-    return pieces, np.repeat(owners, counts)
+    return pieces, np.repeat(documents, counts)

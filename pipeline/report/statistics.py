@@ -24,7 +24,7 @@ LONGEST_SENTENCE = 100
 Row = tuple[int, str, int, str, str]
 """An example on its way to the driver: (hash, source, offset, text, detail)."""
 Gathered = dict[str, tuple[Row, ...]]
-"""Rule → its examples, by rising hash."""
+"""Rule → its examples, smallest hash first."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Statistics:
 
 
 def to_json(statistics: Statistics) -> bytes:
-    """The content of `statistics.json`: equal statistics are equal bytes.
+    """The content of `statistics.json`: equal statistics give equal bytes.
 
     ASCII with escapes, because UTF-8 cannot encode a lone surrogate in an example.
     """
@@ -129,7 +129,7 @@ def gather(into: Gathered, rule: str, key: int, example: Example) -> None:
 def merge_examples(*parts: Gathered) -> Gathered:
     """The examples with the smallest hashes of each rule, whatever the order of the tasks.
 
-    Of equal hashes (copies of one text) the first by its place stays.
+    Copies of a text have equal hashes. Of those, the first by source and offset is kept.
     """
     merged: dict[str, list[Row]] = {}
     for part in parts:
@@ -151,12 +151,13 @@ def examples_of(gathered: Gathered) -> dict[str, tuple[Example, ...]]:
 
 
 def zipf_points(counts: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    """(rank, count) for ranks that grow by about a tenth; `counts` must fall."""
+    """(rank, count) for ranks that grow by about a tenth; `counts` must be in falling order."""
     return tuple((rank, int(counts[rank - 1])) for rank in _grid(counts.size))
 
 
 def coverage_points(counts: NDArray[np.int64]) -> tuple[tuple[int, float], ...]:
-    """(size, share of all words that the `size` most frequent ones make up); `counts` must fall."""
+    """(size, share of all words that the `size` most frequent ones make up); `counts` must be
+    in falling order."""
     covered = np.cumsum(counts, dtype=np.int64)
     return tuple((size, int(covered[size - 1]) / int(covered[-1])) for size in _grid(counts.size))
 
@@ -172,7 +173,7 @@ def _grid(last: int) -> list[int]:
 
 
 def document_histogram(words: NDArray[np.int64]) -> dict[int, int]:
-    """Documents by the power of two that their number of words reaches; empty ones are left out."""
+    """n → number of documents of 2**n up to 2**(n+1) - 1 words; empty ones are left out."""
     powers = np.int64(1) << np.arange(63, dtype=np.int64)
     bins = np.searchsorted(powers, words[words > 0], side="right") - 1
     return _nonzero(np.bincount(bins))

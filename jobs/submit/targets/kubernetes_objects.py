@@ -1,17 +1,17 @@
 """The objects of the target `k8s`: a KubeRay RayJob, and a ConfigMap with the package it ships.
 
-The ConfigMap takes 1 MiB, and the package is about half of that. Every pod mounts it, and Ray
-unpacks it from there, so no image has to be built for a changed line. Both fit the files in
-`infra/kubernetes`: a namespace that enforces restricted pods, `/runs` on every node, a token for
-Ray, and the store's credentials as a mounted file.
+A ConfigMap can hold 1 MiB, and the package is about half of that. Every pod mounts it, and Ray
+unpacks it from there, so no image has to be built for a changed line. The pods rely on what the
+files in `infra/kubernetes` set up: shared storage for `/runs`, and the store's credentials as a
+secret. They meet the restrictions that the namespace there enforces.
 
 Attempts at the run are made inside the RayJob (attempts.py): an interrupted driver is started again
 on the same cluster, where KubeRay replaces lost pods, and counted as on every other target. So
 KubeRay itself retries nothing (`backoffLimit: 0`): it cannot tell a lost machine from a mistake in
 the config, counts every failure, and would build a new cluster for each. KubeRay 1.6 does not count
-a lost head as a failure (read, not run): in HTTPMode it finds the new head without the job and
-submits it again, whatever `backoffLimit` says. So the head's preStop hook (`_head`) lets the driver
-checkpoint without ending the job.
+a lost head as a failure (so its source says; it has not been tried): in HTTPMode it finds the new
+head without the job and submits it again, whatever `backoffLimit` says. So the head's preStop hook
+(`_head`) lets the driver checkpoint without ending the job.
 """
 
 import base64
@@ -37,13 +37,15 @@ from elmwright.jobs.submit.targets.ray_jobs import (
 from elmwright.pipeline.errors import UserError
 
 MOUNT = "/elmwright-job"
+"""Where every pod finds the package."""
 CONFIG_MAP_BYTES = 1_048_576
-"""What Kubernetes takes in one ConfigMap. It counts bytes as they are before base64."""
+"""The size that Kubernetes allows a ConfigMap, counted before base64."""
 NEARLY_FULL = 0.9
-"""From this share on, `submit` says how full it is."""
+"""The share of that size from which on `submit` says how full the ConfigMap is."""
 DEADLINE_SECONDS = 14 * 24 * 3600
-"""After so long KubeRay gives an attempt up, whether it waits for machines or trains."""
+"""KubeRay ends a job after this time, all its attempts and its wait for machines included."""
 LABEL = "elmwright.run"
+"""The label with the run's name, on both objects."""
 DRIVER_PATH = "/tmp/elmwright-driver"  # noqa: S108 - inside the head's container, one job each
 """The file by which the head's preStop hook finds the job (attempts.py)."""
 STAY = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
@@ -54,10 +56,10 @@ UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def object_name(submission_id: str) -> str:
-    """A name for KubeRay: small letters, digits and dashes, a letter first, short enough for the
-    suffixes that KubeRay adds."""
+    """The name of a job's objects: lowercase letters, digits and dashes, a letter first, short
+    enough for the suffixes that KubeRay adds."""
     name = re.sub(r"[^a-z0-9-]+", "-", submission_id.lower())
-    head, tail = name[:-21].strip("-"), name[-21:]  # time and random digits make it unique
+    head, tail = name[:-21].strip("-"), name[-21:]  # the tail is unique: time and random digits
     if not re.match("[a-z]", head):
         head = f"run-{head}"
     return f"{head[:24].strip('-')}-{tail.strip('-')}"
@@ -82,7 +84,7 @@ def config_map_usage(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class Objects:
-    """The objects of a job, as Kubernetes spells them."""
+    """The objects of a job, in the form of the Kubernetes API."""
 
     config_map: dict[str, Any]
     rayjob: dict[str, Any]
@@ -130,19 +132,19 @@ def _rayjob_spec(submission: Submission, package: str) -> dict[str, Any]:
         "metadata": metadata_of(submission),
         # JSON is YAML.
         "runtimeEnvYAML": json.dumps(runtime_env(submission, f"file://{MOUNT}/{package}")),
-        # KubeRay itself submits. A submitting pod would need all of this as well.
+        # KubeRay itself submits the job. A pod for submitting would need mounts and secrets, too.
         "submissionMode": "HTTPMode",
         "backoffLimit": 0,
         "activeDeadlineSeconds": DEADLINE_SECONDS,
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": 600,
         "rayClusterSpec": {
-            # The image must have the same. KubeRay needs it for authOptions.
+            # The image must have the same version. KubeRay reads it because of authOptions.
             "rayVersion": version("ray"),
             # KubeRay makes a token: without one, anyone who reaches the head could run anything.
             "authOptions": {"mode": "token"},
             "headGroupSpec": {
-                # No work on the head: what is lost with a worker can be computed again.
+                # No tasks run on the head: losing it interrupts the run, losing a worker does not.
                 "rayStartParams": {
                     "num-cpus": "0",
                     "dashboard-host": "0.0.0.0",  # noqa: S104
@@ -191,11 +193,13 @@ def shared_memory(memory: str) -> int:
 
 
 def object_store(memory: str) -> int:
-    """Bytes of Ray's object store in such a pod: half of /dev/shm, leaving the rest to NCCL."""
+    """Bytes of Ray's object store in a pod with this much memory: half of /dev/shm, the rest is for
+    NCCL."""
     return shared_memory(memory) // 2
 
 
-def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dict[str, Any]:
+def _pod(role: str, target: Target, config_map: str, size: dict[str, str]) -> dict[str, Any]:
+    """The template of a pod with one container, which is named after its role."""
     mounts = [
         {"name": "job", "mountPath": MOUNT, "readOnly": True},
         {"name": "secrets", "mountPath": deployment.SECRETS_PATH, "readOnly": True},
@@ -203,7 +207,7 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
     ]
     volumes: list[dict[str, Any]] = [
-        {"name": "job", "configMap": {"name": name}},
+        {"name": "job", "configMap": {"name": config_map}},
         {
             "name": "secrets",
             "secret": {"secretName": deployment.SECRET_AWS, "optional": True, "defaultMode": 0o440},
@@ -223,8 +227,8 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
         sources.append({"secretRef": {"name": target.secret}})
     credentials = f"{deployment.SECRETS_PATH}/credentials"
     built = f"{deployment.IMAGE}:{deployment.IMAGE_TAGS[1 if target.gpus else 0]}"
-    spec = {
-        "name": container,
+    container = {
+        "name": role,
         "image": target.image or built,  # else the one that infra/README.md builds
         "env": [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": credentials}],
         "envFrom": sources,
@@ -232,12 +236,12 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": mounts,
     }
-    grace_seconds = deployment.STOP_SECONDS + 30 if container == "ray-head" else 60
-    pod: dict[str, Any] = {
-        # One that is not there is ignored.
+    grace_seconds = deployment.STOP_SECONDS + 30 if role == "ray-head" else 60
+    spec: dict[str, Any] = {
+        # Kubernetes ignores a secret that does not exist.
         "imagePullSecrets": [{"name": target.pull_secret or deployment.SECRET_REGISTRY}],
         "automountServiceAccountToken": False,
-        # They would set MLFLOW_PORT, which MLflow reads as its own.
+        # A link to a service called mlflow would set MLFLOW_PORT, which MLflow reads as a setting.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace_seconds,
         "securityContext": {
@@ -247,26 +251,27 @@ def _pod(container: str, target: Target, name: str, size: dict[str, str]) -> dic
             "fsGroup": deployment.USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [spec],
+        "containers": [container],
         "volumes": volumes,
     }
     if "nvidia.com/gpu" in size:
-        pod["tolerations"] = [
+        spec["tolerations"] = [
             {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
         ]
-    return {"metadata": {"annotations": STAY}, "spec": pod}
+    return {"metadata": {"annotations": STAY}, "spec": spec}
 
 
 @dataclass(frozen=True)
 class RayJob:
-    """A RayJob of the cluster; a word that KubeRay has not set is empty."""
+    """A RayJob of the cluster; a text that KubeRay has not set is empty."""
 
     name: str
     run: str
     """run.name of its submission."""
     job_status: str
-    """The last status that KubeRay heard from Ray. It stays when KubeRay gives the job up."""
+    """Status of the job by Ray, as KubeRay last heard it. It stays when KubeRay ends the job."""
     deployment_status: str
+    """Status of the RayJob by KubeRay, such as Initializing, Running, Complete or Failed."""
     reason: str
     message: str
     cluster: str
@@ -291,14 +296,16 @@ class RayJob:
 def state_of_rayjob(rayjob: RayJob) -> State:
     """The state of a job by the status of its RayJob.
 
-    An end in the deployment status counts for more than a job status that is none.
+    If KubeRay has given up on a job that Ray has not reported as ended, KubeRay's status decides.
     """
     deployment_status, reason, message = rayjob.deployment_status, rayjob.reason, rayjob.message
     if rayjob.job_status not in ("SUCCEEDED", "STOPPED", "FAILED"):
         if deployment_status == "Failed" and reason == "DeadlineExceeded":
             return State("interrupted", "its time limit (activeDeadlineSeconds) is over")
         if deployment_status in ("Failed", "ValidationFailed"):
-            return State("failed", f"KubeRay gave it up ({reason or 'no reason'}) {message}"[:300])
+            return State(
+                "failed", f"KubeRay gave up on it ({reason or 'no reason'}) {message}"[:300]
+            )
         if rayjob.job_status != "RUNNING":
             return State("pending", deployment_status or "waiting for its cluster")
     text = message or reason

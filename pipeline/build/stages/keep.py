@@ -178,7 +178,7 @@ def keep_part(
         splits[split] = _split_table(name, words, text_times)
         if split == "train":
             _save_counts(join(work, f"{out}.words.arrow"), words, text_times)
-            types = len(words.words)
+            types = len(words.types)
     name = f"{out}-documents.jsonl.zst"
     if documents:
         write_documents(join(work, name), documents)
@@ -279,11 +279,11 @@ def sort_order(columns: tables.Columns) -> NDArray[np.int64]:
 def _save_counts(path: str, words: Words, times: NDArray[np.int64]) -> None:
     """Write words and their counts, sorted by the hash of the word."""
     weights = np.repeat(np.repeat(times, words.sentences), words.lengths)
-    counts = np.bincount(words.numbers, weights, minlength=len(words.words)).astype(np.int64)
-    keys = dedup.keys_of(words.words)[:, 0]
+    counts = np.bincount(words.numbers, weights, minlength=len(words.types)).astype(np.int64)
+    keys = dedup.keys_of(words.types)[:, 0]
     sorting = np.argsort(keys, kind="stable")
     columns = {"hash": keys[sorting], "count": counts[sorting]}
-    tables.save_texts(path, columns, words.words, sorting, "hash")
+    tables.save_texts(path, columns, words.types, sorting, "hash")
 
 
 def gather_lists(work: str, out: str, names: Sequence[str]) -> JoinedList:

@@ -119,7 +119,7 @@ def test_a_job_whose_machine_goes_away_checkpoints_and_is_not_over(
     driver = json.loads((folder / "run.lock").read_text())["pid"]
     os.kill(os.getpgid(driver), signal.SIGUSR1)  # the job leads the group
     until(
-        lambda: "this machine goes away" in cluster.run("logs", "evicted"),
+        lambda: "this machine is being shut down" in cluster.run("logs", "evicted"),
         120,
         lambda: cluster.run("logs", "evicted"),
     )

@@ -36,7 +36,7 @@ def test_blocks_are_those_of_the_plain_way(documents, steps):
 def test_counts_are_exact(documents):
     found = words_of(written(documents))
     plain = Counter(word for document in documents for words in document for word in words)
-    assert dict(zip(found.words, found.counts.tolist(), strict=True)) == plain
+    assert dict(zip(found.types, found.counts.tolist(), strict=True)) == plain
     assert found.sentences.tolist() == [len(document) for document in documents]
     assert found.lengths.tolist() == [len(words) for d in documents for words in d]
 
