@@ -46,13 +46,13 @@ def _norm(grad: Tensor) -> Tensor:
 
 
 BLOCK = 1 << 18
-"""Numbers that Adagrad updates at a time: all three passes over a block find it in the cache, and
-the roots need 1 MB in place of a copy of the largest parameter (134 MB in the original)."""
+"""Numbers that are updated at a time: all passes over a block find it in the cache, and temporaries
+need a megabyte or two in place of copies of the largest parameter (134 MB in the original)."""
 
 
 def _blocks(*tensors: Tensor) -> Iterable[Sequence[Tensor]]:
-    """Tensors of one shape, in blocks if they are long and contiguous in memory."""
-    is_flat = all(tensor.is_contiguous() for tensor in tensors)
+    """Tensors of one shape, in blocks if they are long, contiguous and in main memory."""
+    is_flat = all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
     if not is_flat or tensors[0].numel() <= BLOCK:
         return [tensors]
     starts = range(0, tensors[0].numel(), BLOCK)
@@ -119,30 +119,39 @@ class Optimizer:
         for name, param in self.params.items():
             if param.grad is not None:
                 state = [self._state[f"{kind}.{name}"] for kind, _ in self._kinds()]
-                self._update(param, param.grad, state, lr, grad_scale, self.steps)
+                for value, grad, *part in _blocks(param, param.grad, *state):
+                    self._update(value, grad, part, lr, grad_scale, self.steps)
         if self.softmax is not None and rows is not None and table_grad is not None:
             self._step_rows(self.softmax, lr, grad_scale, rows, table_grad)
 
     def _step_rows(
         self, softmax: Softmax, lr: float, grad_scale: float, rows: Tensor, table_grad: Tensor
     ) -> None:
-        count: Tensor | int = self.steps
-        if self._row_steps is not None:
-            count = self._row_steps.index_select(0, rows) + 1
-            self._row_steps.index_copy_(0, rows, count)
-        grads = {"weight": table_grad[:, :-1], "bias": table_grad[:, -1]}
         is_every_row = len(rows) == softmax.vocab_size  # distinct and sorted: all, in order
-        for name, value in softmax.state().items():
-            state = [self._state[f"{kind}.softmax.{name}"] for kind, _ in self._kinds()]
-            whole = [value, *state]
-            part = whole if is_every_row else [tensor.index_select(0, rows) for tensor in whole]
-            steps = count
-            if isinstance(count, Tensor) and name == "weight":
-                steps = count.unsqueeze(1)
-            self._update(part[0], grads[name], part[1:], lr, grad_scale, steps)
-            if not is_every_row:
-                for tensor, updated in zip(whole, part, strict=True):
-                    tensor.index_copy_(0, rows, updated)
+        is_on_cpu = rows.device.type == "cpu"
+        height = max(1, BLOCK // table_grad.size(1) if is_on_cpu else len(rows))
+        for start in range(0, len(rows), height):
+            block = slice(start, start + height)
+            ids, grad = rows[block], table_grad[block]
+            count: Tensor | int = self.steps
+            if self._row_steps is not None:
+                count = self._row_steps.index_select(0, ids) + 1
+                self._row_steps.index_copy_(0, ids, count)
+            for name, value in softmax.state().items():
+                state = [self._state[f"{kind}.softmax.{name}"] for kind, _ in self._kinds()]
+                whole = [value, *state]
+                if is_every_row:
+                    part = [tensor[block] for tensor in whole]
+                else:
+                    part = [tensor.index_select(0, ids) for tensor in whole]
+                change, steps = grad[:, -1], count
+                if name == "weight":
+                    change = grad[:, :-1]
+                    steps = count.unsqueeze(1) if isinstance(count, Tensor) else count
+                self._update(part[0], change, part[1:], lr, grad_scale, steps)
+                if not is_every_row:
+                    for tensor, updated in zip(whole, part, strict=True):
+                        tensor.index_copy_(0, ids, updated)
 
     def _update(
         self,
@@ -154,9 +163,9 @@ class Optimizer:
         count: Tensor | int,
     ) -> None:
         if self.settings.name == "adagrad":
-            for part, change, total in _blocks(value, grad, state[0]):
-                total.addcmul_(change, change, value=scale * scale)
-                part.addcdiv_(change, total.sqrt(), value=-lr * scale)
+            (total,) = state
+            total.addcmul_(grad, grad, value=scale * scale)
+            value.addcdiv_(grad, total.sqrt(), value=-lr * scale)
             return
         mean, square = state
         beta1, beta2 = self.settings.betas
@@ -167,7 +176,8 @@ class Optimizer:
         steps = torch.as_tensor(count, dtype=torch.float64, device=value.device)
         size = (lr / (1 - beta1**steps)).to(value.dtype)
         root = (1 - beta2**steps).sqrt().to(value.dtype)
-        value.sub_(size * mean / (square.sqrt() / root + self.settings.eps))
+        divisor = square.sqrt().div_(root).add_(self.settings.eps)
+        value.sub_((mean * size).div_(divisor))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to resume, by name. The tensors are the live ones, not copies."""

@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from elmwright.model import optim as module
 from elmwright.model.config import OptimConfig
 from elmwright.model.optim import Optimizer, global_norm
 from elmwright.model.softmax import Softmax
@@ -152,3 +153,66 @@ def test_state_saved_as_safetensors_resumes_bit_for_bit(name, tmp_path):
 def test_the_norm_of_nothing_is_zero_and_of_a_bad_gradient_not_finite():
     assert float(global_norm([], None)) == 0
     assert not torch.isfinite(global_norm([torch.tensor([1.0, float("nan")])], None))
+
+
+def whole_adamw(value, grad, mean, square, lr, scale, count, settings):
+    """AdamW of the runs with numerics 1, in whole tensors: its bits must not change."""
+    beta1, beta2 = settings.betas
+    value.mul_(1 - lr * settings.weight_decay)
+    mean.mul_(beta1).add_(grad, alpha=(1 - beta1) * scale)
+    square.mul_(beta2).addcmul_(grad, grad, value=(1 - beta2) * scale * scale)
+    steps = torch.as_tensor(count, dtype=torch.float64)
+    size = (lr / (1 - beta1**steps)).to(value.dtype)
+    root = (1 - beta2**steps).sqrt().to(value.dtype)
+    value.sub_(size * mean / (square.sqrt() / root + settings.eps))
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1 << 18])
+@pytest.mark.parametrize("touched", [V, 23], ids=["every row", "some rows"])
+def test_adamw_in_blocks_of_any_size_gives_the_bits_of_whole_tensors(block, touched, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", block)
+    settings = OptimConfig("adamw", betas=(0.9, 0.98), weight_decay=0.01)
+    generator = torch.Generator().manual_seed(3)
+    dense = {"a": nn.Parameter(torch.randn(31, 37, generator=generator))}
+    softmax = Softmax.create(V, P, 0)
+    optimizer = Optimizer(dense, softmax, settings)
+    values = [dense["a"].detach().clone(), softmax.weight.clone(), softmax.bias.clone()]
+    moments = [(torch.zeros_like(value), torch.zeros_like(value)) for value in values]
+    counts = torch.zeros(V, dtype=torch.int32)
+    for step in range(1, 6):
+        rows = torch.randperm(V, generator=generator)[:touched].sort().values
+        table_grad = torch.randn(touched, P + 1, generator=generator)
+        dense["a"].grad = torch.randn(31, 37, generator=generator)
+        optimizer.step(0.01, 0.7, rows, table_grad)
+
+        whole_adamw(values[0], dense["a"].grad, *moments[0], 0.01, 0.7, step, settings)
+        counts[rows] += 1
+        for number, change, count in (
+            (1, table_grad[:, :-1], counts[rows].unsqueeze(1)),
+            (2, table_grad[:, -1], counts[rows]),
+        ):
+            whole = values[number], *moments[number]
+            part = [tensor[rows] for tensor in whole]
+            whole_adamw(part[0], change, *part[1:], 0.01, 0.7, count, settings)
+            for tensor, updated in zip(whole, part, strict=True):
+                tensor[rows] = updated
+    for mine, expected in zip([dense["a"], softmax.weight, softmax.bias], values, strict=True):
+        assert torch.equal(mine, expected)
+
+
+@pytest.mark.parametrize("touched", [V, 23], ids=["every row", "some rows"])
+def test_adagrad_in_blocks_of_any_size_gives_the_same_bits(touched, monkeypatch):
+    results = []
+    for block in (1 << 18, 64, 7, 1):
+        monkeypatch.setattr(module, "BLOCK", block)
+        generator = torch.Generator().manual_seed(3)
+        dense = {"a": nn.Parameter(torch.randn(31, 37, generator=generator))}
+        softmax = Softmax.create(V, P, 0)
+        optimizer = Optimizer(dense, softmax, OptimConfig())
+        for _ in range(5):
+            rows = torch.randperm(V, generator=generator)[:touched].sort().values
+            dense["a"].grad = torch.randn(31, 37, generator=generator)
+            optimizer.step(0.1, 0.7, rows, torch.randn(touched, P + 1, generator=generator))
+        results.append([dense["a"], softmax.weight, softmax.bias])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
