@@ -105,6 +105,11 @@ class OptimConfig:
     """Adagrad's accumulator before the first step."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's decay rates."""
+    softmax_lr: Positive = 1.0
+    """Factor on the learning rate for the rows of the softmax."""
+    softmax_betas: tuple[float, ...] = ()
+    """AdamW's decay rates for the rows of the softmax, such as [0.0, 0.99]; empty for those of
+    optim.betas."""
     eps: Positive = 1e-8
     """AdamW's epsilon."""
     weight_decay: NotNegative = 0.0

@@ -120,13 +120,16 @@ class Optimizer:
             if param.grad is not None:
                 state = [self._state[f"{kind}.{name}"] for kind, _ in self._kinds()]
                 for value, grad, *part in _blocks(param, param.grad, *state):
-                    self._update(value, grad, part, lr, grad_scale, self.steps)
+                    betas = self.settings.betas
+                    self._update(value, grad, part, lr, grad_scale, self.steps, betas)
         if self.softmax is not None and rows is not None and table_grad is not None:
             self._step_rows(self.softmax, lr, grad_scale, rows, table_grad)
 
     def _step_rows(
         self, softmax: Softmax, lr: float, grad_scale: float, rows: Tensor, table_grad: Tensor
     ) -> None:
+        lr *= self.settings.softmax_lr
+        betas = self.settings.softmax_betas or self.settings.betas
         is_every_row = len(rows) == softmax.vocab_size  # distinct and sorted: all, in order
         is_on_cpu = rows.device.type == "cpu"
         height = max(1, BLOCK // table_grad.size(1) if is_on_cpu else len(rows))
@@ -148,7 +151,7 @@ class Optimizer:
                 if name == "weight":
                     change = grad[:, :-1]
                     steps = count.unsqueeze(1) if isinstance(count, Tensor) else count
-                self._update(part[0], change, part[1:], lr, grad_scale, steps)
+                self._update(part[0], change, part[1:], lr, grad_scale, steps, betas)
                 if not is_every_row:
                     for tensor, updated in zip(whole, part, strict=True):
                         tensor.index_copy_(0, ids, updated)
@@ -161,6 +164,7 @@ class Optimizer:
         lr: float,
         scale: float,
         count: Tensor | int,
+        betas: Sequence[float],
     ) -> None:
         if self.settings.name == "adagrad":
             (total,) = state
@@ -168,7 +172,7 @@ class Optimizer:
             value.addcdiv_(grad, total.sqrt(), value=-lr * scale)
             return
         mean, square = state
-        beta1, beta2 = self.settings.betas
+        beta1, beta2 = betas
         if self.settings.weight_decay:
             value.mul_(1 - lr * self.settings.weight_decay)
         mean.mul_(beta1).add_(grad, alpha=(1 - beta1) * scale)

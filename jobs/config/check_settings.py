@@ -32,6 +32,12 @@ def check_settings(config: RunConfig) -> None:
             )
     if not all(0 <= beta < 1 for beta in config.optim.betas):
         raise BadField("optim.betas", "must both be from 0 up to, but not including, 1")
+    own = config.optim.softmax_betas
+    if own and (len(own) != 2 or not all(0 <= beta < 1 for beta in own)):
+        raise BadField(
+            "optim.softmax_betas",
+            f"{list(own)}: give none, or two from 0 up to, but not including, 1",
+        )
     if train.processes > train.lanes:
         raise BadField(
             "train.processes", f"is {train.processes}, more than train.lanes = {train.lanes}"

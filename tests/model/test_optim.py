@@ -216,3 +216,34 @@ def test_adagrad_in_blocks_of_any_size_gives_the_same_bits(touched, monkeypatch)
         results.append([dense["a"], softmax.weight, softmax.bias])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adamw"])
+def test_softmax_rows_have_their_own_rate_and_decay(name):
+    """As torch's optimiser with two groups of parameters."""
+    options = {"lr": 0.1, "weight_decay": 0.01}, {"lr": 0.25, "weight_decay": 0.01}
+    settings = OptimConfig(
+        name, betas=(0.9, 0.98), weight_decay=0.01, softmax_lr=2.5, softmax_betas=(0.0, 0.9)
+    )
+    dense, softmax, ours = setup(settings)
+    copies = twin(dense, softmax)
+    groups = [
+        {"params": copies[:2], **options[0], "betas": (0.9, 0.98)},
+        {"params": copies[2:], **options[1], "betas": (0.0, 0.9)},
+    ]
+    theirs = torch.optim.AdamW(groups)
+    if name == "adagrad":
+        groups = [{"params": group["params"], "lr": group["lr"]} for group in groups]
+        theirs = torch.optim.Adagrad(groups, initial_accumulator_value=1.0)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        table_grad = torch.randn(V, P + 1, generator=generator)
+        for parameter, copy in zip(dense.values(), copies, strict=False):
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+            copy.grad = parameter.grad.clone()
+        copies[2].grad, copies[3].grad = table_grad[:, :-1].clone(), table_grad[:, -1].clone()
+        ours.step(0.1, 1.0, torch.arange(V), table_grad)
+        theirs.step()
+    got = [*dense.values(), softmax.weight, softmax.bias]
+    for value, copy in zip(got, copies, strict=True):
+        torch.testing.assert_close(value.detach(), copy.detach(), atol=1e-6, rtol=1e-5)
