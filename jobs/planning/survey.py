@@ -8,9 +8,11 @@ guess, written into the config for the user to see and change.
 
 import json
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -30,7 +32,7 @@ FILES = 12
 WHOLE = 30_000_000
 """Larger files are not read as one document (`corpus.max_document_mb`)."""
 DOCUMENT = 1_000
-"""Characters from which text between blank lines is a document, not a paragraph."""
+"""Text between blank lines is a document, not a paragraph, if it has this many characters."""
 TEXT = 20
 """The least average length of a field of text, in characters: names and numbers are shorter."""
 USUAL = ("text", "content", "body", "article", "document", "raw_content", "page_content", "story")
@@ -46,9 +48,9 @@ class Survey:
     files: int
     """Files in all sources."""
     bytes: int
-    """Bytes of text in them, about."""
+    """About how many bytes of text they have."""
     steps: int
-    """Words and sentences in them, about."""
+    """About how many words and sentences they have."""
     fields: tuple[str, ...]
     """For each source, the field of its records that holds the text; "" where it has none."""
     documents: str = "blank-line"
@@ -60,9 +62,9 @@ class Survey:
     share: float = 1.0
     """Share of the text that is in this language; 0 if unknown."""
     longest: int = 0
-    """Characters of the longest document, about."""
+    """About how many characters the longest document has."""
     alphabet: int = 0
-    """Distinct characters that pieces of words would have to spell."""
+    """Distinct characters that sentencepiece would need to spell the text."""
 
 
 def survey(paths: Sequence[str]) -> Survey:
@@ -88,12 +90,12 @@ def survey(paths: Sequence[str]) -> Survey:
     documents = separator(plain_text, [head for head in heads if head])
 
     def sample(tokenizer: str, language: str) -> Preview:
-        read = [
+        source_files = [
             replace(file, documents=documents, text_field=fields[file.source] or "text")
             for file in files
         ]
         config = CorpusConfig(tokenizer=tokenizer, language=language)  # type: ignore[arg-type]
-        return preview_text(read, config)
+        return preview_text(source_files, config)
 
     preview = sample("ptb", "en")
     if not preview.sentences:
@@ -154,7 +156,8 @@ def separator(files: Sequence[SourceFile], heads: Sequence[str]) -> str:
 
     Blank lines separate documents if the text between them is as long as a document, or is several
     lines that each end a sentence. Otherwise they separate paragraphs, and a file is a document:
-    the order of paragraphs is kept, and long files can be cut.
+    the order of paragraphs is kept, and long files can be cut. A file that is too large to be one
+    document is divided at its blank lines, or at every line if it has none.
     """
     if not files:
         return "blank-line"
@@ -163,11 +166,9 @@ def separator(files: Sequence[SourceFile], heads: Sequence[str]) -> str:
     if len(groups) <= len(heads):
         return "file" if can_be_whole else "line"
     sizes = sorted(map(len, groups))
-    half, seen = sum(sizes) / 2, 0
-    for size in sizes:  # half of the text is in groups at least so long
-        seen += size
-        if seen >= half:
-            break
+    totals = list(accumulate(sizes))
+    # At least half of the text is in groups of at least this size.
+    size = sizes[bisect_left(totals, totals[-1] / 2)]
     lines = [group.split("\n") for group in groups]
     ended = [bool(re.search(r"[.!?…。！？][\"'”’»)]*\s*$", line)) for ls in lines for line in ls]
     by_sentence = median(map(len, lines)) >= 2 and sum(ended) > 0.8 * len(ended)

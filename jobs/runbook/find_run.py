@@ -128,7 +128,7 @@ def _from_config(text: str) -> RunFolder:
     if not folder.is_in_store and not is_run(folder.root):
         raise UserError(
             "run-missing",
-            f"the run of {text} has not been started: there is no {nearby(folder.root)}; "
+            f"the run of {text} has not been started: {nearby(folder.root)} has no config.json; "
             f"'elmwright run {text}' starts it",
         )
     return folder

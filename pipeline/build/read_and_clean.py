@@ -22,13 +22,14 @@ from elmwright.pipeline.reading import sources
 from elmwright.pipeline.reading.sources import Chunk, SourceFile
 from elmwright.pipeline.storage.files import at
 
-FILES_PER_DIGEST = 64
+FILES_PER_TASK = 64
+"""Files whose digests one task computes."""
 
 
 def add_digests(runner: Runner, inputs: Sequence[SourceFile]) -> list[SourceFile]:
     """The inputs with their sha256, except objects in a store, which would be read twice."""
     local = [file for file in inputs if not at(file.path).is_url]
-    groups = [local[n : n + FILES_PER_DIGEST] for n in range(0, len(local), FILES_PER_DIGEST)]
+    groups = [local[n : n + FILES_PER_TASK] for n in range(0, len(local), FILES_PER_TASK)]
     tasks = [
         task(
             "digests",
@@ -46,22 +47,22 @@ def add_digests(runner: Runner, inputs: Sequence[SourceFile]) -> list[SourceFile
 def find_ngrams(
     runner: Runner,
     corpus: CorpusConfig,
-    text: Sequence[SourceFile],
-    evaluation: Sequence[SourceFile],
+    text_files: Sequence[SourceFile],
+    eval_files: Sequence[SourceFile],
 ) -> str | None:
     """The file of n-grams that documents of train must not have, if there is anything to avoid."""
-    heldout = [file for file in text if file.split != "train"]
+    heldout = [file for file in text_files if file.split != "train"]
     if corpus.heldout_overlap == "keep":
         heldout = []
     n = corpus.decontaminate_ngram
-    if not (evaluation or heldout) or n < 1:
+    if not (eval_files or heldout) or n < 1:
         return None
-    chunks = [_anonymous(chunk) for chunk in sources.cut([*evaluation, *heldout], corpus)]
-    # What is broken here would quietly leave text in train that must not be there.
-    config = replace(_cleaning(corpus), strict=True)
+    chunks = [_anonymous(chunk) for chunk in sources.cut([*eval_files, *heldout], corpus)]
+    # Strict, because the text of a record that is skipped here could stay in train unnoticed.
+    config = replace(_cleaning_settings(corpus), strict=True)
     make = task("ngrams", prepare.make_ngrams, chunks, config)
     ngram_set = runner.run("n-grams", [make])[0]
-    if evaluation and not ngram_set.entries:
+    if eval_files and not ngram_set.entries:
         raise UserError(
             "no-text",
             f"the files of corpus.decontaminate hold no text of {n} words; check them, or "
@@ -71,8 +72,8 @@ def find_ngrams(
 
 
 def learn_pieces(build: Build, chunks: Sequence[Chunk]) -> None:
-    """Train the sentencepiece model on the text that held-out shares leave to train."""
-    config = _cleaning(build.corpus)
+    """Train the sentencepiece model on a sample of train, without what is held out as a share."""
+    config = _cleaning_settings(build.corpus)
     shares = list(build.shares.values())
     limit = select.find_limits(shares, [])[-1] if shares else 0
     tasks = [
@@ -94,21 +95,21 @@ def learn_pieces(build: Build, chunks: Sequence[Chunk]) -> None:
 def clean_chunks(build: Build, chunks: Sequence[Chunk], ngrams: str | None) -> None:
     """Clean every chunk, and drop documents that share an n-gram of the file `ngrams`."""
     corpus = build.corpus
-    config = _cleaning(corpus)
+    config = _cleaning_settings(corpus)
     tasks = []
     for chunk in chunks:
-        is_given = chunk[0].file.split != "train"
+        is_heldout = chunk[0].file.split != "train"
         one = task(
             "clean",
             clean.clean_chunk,
             _anonymous(chunk),
             # A held-out set is taken whole or not at all.
-            replace(config, strict=True) if is_given else config,
-            given=is_given,
+            replace(config, strict=True) if is_heldout else config,
+            given=is_heldout,
             model=build.model,
-            known=None if is_given else ngrams,
+            known=None if is_heldout else ngrams,
             signatures=corpus.dedup == "near" or build.has_heldout,
-            save_dropped=corpus.save_documents != "none" and not is_given,
+            save_dropped=corpus.save_documents != "none" and not is_heldout,
         )
         tasks.append(one)
     results = build.runner.run("clean", tasks)
@@ -162,16 +163,18 @@ def _anonymous(chunk: Chunk) -> Chunk:
     )
 
 
-_AFTER_CLEANING = (
+_NOT_FOR_CLEANING = (
     "sources dir heldout heldout_overlap decontaminate documents text_field encoding dedup "
     "dedup_lines save_documents keep_work chunk_mb"
 ).split()
+"""Settings that do not change how a chunk is cleaned, or that its `SourceFile` has."""
 
 
-def _cleaning(corpus: CorpusConfig) -> CorpusConfig:
-    """The settings that matter when a chunk is cleaned. The others have their defaults."""
+def _cleaning_settings(corpus: CorpusConfig) -> CorpusConfig:
+    """The settings that matter when a chunk is cleaned. The others are set to their defaults."""
     rules = ("gopher_repetition", "gopher_quality", "c4", "fineweb")
     unused = [name for name in rules if name.replace("_", "-") not in corpus.rules]
     default = CorpusConfig()
-    changes: dict[str, Any] = {name: getattr(default, name) for name in (*_AFTER_CLEANING, *unused)}
+    ignored = (*_NOT_FOR_CLEANING, *unused)
+    changes: dict[str, Any] = {name: getattr(default, name) for name in ignored}
     return replace(corpus, **changes)

@@ -34,7 +34,7 @@ class Sample:
     examples: dict[str, tuple[Example, ...]]
     """A few documents that each rule dropped."""
     kept: tuple[Example, ...]
-    """A few kept documents, as sentences and words."""
+    """A few kept documents, tokenised, a sentence per line."""
 
 
 def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> Sample:
@@ -46,7 +46,7 @@ def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> S
         )
     train = [file for file in find_inputs(folder, config) if file.split == "train"]
     records = list(take_documents(train, config, documents, seed))
-    if config.tokenizer == "sentencepiece":
+    if config.tokenizer == "sentencepiece":  # whose model does not exist before the build
         config = replace(config, tokenizer="ptb")
     return _clean(records, config)
 
@@ -86,6 +86,8 @@ def _take_evenly(
 
 
 def _clean(records: Sequence[tuple[SourceFile, Record]], config: CorpusConfig) -> Sample:
+    """The result of cleaning. Examples are the first documents that each rule dropped, because
+    `gather` gets an offset or number here in place of a hash."""
     funnel = Funnel()
     for rule in (READ, BROKEN, *rule_names(config)):
         funnel.add(rule, 0, 0, 0)
@@ -104,9 +106,9 @@ def _clean(records: Sequence[tuple[SourceFile, Record]], config: CorpusConfig) -
     for number, example in enumerate(readable):
         sentences, words = cleaned.sentences_read[number], cleaned.words_read[number]
         funnel.add(READ, 1, sentences, words)
-        for rule, (fewer_sentences, fewer_words) in cleaned.lost[number].items():
-            funnel.add(rule, 0, fewer_sentences, fewer_words)
-            sentences, words = sentences - fewer_sentences, words - fewer_words
+        for rule, (lost_sentences, lost_words) in cleaned.lost[number].items():
+            funnel.add(rule, 0, lost_sentences, lost_words)
+            sentences, words = sentences - lost_sentences, words - lost_words
         verdict = cleaned.verdicts[number]
         funnel.add(verdict or KEPT, 1, sentences, words)
         if verdict:

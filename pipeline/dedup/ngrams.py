@@ -63,12 +63,12 @@ def words_of(tokens: Tokens) -> Words:
 
 
 def polynomial(words: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
-    """[words - n + 1] The unmixed hash of the n words that begin at each word."""
+    """[words - n + 1] The unmixed hashes of the n-grams that begin at each word."""
     size = max(0, words.size - n + 1)
     hashes = words[:size].copy()
-    for word in range(1, n):
+    for place in range(1, n):
         hashes *= FACTOR
-        hashes += words[word : word + size]
+        hashes += words[place : place + size]
     return hashes
 
 
@@ -101,12 +101,12 @@ def ngram_hashes(tokens: Tokens, n: int) -> tuple[NDArray[np.uint64], NDArray[np
 
 
 def save_set(path: str, hashes: NDArray[np.uint64]) -> None:
-    """Write n-grams as a set, atomically."""
+    """Write the hashes of n-grams, or other keys, as a set, atomically."""
     tables.save_rows(path, np.unique(hashes).view(SET))
 
 
 def load_set(path: str) -> NDArray[np.uint64]:
-    """The n-grams of a set, sorted, each once."""
+    """The hashes of a saved set, sorted, each once."""
     return tables.load_rows(path, SET)["hi"]
 
 

@@ -1,7 +1,7 @@
-"""Tables on disk between two stages, of which a task reads its range alone.
+"""Tables on disk between two stages, made so that a task can read only its range of rows.
 
-Rows of numbers and texts are columns of Arrow record batches. A *part* is a table of cleaned
-documents of at most `PART_BYTES` of text. A cleaned document is one string: its lines are
+Tables of numbers and tables of texts are stored as Arrow record batches. A *part* is a table of
+cleaned documents of at most `PART_BYTES` of text. A cleaned document is one string: its lines are
 sentences, its words are separated by one space. A table of which later stages read ranges is sorted
 by one column, its key. The footer lists the first key of every batch, so a task reads the footer
 and then the batches of its range: two requests to an object store, one if the table is small.
@@ -44,12 +44,12 @@ _LINES = pyarrow.field("lines", pyarrow.large_list(pyarrow.uint32()))
 _BATCHES = 128
 """The most record batches of a table of texts."""
 _ROW_BATCHES = 1024
-"""The most record batches of a table of rows. The index has 24 bytes for each, and is read with
-`_LAST_READ`."""
+"""The most record batches of a table of rows. The index has 24 bytes for each, and is in the last
+`_TAIL_BYTES`."""
 _FEWEST_ROWS = 1024
 """Rows in a batch of rows, at least: each batch costs about 20 µs to write and to read."""
-_LAST_READ = 128 << 10
-"""Bytes read first, from the end of a file: the footer, and all of a small table."""
+_TAIL_BYTES = 128 << 10
+"""Bytes at the end of a file that are read first: the footer, and all of a small table."""
 
 
 class DamagedError(ValueError):
@@ -64,7 +64,7 @@ class DamagedError(ValueError):
 
 
 def count_ranges(rows: int, rows_per_range: int = ROWS_PER_REDUCER) -> int:
-    """How many ranges of keys share this many rows: a power of two, at most `RANGES`."""
+    """How many ranges of keys to divide this many rows into: a power of two, at most `RANGES`."""
     return min(RANGES, 1 << max(0, -(-rows // rows_per_range) - 1).bit_length())
 
 
@@ -117,7 +117,7 @@ def load_rows(
 
 
 def table_of_texts(texts: Sequence[str], lines: Sequence[Sequence[int]]) -> Any:
-    """The Arrow table of a part: its texts, and of each the number of sentences of its lines."""
+    """The Arrow table of a part: its texts, and the number of sentences in each line of a text."""
     columns = [pyarrow.array(texts, _TEXT.type), pyarrow.array(lines, _LINES.type)]
     return pyarrow.table(columns, pyarrow.schema([_TEXT, _LINES]))
 
@@ -131,7 +131,7 @@ def save_texts(
 ) -> None:
     """Write numbers and texts that are sorted by the column `key`, atomically.
 
-    Row n has the text `texts[text_of[n]]`. A text that many rows share is held once.
+    Row n has the text `texts[text_of[n]]`, so several rows can have the same text.
     """
 
     def batch(begin: int, end: int) -> Any:
@@ -155,7 +155,7 @@ def load_texts(
 
 
 def load_lines(path: str) -> list[list[int]]:
-    """For every document of a part, the number of sentences of each of its lines."""
+    """For every document of a part, the number of sentences in each of its lines."""
     lines: list[list[int]] = _read(path, "", 0, END, _LINES)["lines"].to_pylist()
     return lines
 
@@ -176,7 +176,7 @@ def load_table(path: str, key: str = "", begin: int = 0, end: int = END) -> Any:
 
 
 def _places(keys: NDArray[Any], begin: int, end: int) -> slice:
-    """Which of some sorted keys are in [begin, end)."""
+    """Where the keys in [begin, end) are among sorted keys."""
     first = int(np.searchsorted(keys, keys.dtype.type(begin)))
     # No 64-bit number can be the end of the last range.
     last = len(keys) if end >= END else int(np.searchsorted(keys, keys.dtype.type(end)))
@@ -200,7 +200,10 @@ def _write(path: str, schema: Any, key: str, batches: Iterable[tuple[int, Any]])
 
 
 def _read(path: str, key: str, begin: int, end: int, column: Any) -> Any:
-    """The batches of a table with this column that may hold rows whose `key` is in [begin, end)."""
+    """The batches of a table that may hold rows whose `key` is in [begin, end).
+
+    A table that lacks the column `column` is damaged.
+    """
     with at(path).arrow_file() as file:
         try:
             table = _read_batches(file, key, begin, end)
@@ -212,7 +215,7 @@ def _read(path: str, key: str, begin: int, end: int, column: Any) -> Any:
 
 
 def _read_batches(file: Any, key: str, begin: int, end: int) -> Any:
-    tail_begin = max(0, file.size() - _LAST_READ)
+    tail_begin = max(0, file.size() - _TAIL_BYTES)
     file.seek(tail_begin)
     tail = file.read_buffer()
     size, digest = np.frombuffer(tail, "<u8", 2, tail.size - 16).tolist()
@@ -255,16 +258,16 @@ def _parse(parse: Callable[..., Any], message: Any, digest: int, *args: Any) -> 
         raise ValueError(str(error)) from error
 
 
-def save_index(path: str, index: Table) -> None:
-    """Write a structured array as .npy."""
+def save_npy(path: str, rows: Table) -> None:
+    """Write rows of numbers as .npy, atomically."""
     with at(path).writing() as file:
-        np.lib.format.write_array(file, index, version=(1, 0), allow_pickle=False)
+        np.lib.format.write_array(file, rows, version=(1, 0), allow_pickle=False)
 
 
-def load_index(path: str) -> Table:
-    """Read a structured array."""
+def load_npy(path: str) -> Table:
+    """The rows of numbers in a .npy file."""
     try:
-        index: Table = read_row(at(path).read_bytes(), "V")
+        rows: Table = read_row(at(path).read_bytes(), "V")
     except ValueError as error:
         raise DamagedError(path, str(error)) from error
-    return index
+    return rows

@@ -7,7 +7,7 @@ from elmwright.pipeline.format.manifest import SHARDS, Manifest
 from elmwright.pipeline.format.shards import verify_shard
 from elmwright.pipeline.storage.files import at, join
 
-_PROBLEMS = {"file-damaged", "file-missing", "file-unreadable", "format"}
+_SHARD_ERRORS = {"file-damaged", "file-missing", "file-unreadable", "format"}
 """Codes of errors about a shard itself; any other is about access to it."""
 
 
@@ -19,9 +19,10 @@ def verify_corpus(manifest: Manifest, folder: str | Path, *, deep: bool = True) 
     problems = []
     for file, digest in manifest.files():
         path = join(folder, file)
+        is_shard = file.startswith(f"{SHARDS}/")
         if not at(path).exists():
             problems.append(f"{path} is missing")
-        elif not file.startswith(f"{SHARDS}/") and at(path).sha256() != digest:
+        elif not is_shard and at(path).sha256() != digest:  # `verify_shard` checks the others
             problems.append(f"{path} was changed: its sha256 is not the manifest's")
     for split in manifest.splits.values():
         for shard in split.shards:
@@ -30,7 +31,7 @@ def verify_corpus(manifest: Manifest, folder: str | Path, *, deep: bool = True) 
                 try:
                     verify_shard(path, shard, deep=deep)
                 except UserError as error:
-                    if error.code not in _PROBLEMS:
+                    if error.code not in _SHARD_ERRORS:
                         raise
                     problems.append(str(error))
     return problems

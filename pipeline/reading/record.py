@@ -1,7 +1,7 @@
 """The results of reading: documents, and records of what could not be read.
 
 A problem is one of a few fixed phrases, so that a report can count them. The detail says more.
-`Broken` ends a file, a `Record` without text only a document.
+After `Broken` the rest of a file is not read; a `Record` without text concerns one document only.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class Record(NamedTuple):
     raw: bytes = b""
     """The first bytes of a broken record."""
     repaired: bool = False
-    """Whether the bytes did not fit the encoding."""
+    """Whether the text had to be repaired, because its bytes did not fit the encoding."""
     piece: int = 0
     """Its number among the pieces of a document, from 1; 0 for a whole document."""
 

@@ -57,9 +57,9 @@ class Kubernetes(Place):
         if not self.target.address:
             raise UserError(
                 "argument",
-                "--follow reads the log through the head's dashboard, which is there only once the "
-                "job has its cluster; submit without it, forward the dashboard as infra/README.md "
-                "shows, set address of the target, and use 'elmwright logs -f'",
+                "--follow reads the log through the head's dashboard, which exists only once the "
+                "job has its cluster; submit without --follow, forward the dashboard as "
+                "infra/README.md shows, set the target's address, and use 'elmwright logs -f'",
             )
 
     def check(self, submission: Submission) -> None:
@@ -67,9 +67,9 @@ class Kubernetes(Place):
         config = submission.read_config()
         check_paths(submission, config)
         content = pack(submission)[1]
-        share = config_map_usage(content)
+        usage = config_map_usage(content)  # raises if it does not fit
         if len(content) >= NEARLY_FULL * CONFIG_MAP_BYTES:
-            print(f"note: {share}", file=sys.stderr)
+            print(f"note: {usage}", file=sys.stderr)
         workers, cpus = job_size(submission)
         check_capacity(
             config.train,
@@ -88,16 +88,18 @@ class Kubernetes(Place):
             nodes = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
         except UserError:
             return  # listing machines needs a right that submitting does not
-        allocatable = [node["status"].get("allocatable") or {} for node in nodes]
-        sizes = [(_amount(s.get("cpu")), _amount(s.get("nvidia.com/gpu"))) for s in allocatable]
-        fit = sum(int(min(c // cpus, g // gpus if gpus else c // cpus)) for c, g in sizes)
-        if fit < workers:
-            has = ", ".join(f"{c:g} CPUs and {g:g} GPUs" for c, g in sorted(sizes, reverse=True))
+        sizes = []
+        for node in nodes:
+            have = node["status"].get("allocatable") or {}
+            sizes.append((_amount(have.get("cpu")), _amount(have.get("nvidia.com/gpu"))))
+        pods = sum(int(min(c // cpus, g // gpus if gpus else c // cpus)) for c, g in sizes)
+        if pods < workers:
+            sizes.sort(reverse=True)
+            listed = ", ".join(f"{c:g} CPUs and {g:g} GPUs" for c, g in sizes) or "nothing"
             print(
                 f"note: the run needs {workers} pods with {cpus} CPUs and {gpus} GPUs each, and "
-                f"the cluster's machines have {has or 'nothing'}: the job waits until the cluster "
-                "has grown; if it never does, cancel the run and change nodes, cpus or gpus of the "
-                "target",
+                f"the cluster's machines have {listed}: the job waits until the cluster has grown; "
+                "if it never does, cancel the run and change nodes, cpus or gpus of the target",
                 file=sys.stderr,
             )
 
@@ -155,9 +157,9 @@ class Kubernetes(Place):
             if not isinstance(error, Unreachable | Failed):
                 raise error from None  # it was refused, so it does not exist
             raise Failed(
-                f"Kubernetes stopped answering while the job was being sent ({error}); "
-                "'elmwright jobs' shows whether it arrived, once it answers again, and 'elmwright "
-                "cancel' stops it then"
+                f"Kubernetes stopped answering while the job was being sent ({error}); once it "
+                "answers again, 'elmwright jobs' shows whether the job arrived, and 'elmwright "
+                "cancel' stops the job"
             ) from None
         if not answer:
             raise error
@@ -268,8 +270,8 @@ def check_paths(submission: Submission, config: RunConfig) -> None:
     if not submission.target.volume:
         raise UserError(
             "shared-path",
-            f"run.dir {submission.dir} would be lost with its pods: name a claim as volume of the "
-            f"target, which is mounted at {RUNS_PATH}, or use an s3:// URL",
+            f"run.dir {submission.dir} would be lost with its pods: set the target's volume to a "
+            f"claim, which is mounted at {RUNS_PATH}, or use an s3:// URL",
         )
     if not submission.dir.startswith(f"{RUNS_PATH}/"):
         raise UserError(

@@ -236,7 +236,7 @@ class _State:
         for name in ("file", "offset", "words"):
             index[name] = [getattr(row, name) for row in self.rows]
         name = f"{self.out}-{len(self.parts):03d}"
-        tables.save_index(join(self.work, f"{name}.npy"), index)
+        tables.save_npy(join(self.work, f"{name}.npy"), index)
         texts = tables.table_of_texts(
             [row.text for row in self.rows], [row.lines for row in self.rows]
         )

@@ -88,7 +88,7 @@ def count_range(work: str, out: str, names: Sequence[str], number: int, count: i
     values, types = np.unique(counts, return_counts=True)
     histogram = np.zeros(len(values), _HISTOGRAM)
     histogram["count"], histogram["types"] = values, types
-    tables.save_index(join(work, f"{out}.npy"), histogram)
+    tables.save_npy(join(work, f"{out}.npy"), histogram)
     return WordCounts(out, tuple(int(n) for n in by_length))
 
 
@@ -136,7 +136,7 @@ def make_vocab(
 
 def _histogram(work: str, names: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Counts, rising, and how many words have each."""
-    rows = np.concatenate([tables.load_index(join(work, f"{name}.npy")) for name in names])
+    rows = np.concatenate([tables.load_npy(join(work, f"{name}.npy")) for name in names])
     values, place = np.unique(rows["count"], return_inverse=True)
     types = np.bincount(place, weights=rows["types"], minlength=len(values))
     return values.astype(np.int64), types.astype(np.int64)

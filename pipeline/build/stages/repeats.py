@@ -26,11 +26,11 @@ class Lost:
     """Paths of the tables of losers, and the clusters of near-copies."""
 
     documents: list[str] = field(default_factory=list)
-    """Whole documents: exact copies, near-copies, near-copies of held-out documents."""
+    """Whole documents: copies, near-copies, and near-copies between train and held-out text."""
     lines: list[str] = field(default_factory=list)
     """Lines that occur earlier in the corpus."""
     sentences: list[str] = field(default_factory=list)
-    """Sentences that occur earlier in the corpus, or in held-out text."""
+    """Sentences that occur earlier in the corpus, or that train and held-out text share."""
     near: Clusters = NO_CLUSTERS
     """Clusters and links, for the report."""
 
@@ -61,7 +61,8 @@ def find_repeats(
         keys = [task("keys", select.document_keys, part, hash_split) for part in train]
         lost.documents = _reduce(runner, "documents", keys, train, dedup.DOCUMENT, once=True)
     if corpus.dedup == "near" or has_heldout:
-        lost.documents = [*lost.documents, _near(runner, corpus, parts, lost, hash_split)]
+        clusters, losers = _find_clusters(runner, corpus, parts, lost, hash_split)
+        lost.near, lost.documents = clusters, [*lost.documents, losers]
     if corpus.dedup_lines == "line":
         keys = _sentence_keys("lines", train, lost, hash_split, dedup.LINE)
         lost.lines = _reduce(runner, "lines", keys, train, dedup.LINE, once=True)
@@ -91,7 +92,11 @@ def _reduce(
     once: bool,
 ) -> list[str]:
     """Write key tables, then decide for each range of keys which rows are dropped; returns the
-    paths of the losers."""
+    paths of the losers.
+
+    Text that train and held-out sets share stays in one of them (`keys.py`). With `once`, further
+    copies in the same one are dropped too.
+    """
     count = tables.count_ranges(sum(table.keys for table in runner.run(name, keys)))
     key_tables = [(part.number, one.out) for part, one in zip(parts, keys, strict=True)]
     reducers = [
@@ -102,10 +107,14 @@ def _reduce(
     return [one.out for one in reducers]
 
 
-def _near(
+def _find_clusters(
     runner: Runner, corpus: CorpusConfig, parts: Sequence[Part], lost: Lost, hash_split: HashSplit
-) -> str:
-    """Find clusters of documents that share a band key; returns the path of the losers."""
+) -> tuple[Clusters, str]:
+    """The clusters of documents that share a MinHash band, and the path of the losers.
+
+    With near-dedup only one document of a cluster is kept. Without it, only near-copies between
+    train and held-out text are dropped, from one of the two.
+    """
     only_one = corpus.dedup == "near"
     heldout = None if only_one else _heldout_bands(runner, parts, lost, hash_split)
     bands = [
@@ -116,17 +125,16 @@ def _near(
     links = [task("links", select.link_keys, band_tables, n, count) for n in range(count)]
     runner.run("similar", links)
     resolve = task("clusters", select.resolve_clusters, [one.out for one in links], only_one)
-    lost.near = runner.run("clusters", [resolve])[0]
-    return resolve.out
+    return runner.run("clusters", [resolve])[0], resolve.out
 
 
 def _heldout_bands(runner: Runner, parts: Sequence[Part], lost: Lost, hash_split: HashSplit) -> str:
-    """The path of all held-out band keys. Without near-dedup, only their copies are dropped."""
+    """The path of the keys of all MinHash bands of held-out documents."""
     groups = [parts[n : n + PARTS_PER_TASK] for n in range(0, len(parts), PARTS_PER_TASK)]
     sets = [
         task("near", select.heldout_bands, group, lost.documents, hash_split) for group in groups
     ]
     runner.run("held-out", sets)
-    join = task("nearset", select.join_sets, [one.out for one in sets])
-    runner.run("held-out set", [join])
-    return join.out
+    joined = task("nearset", select.join_sets, [one.out for one in sets])
+    runner.run("held-out set", [joined])
+    return joined.out

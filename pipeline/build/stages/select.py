@@ -95,7 +95,7 @@ def smallest_hashes(work: str, _out: str, names: Sequence[str], seed: int) -> Sm
     """The smallest held-out hashes of some parts."""
     smallest = np.zeros(0, np.uint64)
     for name in names:
-        index = tables.load_index(join(work, f"{name}.npy"))
+        index = tables.load_npy(join(work, f"{name}.npy"))
         hashes = mix(doc_keys(index), seed, Purpose.HELDOUT)
         smallest = np.sort(np.concatenate([smallest, hashes]))[:SMALLEST]
     return SmallestHashes(tuple(smallest.tolist()))
@@ -103,7 +103,7 @@ def smallest_hashes(work: str, _out: str, names: Sequence[str], seed: int) -> Sm
 
 def load_index(work: str, part: Part) -> NDArray[np.void]:
     """The index of a part, a row for each document."""
-    return tables.load_index(join(work, f"{part.name}.npy"))
+    return tables.load_npy(join(work, f"{part.name}.npy"))
 
 
 def losers(work: str, part: Part, names: Sequence[str]) -> NDArray[np.void]:

@@ -252,11 +252,11 @@ def test_an_index_of_parts_that_claims_more_rows_than_it_has_takes_no_memory(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "index.npy"
-    tables.save_index(str(path), np.zeros(3, [("a", "<i4")]))
-    assert len(tables.load_index(str(path))) == 3
+    tables.save_npy(str(path), np.zeros(3, [("a", "<i4")]))
+    assert len(tables.load_npy(str(path))) == 3
     cases = [(name, data) for name, data in NPY.items() if "shape" in name]
     wrong, refused = refusals(
-        cases, put(path), lambda: tables.load_index(str(path)), str(path), (ValueError,)
+        cases, put(path), lambda: tables.load_npy(str(path)), str(path), (ValueError,)
     )
     assert wrong == []
     assert refused == len(cases)

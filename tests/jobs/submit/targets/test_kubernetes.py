@@ -307,7 +307,7 @@ def test_an_address_that_is_set_later_reaches_the_job(
     submission(kubectl, GPU)  # writes the config
     send = ["submit", str(kubectl / "tiny.toml"), "--to", "cloud"]
     assert main([*send, "--follow"]) == 2
-    assert "set address of the target" in capsys.readouterr().err
+    assert "set the target's address" in capsys.readouterr().err
     assert not (kubectl / "created").exists()
     assert main(send) == 0
     (kubectl / "answer").write_text('{"status": {"jobStatus": "RUNNING"}}')
@@ -323,7 +323,7 @@ def test_an_address_that_is_set_later_reaches_the_job(
     [
         (GPU, {"run_dir": "runs/tiny"}, ("'runs/tiny'", "below /runs")),
         (GPU, {"run_dir": "/home/me/tiny"}, ("/home/me/tiny", "below /runs", "claim claim")),
-        (Target("k8s"), {}, ("run.dir /runs/tiny", "volume of the target")),
+        (Target("k8s"), {}, ("run.dir /runs/tiny", "the target's volume")),
     ],
 )
 def test_a_folder_that_no_pod_has_is_refused(
