@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from elmwright.jobs.training.loop import heldout_pass, side_by_side
-from elmwright.jobs.training.loop.evaluate import Score, evaluate, evaluate_probe
+from elmwright.jobs.training.loop.evaluate import (
+    Score,
+    evaluate,
+    evaluate_probe,
+    states_warning,
+)
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.heldout_pass import HeldOut
 from elmwright.jobs.using.score import Scorer
@@ -23,7 +28,7 @@ from elmwright.pipeline.format.block import Block, streams
 from elmwright.pipeline.format.manifest import Manifest, Split
 from elmwright.pipeline.format.shards import write_shard
 from elmwright.pipeline.progress import Advance
-from tests.support import tiny
+from tests.support import saved, tiny
 from tests.support.corpus.plain_packing import pack
 from tests.support.random_model import VOCAB, write_random_model
 
@@ -147,11 +152,26 @@ def test_the_carried_perplexity_reads_the_real_steps_of_each_lane_on_end(
 ) -> None:
     """Padding does not enter a state."""
     heldout = heldout_of(tmp_path, sentences, lanes)
-    saved = evaluate(heldout, "heldout").saved
-    assert saved.carried_perplexity == pytest.approx(
-        carried_perplexity(heldout, sentences), rel=CLOSE
-    )
-    assert saved.carried_perplexity != pytest.approx(saved.perplexity, rel=1e-3)
+    found = evaluate(heldout, "heldout").saved
+    expected = carried_perplexity(heldout, sentences)
+    assert found.carried_perplexity == pytest.approx(expected, rel=CLOSE)
+    assert found.carried_perplexity != pytest.approx(found.perplexity, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fresh", "carried", "warns"),
+    [(110.0, 100.0, False), (111.0, 100.0, True), (90.0, 100.0, False), (90.0, 0.0, False)],
+)
+def test_a_model_that_needs_the_states_of_the_sentence_before_is_warned_of(
+    fresh: float, carried: float, warns: bool
+) -> None:
+    score = saved.score(perplexity=fresh, carried_perplexity=carried)
+    text = states_warning({"news": saved.score(), "heldout": score})
+    assert bool(text) == warns
+    if warns:
+        assert "on heldout is 111.0 with fresh states" in text
+        assert "100.0 with states carried over" in text
+        assert text.endswith('train with train.reset_states = "sentence"')
 
 
 def test_the_softmax_is_computed_at_real_positions_only(
