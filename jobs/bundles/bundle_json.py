@@ -31,7 +31,7 @@ class BundleConfig:
     heldout_sha256: dict[str, str]
     """Held-out set → digest of what was scored of it."""
     eval_lanes: int = 0
-    """Rows that a held-out set is read in; perplexity depends a little on them."""
+    """Rows that a held-out set is read in; the carried perplexity depends a little on them."""
     tokenizer: str = ""
     """Empty, as the two below, where an early bundle does not say it."""
     sentences: str = ""

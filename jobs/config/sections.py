@@ -114,7 +114,8 @@ class EvalSection:
     """Tokens of each held-out set that are scored when training ends, for the model card. 0 scores
     all of them if the vocabulary has fewer than 100,000 words, else the first 1,000,000."""
     lanes: Count = 16
-    """Rows of an evaluation batch, all processes together; must be divisible by the processes."""
+    """Rows of an evaluation batch, all processes together; must be divisible by the processes. Only
+    the perplexity with states carried over depends on it, a little."""
     patience: Natural = 0
     """Stop after this many evaluations in a row without a new best, which is then the result; 0
     never stops early. The first held-out set counts."""

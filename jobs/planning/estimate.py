@@ -33,21 +33,29 @@ POSITIONS = 8
 def flops_per_token(config: RunConfig, vocabulary: int) -> float:
     """Useful arithmetic of training on one token, both directions."""
     rows = min(config.train.negatives, vocabulary)
-    return 3 * (_encoder_and_lstm(config.model) + _softmax(config.model, rows))
+    model = config.model
+    return 3 * (_encoder(model) + _lstm(model) + _softmax(model, rows))
 
 
 def evaluation_flops_per_token(config: RunConfig, vocabulary: int) -> float:
-    """Useful arithmetic of scoring one token with the full softmax, both directions."""
-    return _encoder_and_lstm(config.model) + _softmax(config.model, vocabulary)
+    """Useful arithmetic of scoring one token with the full softmax, both directions: with fresh
+    states and with states carried over."""
+    model = config.model
+    return _encoder(model) + 2 * (_lstm(model) + _softmax(model, vocabulary))
 
 
-def _encoder_and_lstm(model: ModelConfig) -> float:
-    """A forward pass over a token, both directions; the words of both are spelled once."""
-    dim, proj, filters = model.dim, model.projection_dim, model.n_filters
-    lstm = 2 * model.n_layers * (2 * proj * 4 * dim + dim * proj)
+def _encoder(model: ModelConfig) -> float:
+    """A forward pass over a token; the words of both directions are spelled once."""
+    filters = model.n_filters
     spelling = sum(width * model.char_dim * number for width, number in model.filters) * POSITIONS
-    dense = model.n_highway * 2 * filters * filters + filters * proj
-    return 2.0 * (lstm + TYPES * (spelling + dense))
+    dense = model.n_highway * 2 * filters * filters + filters * model.projection_dim
+    return 2.0 * TYPES * (spelling + dense)
+
+
+def _lstm(model: ModelConfig) -> float:
+    """A forward pass over a token, both directions."""
+    dim, proj = model.dim, model.projection_dim
+    return 2.0 * 2 * model.n_layers * (2 * proj * 4 * dim + dim * proj)
 
 
 def _softmax(model: ModelConfig, rows: int) -> float:

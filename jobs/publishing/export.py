@@ -230,7 +230,7 @@ def _write(
     if PIECES in manifest.extra_files:
         (target / PIECES).write_bytes(at(join(folder.corpus, PIECES)).read_bytes())
     trainers = recorded(info, folder, manifest)
-    # Perplexity depends a little on the lanes, and they may have been changed since.
+    # The carried perplexity depends a little on the lanes, which may have been changed since.
     lanes = config.eval.lanes
     if trainers:
         lanes = next(iter(trainers.evaluation.values())).lanes

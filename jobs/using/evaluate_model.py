@@ -96,7 +96,8 @@ def _heldout(folder: Path, corpus: str, manifest: Manifest, name: str = "") -> H
 
 
 def recorded_lanes(folder: Path) -> int:
-    """The lanes that a bundle or checkpoint was evaluated with, for comparable scores."""
+    """The lanes that a bundle or checkpoint was evaluated with: its perplexity with states carried
+    over can be compared only with that of equally many."""
     path = folder / "config.json"
     content = read_object(path)
     try:

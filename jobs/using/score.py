@@ -12,8 +12,9 @@ is easy to predict where such words are common. The column `unknown` counts them
 sentences with equal counts should be compared. Sums favour short sentences: divide by `words` + 1
 to filter by quality.
 
-`elmwright eval` carries states from sentence to sentence, as training does, so its perplexity
-differs from these sums although it makes the same predictions.
+The perplexity of `elmwright eval`, and of the model card, is that of the same predictions: exp of
+minus their mean. It also reports one with states carried over from sentence to sentence, as in
+training, which differs.
 """
 
 import io

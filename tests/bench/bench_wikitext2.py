@@ -50,24 +50,28 @@ def main(folder: Path) -> None:
 def report(run: Path, minutes: float, cpu: float) -> None:
     config = json.loads((run / "config.json").read_text())
     tokens = config["train"]["lanes"] * config["train"]["window"]
-    print("\n   step   train tokens   valid perplexity (forward / backward / mean)   scored")
+    print(
+        "\n   step   train tokens   valid perplexity (forward / backward / mean; carried)   scored"
+    )
     for record in evaluations(run):
         value = {name.removeprefix("valid/"): v for name, v in record["values"].items()}
         print(
             f"{record['step']:>7,} {record['step'] * tokens:>14,}   "
-            f"{value['forward_perplexity']:.1f} / {value['backward_perplexity']:.1f} / "
-            f"{value['perplexity']:.1f}   {value['tokens']:,.0f}"
+            f"{value['fresh_forward_perplexity']:.1f} / {value['fresh_backward_perplexity']:.1f} / "
+            f"{value['fresh_perplexity']:.1f}; {value['perplexity']:.1f}   {value['tokens']:,.0f}"
         )
     result = json.loads((run / "train" / "result.json").read_text())
-    final = result["evaluation"]["valid"]["perplexity"]
+    score = result["evaluation"]["valid"]
+    final = score["perplexity"]
     print(
         f"\n{result['step'] * tokens:,} training tokens in {minutes:.1f} min, "
         f"{cpu:,.0f} CPU seconds, corpus and start included"
     )
     holds = final <= LIMIT and cpu <= CPU_SECONDS
     print(
-        f"mean perplexity {final:.1f} (Kneser-Ney 5-gram {NGRAM}; at most {LIMIT:.0f} within "
-        f"{CPU_SECONDS:,} CPU seconds is asked for): {'holds' if holds else 'FAILS'}"
+        f"mean perplexity {final:.1f} with {score['states']} states (Kneser-Ney 5-gram {NGRAM}; "
+        f"at most {LIMIT:.0f} within {CPU_SECONDS:,} CPU seconds is asked for): "
+        f"{'holds' if holds else 'FAILS'}"
     )
     if not holds:
         sys.exit(1)

@@ -16,6 +16,8 @@ SCORE = SavedScore(
     unk_share=0.0366,
     lanes=4,
     characters=120_000,
+    states="fresh",
+    carried_perplexity=144.2,
 )
 
 

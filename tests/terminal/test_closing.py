@@ -49,6 +49,7 @@ def test_the_last_screen_at_80_columns(tmp_path: Path, monkeypatch: pytest.Monke
 
 Held-out perplexity 146.7 (lower is better); a unigram model has 539.1.
   heldout: 24,310 tokens, 2.31% unknown, forward 150.2, backward 143.2
+  with states carried over: 144.2
 
 Next:
   open runs/demo/corpus/report.html in a browser

@@ -24,6 +24,7 @@ from elmwright.jobs.rundir.journal import Journal
 from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.journal_records import CheckpointPruned, CheckpointSaved, Record
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.metrics import Regime
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.storage.disk import sha256_bytes
 from tests.support import saved
@@ -50,7 +51,13 @@ class Written:
         self._journal.flush()
         return [record for record, _ in read_journal(self._records, 0)]
 
-    def save(self, step: int, perplexity: float | None = None, tokens: int = 100) -> None:
+    def save(
+        self,
+        step: int,
+        perplexity: float | None = None,
+        tokens: int = 100,
+        states: Regime = "fresh",
+    ) -> None:
         tensors = {"weight": torch.full((4, 3), float(step))}
         stems = ("model", "softmax", "optimizer", "lanes")
         self.writer.save(
@@ -61,6 +68,7 @@ class Written:
                 config={"format": 1},
                 perplexity={} if perplexity is None else {"heldout": perplexity},
                 tokens=tokens,
+                perplexity_states=states,
             )
         )
         self.writer.wait()
@@ -103,6 +111,23 @@ def test_scores_on_different_numbers_of_tokens_are_not_compared(tmp_path: Path) 
     for step, perplexity, tokens in ((1, 9.0, 50), (2, 8.0, 50), (3, 20.0, 500), (4, None, 0)):
         written.save(step, perplexity, tokens)
     assert written.steps() == [2, 3, 4]
+
+
+def test_scores_with_different_states_are_not_compared(tmp_path: Path) -> None:
+    written = Written(tmp_path, keep_last=1)
+    saved_with: list[tuple[float, Regime]] = [
+        (9.0, "carried"),
+        (8.0, "carried"),
+        (20.0, "fresh"),
+        (21.0, "fresh"),
+    ]
+    for step, (perplexity, states) in enumerate(saved_with):
+        written.save(step, perplexity, states=states)
+    assert written.steps() == [1, 2, 3]
+    infos = {info.step: info.perplexity_states for info in list_checkpoints(written.folder)}
+    assert infos == {1: "carried", 2: "fresh", 3: "fresh"}
+    recorded = [r.perplexity_states for r in written.records() if isinstance(r, CheckpointSaved)]
+    assert recorded == ["carried", "carried", "fresh", "fresh"]
 
 
 @pytest.mark.parametrize("how", ["truncate", "flip", "delete"])

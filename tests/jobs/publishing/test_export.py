@@ -232,7 +232,7 @@ def test_training_facts_leave_out_pauses_and_later_steps() -> None:
     records = [
         Metrics(step=10, values={"train/loss": 5.0}),
         Metrics(step=20, values={"train/loss": 4.0, "train/tokens_per_s": 100.0}),
-        Evaluation(step=20, values={"valid/perplexity": 50.0}),
+        Evaluation(step=20, values={"valid/fresh_perplexity": 50.0, "valid/perplexity": 49.0}),
         CheckpointPruned(step=20),
         Metrics(step=30, values={"train/loss": 3.0, "train/tokens_per_s": 50.0}),
         Metrics(step=40, values={"train/loss": 9.0, "train/tokens_per_s": 1.0}),

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -183,7 +184,11 @@ def test_the_card_counts_the_tokens_of_accumulated_windows() -> None:
 
 
 def test_a_bundle_can_be_exported_and_signed_where_signatures_are_required(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[Path, Path]
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     private, public = keys
     monkeypatch.setenv("ELMWRIGHT_REQUIRE_SIGNATURE", str(public))
@@ -191,6 +196,10 @@ def test_a_bundle_can_be_exported_and_signed_where_signatures_are_required(
     arguments = ["export", str(trained), "--step", "best", "-o", str(signed)]
     assert main([*arguments, "--sign", str(private)]) == 0
     assert main(["eval", str(signed), "--corpus", str(trained)]) == 0
+    assert re.search(
+        r"heldout: perplexity [\d.]+ \(.*; [\d.]+ with states carried over\), ",
+        " ".join(capsys.readouterr().out.split()),
+    )
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.training_facts import TrainingFacts, training_facts, training_svg
-from elmwright.jobs.rundir.journal_records import Evaluation
+from elmwright.jobs.rundir.journal_records import Evaluation, Metrics
 from elmwright.jobs.using.neighbours import Neighbours, Occurrence, as_table, write_page
 from elmwright.pipeline.report.report import render
 from tests.support import saved
@@ -29,6 +29,7 @@ def facts(**changes: object) -> TrainingFacts:
         losses=tuple((step, 9 - 4 * step / 1000) for step in range(10, 1001, 10)),
         heldout=((250, 900.0), (500, 310.0), (750, 205.0), (1000, 146.65)),
         heldout_tokens=(19_068, 19_068, 19_068, 85_247),
+        heldout_states="fresh",
         seconds=220.0,
         tokens_per_s=5800.0,
         tokens_per_step=1280,
@@ -125,12 +126,31 @@ def test_a_picture_of_what_there_is() -> None:
 
 def test_perplexities_that_are_no_numbers_are_not_drawn() -> None:
     records = [
-        Evaluation(step=5, values={"valid/perplexity": float("inf")}),
-        Evaluation(step=9, values={"valid/perplexity": 7.0, "valid/tokens": 50}),
-        Evaluation(step=10, values={"other/perplexity": 8.0}),
+        Evaluation(step=5, values={"valid/fresh_perplexity": float("inf")}),
+        Evaluation(step=9, values={"valid/fresh_perplexity": 7.0, "valid/tokens": 50}),
+        Evaluation(step=10, values={"other/fresh_perplexity": 8.0}),
     ]
     found = training_facts(records, 10, 20, "valid")
     assert (found.heldout, found.heldout_tokens) == (((9, 7.0),), (50,))
+
+
+def test_a_curve_has_perplexities_of_one_kind_and_names_it_if_states_were_carried_over() -> None:
+    """A run that an earlier version began, before and after it was resumed."""
+    losses = [Metrics(step=step, values={"train/loss": 5.0}) for step in (1, 2, 3, 4)]
+    before = [Evaluation(step=n, values={"valid/perplexity": 60.0 - n}) for n in (1, 2)]
+    after = [
+        Evaluation(step=n, values={"valid/perplexity": 50.0, "valid/fresh_perplexity": 70.0 - n})
+        for n in (3, 4)
+    ]
+    old = training_facts([*losses, *before], 4, 20, "valid")
+    assert (old.heldout, old.heldout_states) == (((1, 59.0), (2, 58.0)), "carried")
+    texts, root = drawn(training_svg(old, "valid"))
+    assert "Held-out perplexity, states carried over (lower is better)" in texts
+    assert "states carried over" in str(root.get("aria-label"))
+    both = training_facts([*losses, *before, *after], 4, 20, "valid")
+    assert (both.heldout, both.heldout_states) == (((3, 67.0), (4, 66.0)), "fresh")
+    texts, _ = drawn(training_svg(both, "valid"))
+    assert "Held-out perplexity (lower is better)" in texts
 
 
 def test_the_card_tells_the_result_first_and_what_it_means() -> None:
@@ -147,7 +167,9 @@ def test_the_card_tells_the_result_first_and_what_it_means() -> None:
     first = card[: card.index("## How to load it")]
     assert "perplexity on the held-out set `heldout` is **146.7**" in first
     assert "(unigram) has 539.1." in first
-    assert "| heldout | 146.65 | 150.10 | 143.30 | 539.12 | 85,247 | 3.66% |" in card
+    assert "| heldout | 146.65 | 150.10 | 143.30 | 144.20 | 539.12 | 85,247 | 3.66% |" in card
+    assert "with fresh states" in card
+    assert "| backward | states carried over | unigram model |" in card
     assert "lower is better" in card
     assert "cannot be compared with the held-out perplexity" in card
     assert "| ran on | 1 process of 1 thread, device `cpu`, a \\| computer |" in card

@@ -154,7 +154,7 @@ def test_order_of_fields_in_the_file(tmp_path: Path) -> None:
         journal.write(Metrics(step=6, time=8, values={"train/loss": 1.5, "train/skipped": 2}))
     assert path.read_text() == (
         '{"kind": "checkpoint", "step": 5, "time": 7, "path": "x", "sha256": "a", '
-        '"perplexity": {"heldout": 2.5}}\n'
+        '"perplexity": {"heldout": 2.5}, "perplexity_states": "carried"}\n'
         '{"kind": "metrics", "step": 6, "time": 8, "values": {"train/loss": 1.5, '
         '"train/skipped": 2}}\n'
     )

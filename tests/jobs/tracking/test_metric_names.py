@@ -54,12 +54,14 @@ def test_charts_are_curves_and_the_important_ones_sort_first(
     client = feed(*run)
     found = points(run[1])
     charts = [name for name in sorted(found) if not name.startswith("system/")]
-    assert charts[:4] == ["heldout/perplexity", "train/loss", "train/lr", "train/tokens_per_s"]
-    assert {name.partition("/")[0] for name in charts[4:]} == {"under_the_hood"}
+    assert charts[:2] == ["heldout/fresh_perplexity", "heldout/perplexity"]
+    assert charts[2:5] == ["train/loss", "train/lr", "train/tokens_per_s"]
+    assert {name.partition("/")[0] for name in charts[5:]} == {"under_the_hood"}
     assert all(len(values) > 1 for values in found.values()), "a chart of one dot"
     assert sorted(step for step, _ in found["heldout/perplexity"]) == [20, 40, 60, 80, 100]
     (one,) = client.search_runs([client.get_experiment_by_name("elmwright").experiment_id])
-    assert one.data.tags["heldout_perplexity"] == readable(dict(found["heldout/perplexity"])[100])
+    for key in ("fresh_perplexity", "perplexity"):
+        assert one.data.tags[f"heldout_{key}"] == readable(dict(found[f"heldout/{key}"])[100])
     assert one.data.tags["heldout_tokens"] == "400"
     assert one.data.tags["heldout_unk_share"] == "1.00%"
     assert one.data.tags["step"] == "100"
@@ -74,10 +76,10 @@ def test_a_checkpoint_has_its_perplexity_and_a_pruned_one_leaves_no_file(
     assert sorted(models) == ["tiny-step-100", "tiny-step-60", "tiny-step-80"]
     on_disk = {path.parents[1].name for path in run[1].mlflow.rglob("MLmodel")}
     assert on_disk == {model.model_id for model in models.values()}
-    values = dict(points(run[1])["heldout/perplexity"])
+    values = dict(points(run[1])["heldout/fresh_perplexity"])
     for step in (60, 80, 100):
         (score,) = models[f"tiny-step-{step}"].metrics
-        assert (score.key, score.value) == ("heldout/perplexity", values[step])
+        assert (score.key, score.value) == ("heldout/fresh_perplexity", values[step])
         place = f"{run[1].checkpoints}/step-{step:08d}"
         assert models[f"tiny-step-{step}"].params["uri"] == place
 
@@ -107,10 +109,27 @@ def test_values_that_say_nothing_are_not_charted() -> None:
     assert charted("metrics", {"train/skipped_updates": 2}, NAMES) == {
         "under_the_hood/skipped_updates": 2
     }
-    assert charted("eval", {"news/tokens": 5, "news/perplexity": 9.0}, NAMES) == {
-        "heldout/news_perplexity": 9.0
+    values = {"news/tokens": 5, "news/perplexity": 9.0, "news/fresh_perplexity": 9.5}
+    assert charted("eval", values, NAMES) == {
+        "heldout/news_perplexity": 9.0,
+        "heldout/news_fresh_perplexity": 9.5,
     }
-    assert heldout_metric("heldout") == "heldout/perplexity"
+    assert heldout_metric("heldout", "carried") == "heldout/perplexity"
+    assert heldout_metric("heldout", "fresh") == "heldout/fresh_perplexity"
+
+
+def test_a_journal_of_an_earlier_version_keeps_its_charts_and_tags() -> None:
+    values = {"news/perplexity": 9.0, "news/bits_per_character": 2.0, "news/forward_nll": 2.2}
+    assert charted("eval", values, NAMES) == {
+        "heldout/news_perplexity": 9.0,
+        "under_the_hood/news_bits_per_character": 2.0,
+    }
+    final = {f"final/{name}": value for name, value in values.items()}
+    assert tagged("final", 7, final) == {
+        "step": "7",
+        "news_perplexity": "9",
+        "news_bits_per_character": "2",
+    }
 
 
 def card(folder: Path, text: str, **origin: Any) -> Path:
@@ -138,7 +157,8 @@ def test_the_description_is_the_card_without_what_mlflow_cannot_show(tmp_path: P
 
 
 def test_facts_are_single_tags_and_an_older_bundle_just_has_fewer(tmp_path: Path) -> None:
-    about = About("0" * 64, 10, {"news": 12.34567, "heldout": 9.0}, "", {}, "", "", signed=False)
+    scores = {"news": 12.34567, "heldout": 9.0}
+    about = About("0" * 64, 10, scores, "", {}, "", "", signed=False)
     train = {"lanes": 4, "window": 5, "accumulate": 2}
     config = {"train": train, "export": {"licence": "CC0"}}
     found = version_page.facts(card(tmp_path, "", config=config, corpus_words=99), about)
@@ -152,10 +172,14 @@ def test_facts_are_single_tags_and_an_older_bundle_just_has_fewer(tmp_path: Path
         "corpus_words": "99",
         "licence": "CC0",
     }
+    fresh = replace(about, fresh_perplexity={"news": 13.0, "heldout": 9.5})
+    found = version_page.facts(card(tmp_path, ""), fresh)
+    assert (found["perplexity"], found["fresh_perplexity"]) == ("12.3457", "13")
+    assert (found["heldout_perplexity"], found["heldout_fresh_perplexity"]) == ("9", "9.5000")
     found = version_page.facts(card(tmp_path, ""), replace(about, perplexity={}))
     assert found == {"step": "10", "vocabulary": "7"}
 
 
 def test_a_held_out_set_may_be_called_final() -> None:
-    values = {"final/perplexity": 9.0, "final/tokens": 5.0}
-    assert heldout_metric("final") in charted("eval", values, NAMES)
+    values = {"final/fresh_perplexity": 9.0, "final/tokens": 5.0}
+    assert heldout_metric("final", "fresh") in charted("eval", values, NAMES)

@@ -131,7 +131,7 @@ def test_the_last_checkpoint_gets_its_perplexity_when_the_last_evaluation_is_don
 ) -> None:
     """It is written first, so that a kill in the evaluation costs no step."""
     _, folder = run
-    score = {"heldout/perplexity": 42.5, "heldout/forward_perplexity": 44.0}
+    score = {"heldout/fresh_perplexity": 42.5, "heldout/perplexity": 44.0}
     journal = Journal(folder.journal)
     journal.write(
         CheckpointSaved(step=9, path="train/checkpoints/9", sha256="a" * 64, perplexity={})
@@ -148,9 +148,9 @@ def test_the_last_checkpoint_gets_its_perplexity_when_the_last_evaluation_is_don
     assert experiment is not None
     (model,) = client.search_logged_models([experiment.experiment_id])
     assert [(one.key, one.value, one.step) for one in model.metrics or []] == [
-        ("heldout/perplexity", 42.5, 9)
+        ("heldout/fresh_perplexity", 42.5, 9)
     ]
-    history = client.get_metric_history(model.source_run_id or "", "heldout/perplexity")
+    history = client.get_metric_history(model.source_run_id or "", "heldout/fresh_perplexity")
     assert len(history) == 1, "no second point of the same evaluation"
 
 

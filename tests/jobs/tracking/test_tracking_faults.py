@@ -94,7 +94,12 @@ def check_all_arrived(uri: str, run: RunFolder) -> None:
         for name, value in getattr(record, "values", {}).items():
             expected.setdefault(name, []).append((record.step, record.time, float(value)))
     assert len(expected["train/loss"]) == STEPS
-    for name in ("train/loss", "heldout/perplexity", "train/tokens_per_s", "time/track_share"):
+    for name in (
+        "train/loss",
+        "heldout/fresh_perplexity",
+        "train/tokens_per_s",
+        "time/track_share",
+    ):
         shown = name.replace("time/", "under_the_hood/time_")
         history = client.get_metric_history(found.info.run_id, shown)
         assert sorted((m.step, m.timestamp, m.value) for m in history) == sorted(expected[name])

@@ -23,7 +23,7 @@ def trained_to(root: Path, step: int, perplexity: float = 0.0) -> None:
     records = [{"kind": "metrics", "step": step, "time": 1, "values": {"train/tokens_per_s": 10.0}}]
     if perplexity:
         records.append(
-            {"kind": "eval", "step": step, "time": 1, "values": {"h/perplexity": perplexity}}
+            {"kind": "eval", "step": step, "time": 1, "values": {"h/fresh_perplexity": perplexity}}
         )
     lines = "".join(json.dumps(record) + "\n" for record in records)
     write(root / "train" / "journal.jsonl", lines)
@@ -68,7 +68,11 @@ def test_the_list_tells_state_step_perplexity_and_size(
     (row,) = (line for line in lines if line.startswith("done"))
     assert "finished" in row
     assert "12/12" in row
-    assert "1,234.5" in row
+    assert "1,234.5*" in row, "its result does not say its states, as in earlier versions"
+    assert lines[-1] == "* (states carried over)"
+    assert " 50.5 " in next(line for line in lines if line.startswith("tiny"))
+    states = {name: row["perplexity_states"] for name, row in found.items()}
+    assert (states["tiny"], states["done"]) == ("fresh", "carried")
     assert any("running: train" in line for line in lines)
     assert max(map(len, lines)) <= 80
 

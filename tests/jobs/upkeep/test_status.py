@@ -42,7 +42,7 @@ def test_a_training_run_tells_how_far_it_is(sent: Submission) -> None:
     write(root / "train" / "attempt.json", {"attempt": 3})
     records = [
         {"kind": "metrics", "step": 2, "values": {"train/loss": 5.0, "train/tokens_per_s": 900.0}},
-        {"kind": "eval", "step": 6, "values": {"heldout/perplexity": 50.5, "heldout/tokens": 9}},
+        {"kind": "eval", "step": 6, "values": FRESH},
         {"kind": "metrics", "step": 8, "values": {"train/loss": 4.0, "train/tokens_per_s": 1000.0}},
     ]
     half_a_line = '{"kind": "metrics", "st'
@@ -57,7 +57,7 @@ def test_a_training_run_tells_how_far_it_is(sent: Submission) -> None:
     assert progress is not None
     assert progress.stage == "train"
     assert (progress.step, progress.max_steps) == (8, 12)
-    assert progress.perplexity == {"heldout": 50.5}
+    assert (progress.perplexity, progress.perplexity_states) == ({"heldout": 50.5}, "fresh")
     assert progress.tokens_per_s == 1000.0
     assert progress.restarts == 2
     assert progress.checkpoint_step == 6
@@ -72,6 +72,20 @@ def test_a_training_run_tells_how_far_it_is(sent: Submission) -> None:
         "mlflow",
     ):
         assert part in text
+    assert "carried" not in text
+
+
+FRESH = {"heldout/fresh_perplexity": 50.5, "heldout/perplexity": 49.0, "heldout/tokens": 9}
+
+
+def test_the_perplexity_of_an_earlier_version_is_named_by_its_states(sent: Submission) -> None:
+    record = {"kind": "eval", "step": 6, "time": 1, "values": {"heldout/perplexity": 49.0}}
+    write(Path(sent.dir) / "train" / "journal.jsonl", json.dumps(record) + "\n")
+    progress = read_progress(sent)
+    assert progress is not None
+    assert (progress.perplexity, progress.perplexity_states) == ({"heldout": 49.0}, "carried")
+    text = "\n".join(as_lines(sent, State("running"), progress))
+    assert "heldout 49.00 (states carried over)" in text
 
 
 def test_a_trained_run_has_its_final_perplexity_and_the_next_stage(sent: Submission) -> None:
@@ -81,13 +95,13 @@ def test_a_trained_run_has_its_final_perplexity_and_the_next_stage(sent: Submiss
         step=12,
         checkpoint="step-00000012",
         checkpoint_sha256="0" * 64,
-        evaluation={"test": SavedScore(perplexity=7.5, tokens=1)},
+        evaluation={"test": SavedScore(perplexity=7.5, tokens=1, states="fresh")},
     )
     write(root / "train" / "result.json", to_data(result))
     progress = read_progress(sent)
     assert progress is not None
     assert progress.stage == "export"
-    assert progress.perplexity == {"test": 7.5}
+    assert (progress.perplexity, progress.perplexity_states) == ({"test": 7.5}, "fresh")
     write(root / "bundle" / "SHA256SUMS", "")
     done = read_progress(sent)
     assert done is not None

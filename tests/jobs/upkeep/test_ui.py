@@ -212,7 +212,9 @@ def test_a_browser_shows_charts_in_order_and_a_clean_console(
         browser.open(links["charts"])
         browser.wait("document.querySelectorAll('.js-plotly-plot').length >= 4", 120)
         text = browser.text()
-        order = [text.index(f"tiny ({name})") for name in ("heldout/perplexity", "train/loss")]
+        order = [
+            text.index(f"tiny ({name})") for name in ("heldout/fresh_perplexity", "train/loss")
+        ]
         assert order == sorted(order)
         assert max(order) < text.index("under_the_hood")
         for word in ("final/", "checkpoint/", "bundle/", "Evaluation runs"):

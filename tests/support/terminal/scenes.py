@@ -146,7 +146,7 @@ class Training:
             self.clock.now += 10 * SPEED
             if step % 250 == 0:
                 self.clock.now += 8.0
-                self.write("eval", step, values={"heldout/perplexity": 212.34})
+                self.write("eval", step, values={"heldout/fresh_perplexity": 212.34})
             values = {"train/loss": 6.0 - step / 500, "train/tokens_per_s": 3758.2}
             self.write("metrics", step, values=values)
             if step % 100 == 0:

@@ -147,6 +147,7 @@ def test_an_evaluation_is_the_same_for_any_number_of_processes(
         mp.spawn(score_alone, (world, str(tmp_path / "tiny.toml"), port, model), nprocs=world)
     one, two = (at(f"{run.root}/score-{world}.json").read_json() or {} for world in (1, 2))
     assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-6)
+    assert two["carried_perplexity"] == pytest.approx(one["carried_perplexity"], rel=1e-6)
     assert (two["tokens"], two["characters"]) == (one["tokens"], one["characters"])
 
 

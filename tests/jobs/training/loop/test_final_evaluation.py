@@ -163,6 +163,28 @@ def test_a_run_of_an_older_version_is_scored_by_export_with_the_same_bytes(
     assert digest(target) == digest(bundle)
 
 
+def test_a_run_measured_with_states_carried_over_is_scored_again_by_export(
+    trained: Path, bundle: Path, tmp_path: Path
+) -> None:
+    """As version 0.1 measured: its number is neither on the card nor compared with ours."""
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, symlinks=True)
+    result = at(run / "train" / "result.json").read_json() or {}
+    for score in (*result["evaluation"].values(), *result["probe"].values()):
+        del score["states"]
+        score["perplexity"] *= 0.9
+    at(run / "train" / "result.json").write_json(result)
+    target, summary = export_run(str(run), "latest", str(tmp_path / "b"), overrides=[])
+    assert "computed from the bundle" in summary
+    mine, theirs = (
+        json.loads((folder / "config.json").read_text())["evaluation"]["heldout"]
+        for folder in (target, bundle)
+    )
+    assert mine["states"] == "fresh"
+    for key in ("perplexity", "carried_perplexity"):
+        assert mine[key] == pytest.approx(theirs[key], rel=1e-6)
+
+
 def test_final_tokens_limits_training_export_and_comparison(
     corpus: Path, trained: Path, bundle: Path, tmp_path: Path
 ) -> None:

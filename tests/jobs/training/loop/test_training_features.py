@@ -3,8 +3,10 @@ checkpoint, starting from another model."""
 
 import math
 import time
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,13 @@ from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoint
 from elmwright.jobs.checkpoints.contents import SavedScore
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.journal_lines import read_journal
+from elmwright.jobs.rundir.journal_records import WarningGiven
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.metrics import Regime
 from elmwright.jobs.training.loop import training_step
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.state import Trainer
 from elmwright.jobs.training.loop.train import train
 from elmwright.model.formats.bilm_format import write_options, write_weights
 from elmwright.model.formats.folder import load_folder, model_tensors
@@ -117,6 +122,47 @@ def test_training_stops_early_with_the_best_checkpoint_as_result(
     assert result["checkpoint_sha256"] == infos[8].sha256
     assert sorted(infos) == [8, 16], "the best, and the newest to resume from"
     assert result["evaluation"]["heldout"]["forward_nll"] == 1.0
+
+
+def test_a_best_with_states_carried_over_is_not_compared_with_fresh_ones() -> None:
+    """A run that an earlier version began looks for its best anew."""
+    none: Any = None  # the weights do not matter
+    trainer = Trainer(none, none, none, none)
+    earlier: Any = {
+        "best": 40.0,
+        "best_step": 8,
+        "best_of": 100,
+        "best_states": "carried",
+        "stale": 3,
+    }
+    trainer.progress = replace(trainer.progress, step=12, **earlier)
+
+    def evaluated(perplexity: float, states: Regime) -> bool:
+        score = SavedScore(perplexity=perplexity, tokens=100, states=states)
+        return trainer.update_best({"heldout": Score(score)})
+
+    assert not evaluated(41.0, "carried")
+    assert trainer.progress.stale == 4
+    assert evaluated(90.0, "fresh")
+    now = trainer.progress
+    assert (now.best, now.best_step, now.best_states, now.stale) == (90.0, 12, "fresh", 0)
+    assert not evaluated(91.0, "fresh")
+    assert evaluated(89.0, "fresh")
+
+
+def test_the_final_evaluation_warns_of_a_model_that_needs_carried_states(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluate(*_: object, **__: object) -> Score:
+        score = SavedScore(perplexity=200.0, tokens=9, states="fresh", carried_perplexity=100.0)
+        return Score(score)
+
+    monkeypatch.setattr(EVALUATE, evaluate)
+    run = trained(tmp_path / "run", corpus, train_max_steps=4, eval_every_steps=2)
+    records = [record for record, _ in read_journal(run.journal, 0)]
+    warnings = [record for record in records if isinstance(record, WarningGiven)]
+    assert [record.step for record in warnings] == [4], "only at the end"
+    assert "200.0 with fresh states" in warnings[0].text
 
 
 def test_a_checkpoint_that_is_the_best_so_far_is_always_written(
