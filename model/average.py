@@ -95,10 +95,10 @@ class Average:
 def averaged(softmax: Softmax, rows: Mapping[str, Tensor]) -> Softmax:
     """The average of every row of a softmax, from the state of its average at the same step."""
     left = share_left(rows["row_updates"], int(rows["updates"]), int(rows["horizon"]))
-    left = left.to(softmax.weight.dtype)
+    weight, bias = softmax.weight, softmax.bias
     return Softmax(
-        torch.lerp(softmax.weight, rows["weight"], left.unsqueeze(1)),
-        torch.lerp(softmax.bias, rows["bias"], left),
+        torch.lerp(weight, rows["weight"], left.to(weight.dtype).unsqueeze(1)),
+        torch.lerp(bias, rows["bias"], left.to(bias.dtype)),
     )
 
 

@@ -257,7 +257,8 @@ def _read_average(path: Path, softmax: Softmax) -> Softmax:
     are_whole = all(rows[name].dtype in (torch.int32, torch.int64) for name in counts)
     if not (are_whole and horizon > 0 and ((each >= 0) & (each <= last)).all()):
         raise UserError("file-damaged", f"{path} has impossible counts of updates; {COPY_AGAIN}")
-    return averaged(softmax, rows)
+    with _report_lack_of_memory(path):
+        return averaged(softmax, rows)
 
 
 def _check_values(tensor: Tensor, name: str, source: str) -> None:

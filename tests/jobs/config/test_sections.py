@@ -66,6 +66,7 @@ def test_the_published_models_have_the_published_number_of_parameters() -> None:
         ("model.max_chars=1001", ("model.max_chars", "1000", "1001")),
         ("train.lanes=33", ("train.lanes", "33", "2 processes")),
         ("train.processes=65", ("train.processes", "65", "train.lanes = 64")),
+        ("train.average_steps=100000", ("train.average_steps", "100,000", "train.max_steps")),
         ("corpus.sources=[]", ("corpus.sources",)),
         ("corpus.sources=a.txt", ("corpus.sources", "'a.txt'")),
         ("corpus.sources=[{paht='a'}]", ("corpus.sources.paht", "path?")),

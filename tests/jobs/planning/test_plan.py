@@ -178,6 +178,16 @@ def test_a_finished_corpus_does_not_count_as_disk_space_of_training(tmp_path: Pa
     assert needed == training - 1000
 
 
+def test_an_average_is_counted_in_the_size_of_a_checkpoint() -> None:
+    without, with_average = (
+        estimate.checkpoint_bytes(load_config("original", [f"train.average_steps={n}"]), 1000)
+        for n in (0, 500)
+    )
+    model = load_config("original").model
+    weights = sum(model.parameter_counts().values()) + 1000 * (model.projection_dim + 1)
+    assert with_average - without == 4 * weights
+
+
 def test_the_last_evaluation_is_counted_up_to_its_limit() -> None:
     config = load_config("original", ["eval.every_steps=0"])
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from elmwright.model.average import Average
 from elmwright.model.bilm import BiLM
 from elmwright.model.formats.folder import (
+    OF_AVERAGE,
     load_folder,
     load_tensors,
     model_tensors,
@@ -16,6 +18,7 @@ from elmwright.model.formats.folder import (
     write_config,
 )
 from elmwright.model.softmax import Softmax
+from elmwright.pipeline.errors import UserError
 from tests.support.mistakes import mistake
 from tests.support.shapes import TINY, write_model
 
@@ -165,3 +168,64 @@ def test_a_vocabulary_that_is_not_text_is_named(tmp_path):
     (tmp_path / "vocab.txt").write_bytes(b"<S>\n\xff\n")
     with mistake("file-unreadable", "vocab.txt", "byte 4"):
         read_vocab(tmp_path / "vocab.txt")
+
+
+@pytest.fixture
+def averaged(bundle):
+    """A checkpoint whose config says that its model is the average; the average is all zeros."""
+    bilm, softmax = BiLM(TINY, 4), Softmax.create(3, TINY.projection_dim, 5)
+    average = Average(bilm, softmax, horizon=4)
+    for tensors in average.state().values():
+        for tensor in tensors.values():
+            tensor.zero_()
+    rows = average.state()["average_softmax"]
+    rows |= {"row_updates": torch.tensor([0, 2, 8], dtype=torch.int32)}
+    rows |= {"updates": torch.tensor(8), "horizon": torch.tensor(4)}
+    (bundle / "MANIFEST.json").write_text("{}")
+    write_config(bundle / "config.json", TINY, OF_AVERAGE)
+    save_file(average.state()["average"], bundle / "average.safetensors")
+    save_file(rows, bundle / "average_softmax.safetensors")
+    return bundle, rows
+
+
+def test_a_checkpoint_is_its_average_if_its_config_says_so(averaged):
+    folder, _ = averaged
+    loaded = load_folder(folder, with_softmax=True)
+    assert loaded.is_average
+    assert not any(tensor.any() for tensor in model_tensors(loaded.bilm).values())
+    # Rows last updated at 0, 2 and 8 of 8 updates: nothing, 2/4 · (3/4)⁴ and all of 0 are left.
+    last = Softmax.create(3, TINY.projection_dim, 5).weight
+    share = torch.tensor([1, 1 - 2 / 4 * (3 / 4) ** 4, 0])
+    torch.testing.assert_close(loaded.softmax.weight, last * share.unsqueeze(1))
+
+    write_config(folder / "config.json", TINY)
+    loaded = load_folder(folder, with_softmax=True)
+    assert not loaded.is_average
+    assert torch.equal(loaded.softmax.weight, last)
+
+
+def test_only_a_checkpoint_has_an_average(averaged):
+    folder, _ = averaged
+    (folder / "MANIFEST.json").unlink()
+    assert not load_folder(folder).is_average
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"horizon": torch.tensor(0)},
+        {"horizon": torch.tensor(4.0)},
+        {"updates": torch.tensor(7)},
+        {"row_updates": torch.tensor([0, -1, 8])},
+        {"row_updates": torch.tensor([0.0, 1.0, 8.0])},
+        {"row_updates": torch.tensor([8])},
+        {"weight": torch.full((3, TINY.projection_dim), torch.nan)},
+        {"extra": torch.tensor(1)},
+    ],
+)
+def test_an_impossible_average_is_refused(averaged, change):
+    folder, rows = averaged
+    save_file(rows | change, folder / "average_softmax.safetensors")
+    with pytest.raises(UserError, match=r"average_softmax\.safetensors") as raised:
+        load_folder(folder, with_softmax=True)
+    assert raised.value.code in ("file-damaged", "model-invalid")
