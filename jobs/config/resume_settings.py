@@ -11,6 +11,8 @@ MEANT_WITHOUT = {
     "train.reset_share": 0.5,
     "train.softmax_init": "zero",
     "train.average_steps": 0,
+    "optim.softmax_lr": 1.0,
+    "optim.softmax_betas": [],
 }
 """What a checkpoint means that was written before a setting existed."""
 FORMER_DEFAULTS = {

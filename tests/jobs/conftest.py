@@ -59,8 +59,8 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny finished run: checkpoints 12 and 18 in passing, 20 with all measured."""
     home = tmp_path_factory.mktemp("trained")
-    # From zero biases: evaluated on 200 tokens, 12 is then the best, not the newest.
-    config, run = prepare(home, corpus, eval_max_tokens=200, train_softmax_init="zero")
+    # With this seed, and evaluated on 200 tokens, 12 is the best in passing and not 18.
+    config, run = prepare(home, corpus, eval_max_tokens=200, run_seed=15)
     begin_attempt(run.attempt)
     train(config, run, 1, Ranks())
     at(run.config).write_json(to_dict(config))
