@@ -178,7 +178,7 @@ def test_the_card_has_a_header_the_licences_and_snippets_that_run(
         "| kept |",
         "![Held-out perplexity and training loss by training tokens](training.svg)",
         "tokens per second (median)",
-        "| held-out set | this model | forward | backward | unigram model | tokens |",
+        "| held-out set | this model | forward | backward | states carried over | unigram model |",
         "known limits",
     ):
         assert part in card

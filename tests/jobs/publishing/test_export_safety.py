@@ -173,7 +173,7 @@ def test_the_card_counts_the_tokens_of_accumulated_windows() -> None:
         manifest(),
         1000,
         {},
-        TrainingFacts((), (), (), 0, 0, 240),
+        TrainingFacts((), (), (), "fresh", 0, 0, 240),
         state=saved.state(processes=2, device="cuda", machine="a computer"),
         has_softmax=True,
         has_curve=False,
