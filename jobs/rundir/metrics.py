@@ -10,7 +10,7 @@ from typing import Literal
 
 Regime = Literal["fresh", "carried"]
 """How held-out text was read: with fresh (zero) states for every sentence, as embedding and scoring
-do, or with states carried over from sentence to sentence, as the only one in earlier versions."""
+do, or with states carried over from sentence to sentence, the only way of earlier versions."""
 FINAL = "final/"
 """Prefix of the keys of the last evaluation."""
 
