@@ -72,6 +72,8 @@ class CheckpointState:
     """cpu or cuda."""
     machine: str = ""
     """A description of the machine."""
+    libraries: dict[str, str] = field(default_factory=dict)
+    """Versions of the packages that compute a step; empty in files of early versions."""
     corpus_fingerprint: str = ""
     evaluation: Scores
     """The evaluation at this step, if there was one."""
