@@ -31,9 +31,9 @@ class TensorDifference:
 
     file: str
     tensor: str
-    largest: float
-    """The largest difference between two of its numbers; infinite if one checkpoint lacks the
-    tensor, has it in another shape or type, or has a number that is not finite."""
+    largest: float | None
+    """The largest difference between two of its numbers; None if one checkpoint lacks the tensor,
+    has it in another shape or type, or has a number that is not finite."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def compare_checkpoints(one: str | Path, other: str | Path) -> Comparison:
         for tensor, largest in _differences(*paths):
             tensors += 1
             if largest is not None:
-                differing.append(TensorDifference(name, tensor, largest))
+                finite = largest if math.isfinite(largest) else None
+                differing.append(TensorDifference(name, tensor, finite))
     return Comparison(tensors, tuple(differing))
 
 
@@ -93,7 +94,8 @@ def _differences(one: Path, other: Path) -> Iterator[tuple[str, float | None]]:
 
 
 def _largest_difference(one: "Tensor", other: "Tensor") -> float | None:
-    """The largest difference between two numbers of two tensors; None if all bits are the same."""
+    """The largest difference between two numbers of two tensors, infinite if they cannot be
+    compared; None if all bits are the same."""
     import torch
 
     if one.shape != other.shape or one.dtype != other.dtype:

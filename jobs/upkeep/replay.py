@@ -247,7 +247,10 @@ def in_words(result: Replayed) -> str:
             f"{steps} of {result.run} repeated {on} in {duration(result.seconds)}: all "
             f"{plural(result.tensors, 'tensor')} are bit for bit those of {name}"
         )
-    worst, logged = mismatch.first, mismatch.logged
+    tensor, logged = mismatch.first, mismatch.logged
+    by = "in its shape, its type or numbers that are not finite"
+    if tensor.largest is not None:
+        by = f"by at most {tensor.largest:.3g}"
     verb = "differs" if mismatch.tensors == 1 else "differ"
     when = "no logged loss or gradient norm differs"
     if logged is not None:
@@ -258,5 +261,5 @@ def in_words(result: Replayed) -> str:
     return (
         f"{steps} of {result.run} repeated {on} gave other weights than {name}: "
         f"{mismatch.tensors:,} of {plural(result.tensors, 'tensor')} {verb}, the first is "
-        f"{worst.tensor} in {worst.file}, by at most {worst.largest:.3g}; {when}; {mismatch.reason}"
+        f"{tensor.tensor} in {tensor.file}, {by}; {when}; {mismatch.reason}"
     )

@@ -6,6 +6,7 @@ processes in `make chaos`.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -74,27 +75,27 @@ def files(run: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_the_command_repeats_the_last_steps_bit_for_bit(run: Path) -> None:
+def test_the_command_repeats_steps_bit_for_bit_and_no_others(run: Path) -> None:
     before = files(run)
-    done = elmwright("verify", run, "--replay")
+    done = elmwright("verify", run, "--replay", "12")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith(f"ok: steps 19 to 20 of {run} repeated on 1 process in ")
-    assert done.stdout.endswith(" tensors are bit for bit those of step-00000020\n")
-    assert "repeating" in done.stderr
+    assert done.stdout.startswith(f"ok: steps 13 to 18 of {run} repeated on 1 process in ")
+    assert done.stdout.endswith(" tensors are bit for bit those of step-00000018\n")
+    assert re.search(r"✓ repeating +6 steps ", done.stderr)
     assert all(len(line) <= 80 for line in done.stderr.splitlines())
     assert files(run) == before
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_any_checkpoint_with_a_later_one_can_be_replayed(
+def test_without_a_step_the_last_but_one_checkpoint_is_replayed(
     run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = files(run)
-    assert main(["verify", str(run), "--replay", "12", "--json"]) == 0
+    assert main(["verify", str(run), "--replay", "--json"]) == 0
     result = json.loads(capfd.readouterr().out)
     assert result["ok"] is True
-    assert result["replay"]["from_step"] == 12
-    assert result["replay"]["to_step"] == 18
+    assert result["replay"]["from_step"] == 18
+    assert result["replay"]["to_step"] == 20
     assert result["replay"]["tensors"] > 20
     assert result["replay"]["mismatch"] is None
     assert files(run) == before
