@@ -110,7 +110,7 @@ def checkpoint_folders(folder: str | Path) -> list[str]:
 
 
 def read_info(path: str | Path) -> CheckpointInfo:
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     return CheckpointInfo(
         path=str(path),
         step=manifest.step,
@@ -124,10 +124,11 @@ def read_info(path: str | Path) -> CheckpointInfo:
 
 def file_sha256(path: str | Path, name: str) -> str:
     """The digest of a file of a checkpoint, as its manifest has it."""
-    return _read_manifest(path).files[name].sha256
+    return read_manifest(path).files[name].sha256
 
 
-def _read_manifest(path: str | Path) -> CheckpointManifest:
+def read_manifest(path: str | Path) -> CheckpointManifest:
+    """The manifest of a checkpoint; UserError if it is missing or damaged."""
     file = join(path, MANIFEST)
     try:
         data = read_small(file)
@@ -184,7 +185,7 @@ def read_checked(path: str | Path, name: str) -> dict[str, Any] | None:
     """A JSON file of a checkpoint; None if it is missing or was changed."""
     try:
         data = read_small(join(path, name))
-        if sha256_bytes(data) == _read_manifest(path).files[name].sha256:
+        if sha256_bytes(data) == read_manifest(path).files[name].sha256:
             return parse_object(data, join(path, name))
     except (OSError, UserError, KeyError) as error:
         log.warning("%s of checkpoint %s cannot be read: %s", name, path, error)
@@ -193,7 +194,7 @@ def read_checked(path: str | Path, name: str) -> dict[str, Any] | None:
 
 def verify_checkpoint(path: str | Path) -> None:
     """Compare every file with the manifest; the error names the first that differs."""
-    for name, entry in _read_manifest(path).files.items():
+    for name, entry in read_manifest(path).files.items():
         file = join(path, name)
         stat = at(file).stat()
         if stat is None:
@@ -228,11 +229,17 @@ def fetch(path: str, scratch: Path) -> Path:
         return Path(path)
     local = scratch / f"fetched-{path.rpartition('/')[2]}"
     shutil.rmtree(local, ignore_errors=True)
-    local.mkdir(parents=True)
-    for name in (*_read_manifest(path).files, MANIFEST):
-        at(local / name).copy_from(at(join(path, name)))
-    verify_checkpoint(local)
+    copy_checkpoint(path, local)
     return local
+
+
+def copy_checkpoint(path: str, target: Path) -> None:
+    """Copy a checkpoint to a new folder on this machine, by links if it is on the same disk, and
+    verify the copy."""
+    target.mkdir(parents=True)
+    for name in (*read_manifest(path).files, MANIFEST):
+        at(target / name).copy_from(at(join(path, name)))
+    verify_checkpoint(target)
 
 
 def current_attempt(path: str | Path) -> int:

@@ -103,6 +103,8 @@ class CheckpointState:
     """cpu or cuda."""
     machine: str = ""
     """A description of the machine."""
+    libraries: dict[str, str] = field(default_factory=dict)
+    """Versions of the packages that compute a step; empty in files of early versions."""
     corpus_fingerprint: str = ""
     numerics: int = 1
     """The `NUMERICS` that the run began with. Checkpoints of early versions lack it."""

@@ -238,7 +238,16 @@ COMMANDS = {
     "verify": command(
         "publish.verify",
         arg("path PATH", "its folder or file, or a RUN", complete=runs),
-        arg("--key PUB", "a bundle must be signed with this public key"),
+        one_of(
+            arg("--key PUB", "a bundle must be signed with this public key"),
+            arg(
+                "--replay STEP",
+                "train a RUN again from this checkpoint (the last but one) to the next, and "
+                "compare every bit",
+                nargs="?",
+                const="",
+            ),
+        ),
         JSON,
     ),
     "publish": command(

@@ -94,7 +94,7 @@ EXAMPLES = {
     "eval": "elmwright eval demo",
     "fill-cache": "elmwright fill-cache demo -o demo.table",
     "export": "elmwright export demo --step best -o best-bundle",
-    "verify": "elmwright verify demo",
+    "verify": "elmwright verify demo --replay",
     "publish": "elmwright publish runs/demo/bundle --name demo --to models/",
     "versions": "elmwright versions demo",
     "promote": "elmwright promote demo 2 --alias champion",

@@ -33,7 +33,7 @@ from elmwright.jobs.runbook.find_run import find_run, is_run
 from elmwright.jobs.runbook.runbook import is_name
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.terminal.wording import nearby, scores_text, tell
-from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.progress import counting_bytes
 from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import at
@@ -90,6 +90,9 @@ def _is_config(text: str) -> bool:
 
 
 def verify(options: Namespace) -> None:
+    if options.replay is not None:
+        _replay(options)
+        return
     path = check_verifiable(options.path, options.key)
     from elmwright.jobs.terminal.console import Console
     from elmwright.jobs.upkeep.verify import verify_path
@@ -100,6 +103,24 @@ def verify(options: Namespace) -> None:
     else:
         for line in checked:
             tell(f"ok: {line}")
+
+
+def _replay(options: Namespace) -> None:
+    """Repeat some steps of a run; exit code 1 if that gives other weights."""
+    from elmwright.jobs.upkeep.replay_plan import plan_replay
+
+    plan = plan_replay(find_run(options.path), options.replay)
+    from elmwright.jobs.upkeep.replay import in_words, replay
+
+    result = replay(plan)
+    is_same, text = result.mismatch is None, in_words(result)
+    if options.json:
+        checked = [text] if is_same else []
+        print_json({"ok": is_same, "checked": checked, "replay": to_data(result)})
+    if not is_same:
+        raise Failed(text)
+    if not options.json:
+        tell(f"ok: {text}")
 
 
 def publish(options: Namespace) -> None:

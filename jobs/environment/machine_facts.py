@@ -37,10 +37,6 @@ class Environment:
 
 def environment() -> Environment:
     """The environment of this process."""
-    versions = {}
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):  # needed for development or other stages only
-            versions[name] = metadata.version(name)
     return Environment(
         elmwright=__version__,
         code=content_version(package_files()),
@@ -48,8 +44,21 @@ def environment() -> Environment:
         python=platform.python_version(),
         platform=platform.platform(),
         machine=machine(),
-        packages=versions,
+        packages=_versions(PACKAGES),
     )
+
+
+def libraries() -> dict[str, str]:
+    """The versions of the packages that compute a training step, on which exact resume depends."""
+    return {"elmwright": __version__, **_versions(["numpy", "torch"])}
+
+
+def _versions(names: list[str]) -> dict[str, str]:
+    versions = {}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):  # needed for development or other stages only
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def machine() -> str:

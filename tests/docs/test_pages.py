@@ -22,7 +22,11 @@ PRINTED = {
     "README.md": [r"@candidate", r"\(3, 4, 16\)"],
     "docs/corpus.md": [r"\n\['\w+', "],
     "docs/publishing.md": [r"\n *1 [^\n]*@champion"],
-    "docs/training.md": [r"\n +40 [^\n]*step-00000040\n", r"perplexity +\d"],
+    "docs/training.md": [
+        r"\n +40 [^\n]*step-00000040\n",
+        r"ok: steps 31 to 40 of [^\n]*bit for bit",
+        r"perplexity +\d",
+    ],
     "docs/using.md": [r"\(3, 4, 16\)", r'"predictions": \[\[\[\['],
 }
 """What must be printed, in this order, where an exit code alone says little."""

@@ -24,7 +24,7 @@ from elmwright.jobs.rundir.journal_records import (
 )
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.metrics import LOSS, PERPLEXITY, TOKENS_PER_S, perplexities
-from elmwright.jobs.terminal.bars import Bar
+from elmwright.jobs.terminal.bars import NAME, Bar
 from elmwright.jobs.terminal.console import Console
 from elmwright.jobs.terminal.pace import StepPace
 from elmwright.jobs.terminal.wording import counted, states_note
@@ -46,17 +46,22 @@ class Watcher:
         bar: Bar,
         clock: Callable[[], float] = time.monotonic,
         begun: threading.Event | None = None,
+        repeated: range | None = None,
     ) -> None:
         """Warnings that are in the journal already are not shown again.
 
-        `begun` is set while the processes of an attempt are training.
+        `begun` is set while the processes of an attempt are training. `repeated` are the steps of a
+        replay, which makes no evaluations.
         """
         self._begun_event = begun or threading.Event()
         self._config, self._journal = config, folder.journal
         self._console, self._bar, self._clock = console, bar, clock
         manifest = Manifest.load(folder.corpus)
         self._epoch_tokens = manifest.splits["train"].blocks * manifest.block_steps
-        self._pace = StepPace(config.train.max_steps, config.eval.every_steps)
+        self._evaluates = repeated is None
+        steps = repeated or range(config.train.max_steps)
+        self._first, self._last = steps.start, steps.stop
+        self._pace = StepPace(self._last, config.eval.every_steps)
         self._position = self._step = self._highest_step = self._repeat_until = 0
         self._loss = self._speed = self._held_out = self._saved = self._scoring = ""
         self._evaluated = self._stopping = self._begun = False
@@ -68,7 +73,7 @@ class Watcher:
         self._step = infos[-1].step if infos else 0
         self.begin_attempt()
         if not console.live:
-            console.say(f"  training         {self._starting()}")
+            console.say(f"  {bar.name:<{NAME}} {self._starting()}")
 
     def begin_attempt(self) -> None:
         """Show no progress until the processes, which are being started, have begun to train."""
@@ -125,11 +130,11 @@ class Watcher:
             self._speed = f"{values[TOKENS_PER_S.key]:,.0f} {TOKENS_PER_S.unit}"
 
     def _show(self) -> None:
-        self._bar.show(self._step, self._facts(), self._seconds_left)
+        self._bar.show(self._step - self._first, self._facts(), self._seconds_left)
 
     def _seconds_left(self) -> float | None:
-        last = self._config.train.max_steps
-        if not self._begun or self._stopping or self._step >= last or self._evaluating():
+        is_over = self._step >= self._last
+        if not self._begun or self._stopping or is_over or self._evaluating():
             return None
         return self._pace.left(self._clock() - self._updated_at)
 
@@ -167,7 +172,7 @@ class Watcher:
         next_record = min(max_steps, (self._step // every + 1) * every)
         eval_every = self._config.eval.every_steps or max_steps
         is_due = next_record == max_steps or self._step // eval_every < next_record // eval_every
-        if pace is None or self._evaluated or not is_due:
+        if pace is None or self._evaluated or not (is_due and self._evaluates):
             return False
         expected = 1.5 * pace * (next_record - self._step)
         return self._clock() - self._updated_at > expected + LATE_SECONDS

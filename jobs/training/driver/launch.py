@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ class Job:
     attempt: int
     cwd: str
     """The folder in which the command was run, which relative paths refer to."""
+    until: int | None = None
+    """The step after which to stop with a checkpoint; None trains to the end."""
 
 
 def check_resumable(config: RunConfig, folder: RunFolder, manifest: Manifest) -> None:
@@ -128,27 +131,32 @@ def launch(
     stopped: Callable[[], bool],
     begun: threading.Event | None = None,
     fit: Fit | None = None,
+    until: int | None = None,
 ) -> None:
     """Train to the end. Raises Interrupted when asked to stop, UserError or Failed on errors.
 
     `config.train.device` is "cpu" or "cuda", as `devices.settle_device` decided. `begun` is set
     while processes are training: only then is there something to save. `fit` runs the processes of
-    one attempt, by default with Ray Train.
+    one attempt, by default with Ray Train. `until` is for a replay: training stops at the
+    checkpoint of that step, without a last evaluation and a result.
     """
+    fit = fit or partial(fit_with_ray, until=until)
     withdraw_stop(folder.stop_request)
     at(folder.result).clear()  # from a shorter training, or a checkpoint that is damaged now
     restarts, ever_ran, reached, attempt = 0, False, _newest_step(folder), 0
-    steps = config.train.max_steps
-    with console.bar("training", steps, "steps", PLAIN_SECONDS, done=reached) as bar:
-        watcher = Watcher(config, folder, console, bar, begun=begun)
+    repeated = None if until is None else range(reached, until)
+    name, steps = (
+        ("repeating", repeated) if repeated else ("training", range(config.train.max_steps))
+    )
+    done = reached - steps.start
+    with console.bar(name, len(steps), "steps", PLAIN_SECONDS, done=done) as bar:
+        watcher = Watcher(config, folder, console, bar, begun=begun, repeated=repeated)
         while True:
             attempt = begin_attempt(folder.attempt, above=attempt)
             watcher.begin_attempt()
-            error = _attempt(
-                config, folder, attempt, watcher, stopped, fit or fit_with_ray, again=ever_ran
-            )
+            error = _attempt(config, folder, attempt, watcher, stopped, fit, again=ever_ran)
             if error is None:
-                if at(folder.result).read_json() is not None:
+                if _is_finished(folder, until):
                     bar.is_complete = True  # perhaps before the last step: eval.patience
                 break
             if isinstance(error, CapacityLost) or (isinstance(error, NoCapacity) and ever_ran):
@@ -175,12 +183,12 @@ def launch(
                 f"training stopped unexpectedly ({_reason(error)}); starting again from the newest "
                 f"checkpoint in {pause:.0f} s (restart {restarts} of {config.train.max_restarts})"
             )
-            until = time.monotonic() + pause
-            while time.monotonic() < until and not stopped():
+            pause_end = time.monotonic() + pause
+            while time.monotonic() < pause_end and not stopped():
                 time.sleep(POLL_SECONDS)
             if stopped():
                 break
-    if at(folder.result).read_json() is None:
+    if not _is_finished(folder, until):
         raise Interrupted(
             f"training is at {_position(folder)}; the same command resumes from there"
         )
@@ -239,7 +247,16 @@ def _newest_step(folder: RunFolder) -> int:
     return max((info.step for info in list_checkpoints(folder.checkpoints)), default=-1)
 
 
-def fit_with_ray(config: RunConfig, folder: RunFolder, attempt: int, again: bool) -> None:
+def _is_finished(folder: RunFolder, until: int | None) -> bool:
+    """Whether training has come to its end, or to the checkpoint at which it was to stop."""
+    if until is not None:
+        return _newest_step(folder) >= until
+    return at(folder.result).read_json() is not None
+
+
+def fit_with_ray(
+    config: RunConfig, folder: RunFolder, attempt: int, again: bool, until: int | None = None
+) -> None:
     """Run the processes of an attempt with Ray Train, until all have ended or one has failed."""
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
@@ -254,7 +271,7 @@ def fit_with_ray(config: RunConfig, folder: RunFolder, attempt: int, again: bool
         check_capacity(config.train, resources(), gpu=use_gpu, advice=advice)
     trainer = TorchTrainer(
         worker,
-        train_loop_config={"job": Job(config, folder, attempt, os.getcwd())},
+        train_loop_config={"job": Job(config, folder, attempt, os.getcwd(), until)},
         scaling_config=ScalingConfig(
             num_workers=config.train.processes,
             use_gpu=use_gpu,
@@ -304,6 +321,8 @@ def worker(arguments: dict[str, Job]) -> None:
     ranks = Ranks(context.get_world_rank(), context.get_world_size(), device)
 
     def drained(step: int) -> bool:
+        if job.until is not None:
+            return step + 1 >= job.until
         # Not at every step: all processes exchange the answer, which takes some milliseconds.
         if not is_remote(config) or step % config.tracking.every_steps:
             return False

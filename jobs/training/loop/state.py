@@ -26,7 +26,7 @@ from elmwright.jobs.checkpoints.contents import (
 from elmwright.jobs.checkpoints.writer import Snapshot
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
-from elmwright.jobs.environment.machine_facts import machine
+from elmwright.jobs.environment.machine_facts import libraries, machine
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.secrets.hiding import store_all
 from elmwright.jobs.training.loop.evaluate import Score
@@ -352,6 +352,7 @@ def snapshot(
             processes=ranks.world,
             device=ranks.device.type,
             machine=machine(),
+            libraries=libraries(),
             corpus_fingerprint=manifest.fingerprint,
             evaluation=saved_scores(scores),
             probe=saved_probes(scores),
