@@ -25,7 +25,7 @@ from elmwright.jobs.checkpoints.checkpoint import (
     copy_checkpoint,
     folder_name,
 )
-from elmwright.jobs.cluster.connection import FITTING, ray_cluster
+from elmwright.jobs.cluster.connection import FIT_THREAD, ray_cluster
 from elmwright.jobs.environment.machine_facts import libraries, machine
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.work_folder import alone_in
@@ -215,7 +215,7 @@ def _train(
 def _wait_for_processes() -> None:
     """Wait until no process writes to the temporary folder any more."""
     for thread in threading.enumerate():
-        if thread.name == FITTING:
+        if thread.name == FIT_THREAD:
             thread.join(STOP_SECONDS)
 
 
