@@ -176,6 +176,7 @@ def test_the_card_counts_the_tokens_of_accumulated_windows() -> None:
         TrainingFacts((), (), (), "fresh", 0, 0, 240),
         state=saved.state(processes=2, device="cuda", machine="a computer"),
         has_softmax=True,
+        weights="last",
         has_curve=False,
     )
     assert "1,000 steps of 240 tokens" in card

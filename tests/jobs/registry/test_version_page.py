@@ -161,6 +161,7 @@ def test_the_card_tells_the_result_first_and_what_it_means() -> None:
         {"heldout": saved.score(tokens=85_247)},
         facts(),
         has_softmax=True,
+        weights="last",
         has_curve=True,
         state=saved.state(machine="a | computer"),
     )
@@ -191,6 +192,7 @@ def test_the_card_says_full_softmax_and_first_tokens_where_that_is_so() -> None:
             {"heldout": saved.score(tokens=whole - 1)},
             facts(),
             has_softmax=True,
+            weights="last",
             has_curve=True,
             state=saved.state(machine="a"),
         )
