@@ -1,10 +1,10 @@
 """How long a run takes and how much disk it needs: rules of thumb for `check` and `init`.
 
-Training is counted in useful arithmetic (`model/flops.py`, with the sizes of a typical batch
-instead of a real one) at `GFLOPS` per core. Runs on two cores of 2021 servers reached this rate
-with everything else that a run does, and it is meant to be too low rather than too high:
-`check --measure` found two to three times as much per core on a server of 2023. The corpus is
-counted in bytes of text per core.
+The time of training is its useful arithmetic (as in `model/flops.py`, but for a typical batch
+instead of a real one) at a rate of `GFLOPS` per core. Whole runs on two cores of 2021 servers
+reached this rate. It is meant to be too low rather than too high: `check --measure` found two to
+three times as much per core on a server of 2023. The time of a corpus is its size at a rate of
+`CORPUS_BYTES` per core.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ GFLOPS = 16.0
 """Useful arithmetic of each core that training keeps busy, in 10⁹ operations per second."""
 CORPUS_BYTES = 2_000_000
 """Bytes of text that a core makes into a corpus per second."""
-HARVEST_BYTES, HARVEST_STEPS, HARVEST_SECONDS = 33_000_000, 5_000_000, 60.0
-"""Text in the documentation of an environment like ours, its tokens, and the processor time of
-reading it ("embedded:docstrings")."""
+HARVEST_BYTES, HARVEST_TOKENS, HARVEST_SECONDS = 33_000_000, 5_000_000, 60.0
+"""The source "embedded:docstrings" in a typical environment: bytes of text, tokens, and the
+processor time of reading it."""
 START_SECONDS = 25.0
 """How long Ray, the training processes and MLflow take to start, all together."""
 LARGE_VOCABULARY, LARGE_LIMIT = 100_000, 1_000_000
 """From this many words on, only this many tokens are scored by default, as in evaluate.py."""
-TYPES = 0.5
-"""Distinct words in a batch for each token: what the character network spells."""
+TYPES_PER_TOKEN = 0.5
+"""Distinct words in a batch, which the character network encodes, per token."""
 POSITIONS = 8
 """Places of a word at which a convolution starts, on average."""
 
@@ -49,7 +49,7 @@ def _encoder(model: ModelConfig) -> float:
     filters = model.n_filters
     spelling = sum(width * model.char_dim * number for width, number in model.filters) * POSITIONS
     dense = model.n_highway * 2 * filters * filters + filters * model.projection_dim
-    return 2.0 * TYPES * (spelling + dense)
+    return 2.0 * TYPES_PER_TOKEN * (spelling + dense)
 
 
 def _lstm(model: ModelConfig) -> float:
@@ -81,18 +81,18 @@ def duration(
 ) -> Time:
     """How long the rest of a run takes; evaluation computes as fast as training.
 
-    `heldout_tokens` are those of each held-out set: each is scored up to the limit.
+    `heldout_tokens` has the number of tokens in each held-out set, which is scored up to a limit.
     """
-    arithmetic = speed.tokens_per_s * flops_per_token(config, vocabulary)
+    flops_per_s = speed.tokens_per_s * flops_per_token(config, vocabulary)
     every = config.eval.every_steps
-    passing = sum(min(config.eval.max_tokens, tokens) for tokens in heldout_tokens)
-    scored = (steps_left // every if every else 0) * passing
+    scored_each_time = sum(min(config.eval.max_tokens, tokens) for tokens in heldout_tokens)
+    scored = (steps_left // every if every else 0) * scored_each_time
     if steps_left:
         limit = final_tokens(config, vocabulary)
         scored += sum(tokens if limit is None else min(limit, tokens) for tokens in heldout_tokens)
     corpus = text_bytes / (CORPUS_BYTES * cores) + harvest_seconds / cores
     train = steps_left * config.train.tokens / speed.tokens_per_s
-    evaluate = scored * evaluation_flops_per_token(config, vocabulary) / arithmetic
+    evaluate = scored * evaluation_flops_per_token(config, vocabulary) / flops_per_s
     start = START_SECONDS if steps_left or text_bytes else 0.0
     return Time(
         corpus=corpus,

@@ -5,8 +5,8 @@ configured threads, the real model and optimiser, and words of the user's text. 
 that a step computes, but not the exchange between processes, reading blocks, evaluation and
 checkpoints. Other processes are assumed to be as fast, as long as there is a core for each thread.
 
-A sampled softmax costs the same whatever its size, so it is measured with at most `ROWS` words: a
-vocabulary of 800,000 would fill the memory for nothing.
+A sampled softmax takes the same time for any vocabulary, so it is measured with at most `ROWS`
+words: a vocabulary of 800,000 would fill the memory for nothing.
 """
 
 import time
@@ -31,13 +31,13 @@ from elmwright.model.optim import Optimizer
 from elmwright.model.softmax import Softmax
 
 ROWS = 50_000
-"""The most words of a sampled softmax that is measured."""
+"""Largest vocabulary with which a sampled softmax is measured."""
 SECONDS = 1.5
 """How long to measure, after a first step that warms up; two steps at least."""
 
 
 DOCUMENTATION = "Python's own documentation"
-"""What is read if there is no text of the user's."""
+"""How a plan names the text of `documentation`, which is used if the user has none."""
 
 
 def documentation() -> list[str]:
@@ -49,7 +49,7 @@ def documentation() -> list[str]:
 def measure(
     config: RunConfig, sentences: Sequence[str], vocabulary: int, seconds: float = SECONDS
 ) -> Speed:
-    """Time real steps of one training process on tokenised sentences."""
+    """The speed of one of the training processes, by real steps on tokenised sentences."""
     lanes = config.train.lanes // config.train.processes
     config = replace(config, train=replace(config.train, lanes=lanes, processes=1))
     torch.set_num_threads(config.train.threads)
@@ -90,7 +90,7 @@ class _Stream:
         number = {word: n for n, word in enumerate(types)}
         self._chars = char_ids(types, config.model.max_chars)
         self._ids = np.minimum(np.arange(len(types)), vocabulary - 1)
-        """By falling frequency, as in a vocabulary, which the sampled softmax relies on."""
+        """Ids in order of falling frequency, on which the sampled softmax relies."""
         self._text = np.array([number[word] for word in words])
         self._begin = number[BEGIN_SENTENCE]
         self._lanes, self._window = config.train.lanes, config.train.window

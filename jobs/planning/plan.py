@@ -221,7 +221,7 @@ def _text(
     shares = {name: entry for name, entry in entries if isinstance(entry, float)}
     tokens, n_bytes = preview.steps if preview else 0, sum(map(text_bytes, train))
     if _reads_docstrings(config) and not train:
-        tokens, n_bytes = tokens + estimate.HARVEST_STEPS, n_bytes + estimate.HARVEST_BYTES
+        tokens, n_bytes = tokens + estimate.HARVEST_TOKENS, n_bytes + estimate.HARVEST_BYTES
     heldout = {name: round(tokens * share) for name, share in shares.items()}
     for file in find_heldout(Problems(), config.corpus) if n_bytes else ():
         more = round(text_bytes(file) * tokens / n_bytes)

@@ -9,7 +9,7 @@ from elmwright.jobs.terminal.wording import size
 from elmwright.pipeline.cleaning.language import name_of
 
 SHORT_RUN = 10_000
-"""Steps below which the original's Adagrad has hardly begun to learn."""
+"""Steps below which Adagrad with the settings of the original ELMo has hardly begun to learn."""
 
 
 def warnings_of(plan: Plan) -> list[str]:
@@ -45,11 +45,13 @@ def _language_warning(config: RunConfig, sample: Sample | None) -> str:
     shares, codes = sample.languages, config.corpus.languages
     main = next(iter(shares))
     if codes:
-        share = sum(shares.get(code.partition("-")[0], 0.0) for code in codes)
+        wanted = {code.partition("-")[0] for code in codes}
+        share = sum(shares.get(code, 0.0) for code in wanted)
         if share < config.corpus.language_threshold:
+            other = next((code for code in shares if code not in wanted), main)
             return (
-                f"only {share:.0%} of the sample is in corpus.languages = {list(codes)}; most is "
-                f"{name_of(main)}, which is dropped"
+                f"only {share:.0%} of the sample is in corpus.languages = {list(codes)}; most of "
+                f"the rest is {name_of(other)}, which is dropped"
             )
     elif main != config.corpus.language.partition("-")[0] and shares[main] > 0.5:
         return (
@@ -61,7 +63,7 @@ def _language_warning(config: RunConfig, sample: Sample | None) -> str:
 
 
 def _heldout_warning(config: RunConfig, sample: Sample | None, text: TextSize) -> str:
-    """For a held-out share that is less than one document, which is held out as a whole."""
+    """For a document that is larger than a held-out share: documents are held out as a whole."""
     shares = [e for e in config.corpus.heldout.values() if isinstance(e, float) and e]
     if not shares or not sample or not text.bytes:
         return ""
@@ -97,7 +99,7 @@ def _epochs_warning(config: RunConfig, tokens: int) -> str:
     epochs = config.train.max_steps * config.train.tokens / tokens
     if epochs > 30:
         return (
-            f"the run reads the text {epochs:,.0f} times, which mostly memorises it; lower "
+            f"the run reads the text {epochs:,.0f} times, and will mostly memorise it; lower "
             "train.max_steps or add text"
         )
     return ""
@@ -121,7 +123,7 @@ def _bf16_warning(config: RunConfig) -> str:
         return ""
     if {"avx512_bf16", "amx_bf16"} & set(flags):
         return ""
-    return "train.bf16 is emulated on this processor, and slow; turn it off without a GPU"
+    return "train.bf16 is emulated on this processor, and slow; turn it off, or train on a GPU"
 
 
 def _disk_warning(disk: Disk) -> str:

@@ -16,7 +16,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Any
 
-from elmwright.jobs.planning.estimate import HARVEST_BYTES, HARVEST_STEPS
+from elmwright.jobs.planning.estimate import HARVEST_BYTES, HARVEST_TOKENS
 from elmwright.pipeline.build.preview import Preview, preview_text, text_bytes
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Source
 from elmwright.pipeline.errors import UserError
@@ -80,7 +80,7 @@ def survey(paths: Sequence[str]) -> Survey:
         fields.append(text_field(source_files))
         files += source_files
     if not files:
-        return Survey(0, HARVEST_BYTES, HARVEST_STEPS, tuple(fields))
+        return Survey(0, HARVEST_BYTES, HARVEST_TOKENS, tuple(fields))
     if not any(file.bytes for file in files):
         raise UserError(
             "no-text", f"the files of --source {paths[0]} are empty; name some with text"

@@ -1,8 +1,8 @@
 """Bundles as versions of an MLflow registered model.
 
 A bundle is stored as a logged model of MLflow (logged_models.py). The version is created last,
-after the stored files have been read back, so every version that MLflow lists is complete. A tag
-has its digest, which is compared at every load.
+after the stored files have been read back, so every version that MLflow lists is complete. A tag of
+the version has the digest of its bundle, which is compared at every load.
 
 One bundle is one version, identified by its digest. With a SQLite file a lock beside it admits one
 publish at a time. On a server two may run at once: each creates its version last and then lists
@@ -40,7 +40,7 @@ own name. People read other tags (version_page.py)."""
 OLD_ABOUT = "elmwright.about"
 """The same tag on early versions."""
 READS = 10
-"""How often a history that changes while it is read is read again."""
+"""How many times a history is read again if it may have changed while it was read."""
 
 
 class MlflowRegistry:
@@ -72,10 +72,11 @@ class MlflowRegistry:
         return LoggedModels(self._client, self._uri)
 
     def publish(self, bundle: Path, about: About, name: str) -> int:
-        """Store the files, read them back, and create the version last."""
-        with self._answering(f"publish; {bundle} is safe"), self._alone() as alone:
-            self._connected = self._connected or connect(self._uri)  # which may create a database
-            self._create_name(name)
+        """Store the files, read them back, create the version last, and return its number."""
+        with self._answering("publish", f"{bundle} is safe: "), self._alone() as alone:
+            # Unlike `_client`, this may create the database.
+            self._connected = self._connected or connect(self._uri)
+            self._register_name(name)
             number = self._settle(name, about.digest)
             if number is None:
                 number = self._create(bundle, about, name)
@@ -104,19 +105,19 @@ class MlflowRegistry:
         return sorted(versions, key=lambda version: version.version)
 
     def history(self, name: str, alias: str) -> list[int]:
-        """The noted moves, corrected by where the alias points: others may have moved it."""
+        """The versions by the noted moves, and by where the alias points if others moved it."""
         with self._answering("read aliases"):
             return [entry.version for entry in self._history(name, alias).entries]
 
     def _history(self, name: str, alias: str) -> History:
-        """The history, read again until two answers agree if it has moves that were not noted:
-        MLflow reads alias and tags one after the other, and a move may happen in between."""
+        """The history of an alias. If it has moves that were not noted, it is read again until two
+        answers agree: MLflow reads alias and tags one after the other, and a move may happen in
+        between."""
         history = self._read_history(name, alias)
         for _ in range(READS):
             if not history.unnoted():
                 break
-            before = history
-            history = self._read_history(name, alias)
+            before, history = history, self._read_history(name, alias)
             if history == before:
                 break
         return history
@@ -158,7 +159,7 @@ class MlflowRegistry:
                 self._client.delete_registered_model_tag(name, tag_name(alias, key))
 
     def fetch(self, name: str, version: int) -> Path:
-        """The folder that MLflow stores it in, if that is on this disk; else a copy."""
+        """The folder in which MLflow stores the bundle, if that is on this disk; else a copy."""
         with self._answering(f"fetch version {version} of {name}"):
             stored = self._client.get_model_version(name, str(version))
             source = self._client.get_model_version_download_uri(name, str(version))
@@ -184,7 +185,7 @@ class MlflowRegistry:
             return number
         number = self._settle(name, about.digest)
         if number is None:
-            raise Failed(f"version of {name} vanished after it was created; publish again")
+            raise Failed(f"the version of {name} vanished after it was created; publish again")
         return number
 
     def _create_version(self, name: str, model: Any, about: About, bundle: Path) -> None:
@@ -220,7 +221,8 @@ class MlflowRegistry:
     def _versions(self, name: str) -> list[Any]:
         return all_pages(self._client.search_model_versions, filter_string=f"name = '{name}'")
 
-    def _create_name(self, name: str) -> None:
+    def _register_name(self, name: str) -> None:
+        """Create the registered model, unless it exists."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -231,7 +233,8 @@ class MlflowRegistry:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """With a SQLite file: wait until no other publish uses it; whether that was possible."""
+        """Wait for other publishes to end and keep new ones out, which only a SQLite file allows.
+        Yields whether it does."""
         database = sqlite_file(self._uri)
         if database is None:
             yield False
@@ -241,8 +244,9 @@ class MlflowRegistry:
             yield True
 
     @contextmanager
-    def _answering(self, what: str) -> Iterator[None]:
-        """Report in a sentence that MLflow does not answer, or why it refuses."""
+    def _answering(self, what: str, comfort: str = "") -> Iterator[None]:
+        """Report in a sentence that MLflow does not answer, or why it refuses. `comfort` says what
+        is not lost."""
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -254,7 +258,7 @@ class MlflowRegistry:
             raise UserError(
                 "tracking-server",
                 f"MLflow at {self.uri} did not let us {what} ({reason}); "
-                "run the same command again when it answers",
+                f"{comfort}run the same command again when it answers",
             ) from error
 
 
@@ -275,7 +279,7 @@ def _about(version: Any) -> About:
 
 
 def _errors_of_s3() -> tuple[type[Exception], ...]:
-    """Errors of an S3 store that MLflow uses itself; boto3 may be missing."""
+    """Errors of boto3, with which MLflow uses an S3 store; none if boto3 is not installed."""
     try:
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError

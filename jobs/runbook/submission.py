@@ -1,4 +1,4 @@
-"""A submission: one attempt at a run somewhere, and everything needed to repeat it.
+"""A submission: a run as it is sent to a target, with everything needed to send it again.
 
 It is plain data: kept in the submitter's run book, shipped with the job, and written by the job
 itself below `run.dir`, so that another machine can find out where the run is. It never contains a
@@ -35,12 +35,12 @@ PASSED_ON = (
 """Variables of the submitter's environment that go with the job. None of them is a secret."""
 
 T = TypeVar("T")
-Word = Literal["pending", "running", "finished", "failed", "interrupted", "unknown"]
+StateWord = Literal["pending", "running", "finished", "failed", "interrupted", "unknown"]
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One attempt at a run."""
+    """A run as it is sent to a target."""
 
     id: str
     """Unique: the run's name, the time, and four random digits."""
@@ -74,7 +74,7 @@ class Submission:
         return config_from(self.config, f"the config of {self.id}")
 
     def setting(self, section: str, name: str, default: T) -> T:
-        """A setting of the config, also if this version cannot read the config as a whole."""
+        """A setting of the config, even if this version cannot read the config as a whole."""
         value = (self.config.get(section) or {}).get(name)
         return value if isinstance(value, type(default)) else default
 
@@ -90,7 +90,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class ProcessHandle:
-    """A process of a machine; its start distinguishes it from later ones with the same number."""
+    """A process on a machine; its start distinguishes it from later ones with the same id."""
 
     pid: int
     started: int
@@ -133,7 +133,7 @@ class Job:
 class State:
     """The state of a job."""
 
-    word: Word
+    word: StateWord
     """The state in one word."""
     why: str = ""
     """The reason, or where and since when it runs."""
@@ -161,7 +161,7 @@ def state_of_exit(code: int) -> State:
 
 
 def passed_on(more: tuple[str, ...] = ()) -> dict[str, str]:
-    """The variables of this environment that go with a job; `more` are named by the target."""
+    """The variables of this environment that go with a job: PASSED_ON, and `more` of the target."""
     for name in more:
         if SECRET.search(name):
             raise UserError(
@@ -180,13 +180,13 @@ def passed_on(more: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def check_lines(lines: tuple[str, ...]) -> None:
-    """Refuse secrets in the lines of a target, which are copied into the run's folder."""
+    """Refuse secrets in a target's lines for the batch script, which the run's folder keeps."""
     for line in lines:
         if re.match(r"#SBATCH\s+--export\b", line):
             raise UserError(
                 "secret",
-                "lines = […] has an --export, which the job would not follow: name variables as "
-                "env of the target, and put secrets into a file on the cluster, its env_file",
+                "lines = […] has an --export, which would have no effect; name variables as env "
+                "of the target, and put secrets into a file on the cluster, its env_file",
             )
         pattern = r"([A-Za-z_][\w-]*)\s*=\s*[\"']?([^\s,;&|\"']*)"
         for name, value in re.findall(pattern, line):

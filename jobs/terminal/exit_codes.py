@@ -24,7 +24,7 @@ DONE = 0
 FAILED = 1
 MISTAKE = 2
 STORE_WORDS = re.compile(r"(?i)\b(s3|gs|gcs|aws|bucket|botocore|google::cloud|curlcode)\b")
-"""Words in pyarrow's errors about object stores, which have no number."""
+"""Words in pyarrow's errors about object stores, which have no errno."""
 
 
 def exit_code(work: Callable[[], int | None], *, as_json: bool = False) -> int:
@@ -38,7 +38,7 @@ def exit_code(work: Callable[[], int | None], *, as_json: bool = False) -> int:
         return work() or DONE
     except BrokenPipeError as error:
         if not _has_no_reader(sys.stdout):
-            # Another pipe, or a connection.
+            # Not standard output, but another pipe or a connection was closed.
             tell(f"failed: {report_unexpected(error)}", sys.stderr)
             return FAILED
         # The reader of a pipe (elmwright … | head) has seen enough. SIGPIPE itself stays ignored:
@@ -71,7 +71,8 @@ def _has_no_reader(stream: TextIO) -> bool:
 def _ending(error: BaseException) -> tuple[int, str, str]:
     """The exit code, a code for programs, and a sentence for the user without secrets."""
     if isinstance(error, OSError):
-        error = explain(error, Path(error.filename or "here")) or error
+        path = Path(error.filename or "here")  # not every error names its file
+        error = explain(error, path) or error
     number, code, message = FAILED, "failed", str(error)
     if isinstance(error, KeyboardInterrupt):
         number, code, message = RESUMABLE, "interrupted", "interrupted; nothing is lost"

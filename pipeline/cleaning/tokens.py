@@ -4,11 +4,11 @@ A document is tokenised once. Its words become numbers in a `Lexicon`, which sto
 need of every distinct word (length, letters, a hash of its lower-case form). A rule over millions
 of words is then a few numpy operations over a batch of documents, without a Python object per word.
 
-`Reader` does this for a batch. Arrow numbers the distinct chunks between white space. Their words
-come from a memory of all chunks seen so far, as text and as numbers, and two gathers then give the
-tokenised text and the `Tokens`. Python sees only distinct chunks (one in ten): a look-up per chunk
-took three times as long. A new chunk costs about ten microseconds, so the first megabytes of a
-corpus are read at half the speed.
+`Reader` does this for a batch. Arrow numbers the distinct chunks between white space. A cache has
+the words of every chunk seen so far, as text and as numbers. Indexed with the chunks of the batch,
+it gives the tokenised text and the `Tokens`. Python sees only distinct chunks (one in ten): a
+look-up per chunk took three times as long. A new chunk costs about ten microseconds, so the first
+megabytes of a corpus are read at half the speed.
 """
 
 from array import array
@@ -34,23 +34,23 @@ from elmwright.pipeline.cleaning.countable import (
 )
 
 MOST_TYPES, MOST_CHUNKS, MOST_CHARACTERS = 1_000_000, 700_000, 20_000_000
-"""Distinct words, chunks and characters of chunks that a reader remembers before it starts again:
-several hundred MB (estimated)."""
+"""The most distinct words, chunks and characters of chunks that a reader caches before it empties
+the cache: several hundred MB (estimated)."""
 
 
 class Facts(NamedTuple):
     """What is known of every distinct word, by its number."""
 
     chars: NDArray[np.int32]
-    """[types] Characters."""
+    """[types] Number of characters."""
     flags: NDArray[np.uint8]
     """[types] `LETTER` and `WORD`, or-ed."""
     stops: NDArray[np.uint8]
-    """[types] The bit of its place in `STOP_WORDS`."""
+    """[types] `STOP_BITS` of a stop word; 0 for other words."""
     hashes: NDArray[np.uint64]
     """[types] 64-bit hash of the lower-case word; 0 for pure punctuation."""
     parts: NDArray[np.int32]
-    """[types, 4] What a word adds to what is `COUNTED`. Compounds add their parts."""
+    """[types, 4] What a word adds to each count of `COUNTED`. A compound counts as its parts."""
 
 
 class Lexicon:
@@ -130,13 +130,13 @@ class Tokens:
     """The words of a batch of documents, one after the other."""
 
     ids: NDArray[np.int32]
-    """[words] Numbers of the lexicon."""
+    """[words] The number of each word in the lexicon."""
     offsets: NDArray[np.int64]
     """[documents + 1] Where each document begins in `ids`, and where the last ends."""
     lexicon: Lexicon
     """What the numbers mean."""
     counts: NDArray[np.int64] | None = None
-    """[documents, 4] What is `COUNTED`, if requested."""
+    """[documents, 4] The counts that `COUNTED` names, if requested."""
 
     def __len__(self) -> int:
         """Documents in the batch."""
@@ -144,16 +144,16 @@ class Tokens:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """[documents] Words of each."""
+        """[documents] Number of words in each document."""
         return np.diff(self.offsets)
 
     @cached_property
     def owners(self) -> NDArray[np.int32]:
-        """[words] The document of each word."""
+        """[words] The index of each word's document."""
         return np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)
 
     def take(self, documents: Sequence[int] | NDArray[np.int64]) -> "Tokens":
-        """Some of the documents, in ascending order."""
+        """Only these documents, in the order of the batch."""
         if len(documents) == len(self):
             return self
         chosen = np.zeros(len(self), bool)
@@ -163,7 +163,7 @@ class Tokens:
         return Tokens(self.ids[chosen[self.owners]], offsets, self.lexicon, counts)
 
     def largest(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        """[documents] The largest of a value for each word ([words]); 0 without words."""
+        """[documents] The largest of `values` ([words]) in each document; 0 if it has no words."""
         result = np.zeros(len(self), np.int64)
         full = np.flatnonzero(self.sizes)
         if full.size:
@@ -171,23 +171,23 @@ class Tokens:
         return result
 
     def total(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        """[documents] Sum over each document of a value for each word ([words])."""
+        """[documents] The sum of `values` ([words]) over each document."""
         running = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-        sums: NDArray[np.int64] = running[self.offsets[1:]] - running[self.offsets[:-1]]
-        return sums
+        return np.diff(running[self.offsets])
 
 
 class Reader:
-    """Turns sentences into tokenised text and `Tokens`, and remembers the words of chunks."""
+    """Turns sentences into tokenised text and `Tokens`, and caches the words of chunks."""
 
     def __init__(self, words_of: Callable[[str, bool], str]) -> None:
-        """`words_of` gives the words of a chunk that is, or is not, the last of its sentence."""
+        """`words_of(chunk, is_last)` gives the words of a chunk, separated by spaces; `is_last`:
+        whether it is the last chunk of its sentence."""
         self._words_of = words_of
         self.lexicon = Lexicon()
         self._chunks = _Chunks(words_of, self.lexicon)
 
     def refresh(self) -> None:
-        """Start again if too much is remembered; earlier `Tokens` keep their own lexicon."""
+        """Empty the cache if it is too large; earlier `Tokens` keep their own lexicon."""
         if len(self.lexicon) > MOST_TYPES:
             self.lexicon = Lexicon()
         elif len(self._chunks) < MOST_CHUNKS and self._chunks.characters < MOST_CHARACTERS:
@@ -236,7 +236,7 @@ def _strings(data: bytes, ends: NDArray[np.int64]) -> Any:
 
 
 def _cut(texts: Any, borders: NDArray[np.int64]) -> list[str]:
-    """Runs of strings of an Arrow array, each joined, without their last character."""
+    """The strings between each two borders as one text, without its last character."""
     _, offsets, data = texts.buffers()
     if data is None:
         return [""] * (borders.size - 1)
@@ -281,28 +281,29 @@ class _Chunks(dict[str, int]):
         self.characters += sum(map(len, fresh))
 
     def counts(self, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-        """[chunks, 4] What some chunks count as, computed when first needed."""
+        """[chunks, 4] The counts of some chunks, computed when first needed."""
         known = len(self._counts) // len(COUNTED)
         if known < len(self):
             self._counts.frombytes(self._count(known).tobytes())
         return np.frombuffer(self._counts, np.int32).reshape(-1, len(COUNTED))[numbers]
 
     def _count(self, known: int) -> NDArray[np.int32]:
-        """[chunks, 4] What new chunks count as: sums over words, unless symbols tie words."""
+        """[chunks, 4] The counts of new chunks: sums over words, unless symbols join words."""
         starts = np.frombuffer(self._starts, np.int64)[known:]
         ids = np.frombuffer(self._ids, np.int32)[starts[0] :]
         begins = starts[:-1] - starts[0]
         parts = self._lexicon.facts.parts[ids]
         sums = np.add.reduceat(parts, begins, axis=0, dtype=np.int32)
-        is_word, places = parts[:, 1] > 0, np.arange(ids.size)
+        is_word, places = parts[:, COUNTED.index("words")] > 0, np.arange(ids.size)
         words = np.add.reduceat(is_word, begins, dtype=np.int64)
         first = np.minimum.reduceat(np.where(is_word, places, ids.size), begins)
         last = np.maximum.reduceat(np.where(is_word, places, -1), begins)
         flags = self._lexicon.facts.flags
+        # A symbol between two words may join them into one (`countable.counted`).
         for number in np.flatnonzero((words > 1) & (last - first + 1 > words)).tolist():
-            places_of = slice(starts[number] - starts[0], starts[number + 1] - starts[0])
+            span = slice(starts[number] - starts[0], starts[number + 1] - starts[0])
             chunk = self._texts[known + number][:-1].split(" ")
-            sums[number] = counted(chunk, flags[ids[places_of]].tolist(), parts[places_of].tolist())
+            sums[number] = counted(chunk, flags[ids[span]].tolist(), parts[span].tolist())
         return sums
 
     def texts(self, numbers: NDArray[np.int32]) -> list[str]:
@@ -313,7 +314,7 @@ class _Chunks(dict[str, int]):
         """The words of chunks as numbers, and [chunks + 1] where those of each begin."""
         ids, starts = np.frombuffer(self._ids, np.int32), np.frombuffer(self._starts, np.int64)
         sizes = starts[chunks + 1] - starts[chunks]
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        shifts = np.repeat(starts[chunks] - ends[:-1], sizes)
-        shifts += np.arange(shifts.size)
-        return ids[shifts], ends
+        begins = np.concatenate([[0], np.cumsum(sizes)])
+        places = np.repeat(starts[chunks] - begins[:-1], sizes)
+        places += np.arange(places.size)
+        return ids[places], begins

@@ -1,4 +1,4 @@
-"""The documents of a piece, whatever its format, in bounded memory.
+"""The documents of a `Piece` (a source file or a part of one), in bounded memory.
 
 Every format gives a stream of `Record`s. An unusable record has a problem instead of a text. A file
 that breaks half-way gives the documents before the break, then one such record. With
@@ -8,8 +8,8 @@ Text and JSON Lines are read in blocks of whole lines, and documents are found b
 block. Measured in MB of input per CPU second, with documents of 2.3 KB: plain text 290 to 580, JSON
 Lines 200 (130 if many letters are not ASCII), the same in gzip 115, Parquet 330.
 
-A line larger than `max_document_mb` is skipped without being held in memory. Only the content of
-the JSON inside a line may be larger.
+A line larger than `max_document_mb` is skipped without being held in memory. Only the objects that
+are parsed from a line of JSON may take more memory than that.
 """
 
 import json
@@ -46,7 +46,8 @@ JSON = json.JSONDecoder(strict=False)
 """Accepts control characters in texts: tabs and zeros are common, and harmless."""
 
 Span = tuple[int, bytes, int]
-"""Offset, bytes and size. If there are fewer bytes than the size, the document is too large."""
+"""Offset, bytes and size of a document or of whole lines. Fewer bytes than the size are only the
+beginning, because the document is too large."""
 
 
 def read(piece: Piece, config: CorpusConfig) -> Iterator[Record]:
@@ -58,7 +59,7 @@ def read(piece: Piece, config: CorpusConfig) -> Iterator[Record]:
             if record.text is None and config.strict:
                 raise _refusal(file, record)
             if config.cut_documents and len(record.text or "") > config.cut_documents:
-                yield from _pieces(record, config.cut_documents, file.format)
+                yield from _cut_record(record, config.cut_documents, file.format)
             else:
                 yield record
     except Broken as broken:
@@ -68,9 +69,9 @@ def read(piece: Piece, config: CorpusConfig) -> Iterator[Record]:
         yield record
 
 
-def _pieces(record: Record, limit: int, format_: str) -> Iterator[Record]:
-    """A document in pieces with different offsets, none of them that of another document."""
-    apart = 1 << 40 if format_ == "parquet" else 1  # Parquet counts rows
+def _cut_record(record: Record, limit: int, format_: str) -> Iterator[Record]:
+    """A document in pieces. No other piece or document of the file has the offset of a piece."""
+    apart = 1 << 40 if format_ == "parquet" else 1  # offsets in Parquet are numbers of rows
     for number, text in enumerate(cut(record.text or "", limit)):
         yield record._replace(offset=record.offset + number * apart, text=text, piece=number + 1)
 
@@ -138,7 +139,7 @@ def _text(source: Iterator[bytes], piece: Piece, limit: int) -> Iterator[Record]
                 yield too_large(offset, raw, size)
             else:
                 text, repaired = decode(raw, encoding)
-                # Text that was recoded has lost its bad bytes already.
+                # In text that was recoded, bad bytes are U+FFFD already.
                 repaired = repaired or (encoding != file.encoding and "\ufffd" in text)
                 yield Record(offset, text, repaired=repaired)
 
@@ -211,7 +212,7 @@ def _blank_line(source: Iterator[bytes], offset: int, limit: int) -> Iterator[Sp
     document = _Document(limit)
     for place, data, total in _whole_lines(source, offset, limit):
         if len(data) < total:
-            document.add(place, data, total + 1)
+            document.add(place, data, total + 1)  # with its line end
             continue
         # With a line end in front, blank lines at the beginning look like all others.
         lines = b"\n" + data
@@ -240,7 +241,7 @@ class _Document:
         self.parts: list[bytes] = []
 
     def add(self, offset: int, data: bytes, size: int) -> None:
-        """Append `data`, the beginning of `size` bytes."""
+        """Append `size` bytes, of which `data` may be only the beginning."""
         if not self.size:
             self.begin = offset
         if self.size <= self.limit:
@@ -248,7 +249,7 @@ class _Document:
         self.size += size
 
     def take(self) -> Iterator[Span]:
-        """The document, if it is one, without its last line end."""
+        """The document without its last line end, unless it is blank, and start the next one."""
         raw, size = b"".join(self.parts), self.size
         self.parts, self.size = [], 0
         if raw.endswith(b"\n"):

@@ -31,7 +31,7 @@ MAX_DEPTH = 1_000
 MAX_WORK = 5_000_000
 """Most elements of a page, depth of their nesting, and elements times depth."""
 MAX_ATTRIBUTES = 5_000
-"""Most attributes of a tag, looked at in tags of more than 50 KB."""
+"""Most attributes of a tag; only tags of more than 50 KB (`LONG_TAG`) are checked."""
 LONG_TAG = re.compile(r"<[a-zA-Z][^<>]{50000,}")
 TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
 FLAT = frozenset(
@@ -79,7 +79,11 @@ def page(raw: bytes, offset: int, encoding: str, charset: str = "") -> Iterator[
 
 
 def _decode_html(raw: bytes, encoding: str, charset: str) -> tuple[str, bool]:
-    """The text as UTF-8 if valid, else as the server or the page declares, else by a guess."""
+    """The text, and whether it had to be repaired.
+
+    The encoding "auto" means UTF-8 if valid, else what the server or the page declares, else a
+    guess.
+    """
     meta = META.search(raw[:2048])
     declared = charset or (meta.group(1).decode("ascii") if meta else "")
     if encoding == "auto" and declared and not wide(raw[:HEAD], "auto"):
@@ -117,26 +121,27 @@ def _depth(html: str) -> int:
 def warc(source: Iterator[bytes], encoding: str, limit: int) -> Iterator[Record]:
     """The documents of a WARC file."""
     stream = Watched(_Stream(source).read)
-    kinds = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
+    record_types = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     place = 0
     try:
-        for record in ArchiveIterator(stream, kinds, parse_http=False, stream_detect=False):
+        for record in ArchiveIterator(stream, record_types, parse_http=False, stream_detect=False):
             place = record.stream_pos
             headers = record.headers
-            kind = headers.get("WARC-Identified-Payload-Type") or ""
-            content = headers.get("Content-Type") or ""
-            http = content.lower().startswith("application/http")
-            if http or not _technical(headers.get("WARC-Target-URI") or ""):
-                entry = Entry(place, record.content_length, http, kind if http else content)
+            content_type = headers.get("Content-Type") or ""
+            is_http = content_type.lower().startswith("application/http")
+            if is_http:
+                content_type = headers.get("WARC-Identified-Payload-Type") or ""
+            if is_http or not _is_about_crawl(headers.get("WARC-Target-URI") or ""):
+                entry = Entry(place, record.content_length, is_http, content_type)
                 yield from _documents(entry, record.reader.read, encoding, limit)
     except (OSError, Broken) as error:
         stream.check()
         raise error if isinstance(error, Broken) else Broken(DAMAGED, str(error), place) from error
-    # FastWARC saw the end of the file at an error, and had read ahead.
+    # An error of the disk looks like the end of the file to FastWARC.
     stream.check()
 
 
-def _technical(uri: str) -> bool:
+def _is_about_crawl(uri: str) -> bool:
     """Whether a resource is about the crawl, such as Wget's log, and not from the web."""
     return uri.strip("<>").lower().startswith(("metadata:", "urn:", "dns:", "whois:"))
 
@@ -144,23 +149,23 @@ def _technical(uri: str) -> bool:
 def arc(source: Iterator[bytes], encoding: str, limit: int) -> Iterator[Record]:
     """The documents of an ARC file, version 1 or 2."""
     stream = _Stream(source)
-    fields = 0
+    fields = 0  # of a header; the first record of the file tells
     while line := stream.line(HTTP_HEAD):
         place = stream.position - len(line)
         if not line.strip():
             continue
-        # From the right, because some URLs hold spaces.
+        # Some URLs hold spaces, so fields are counted from the right.
         parts = line.decode("latin-1").split(" ")
         length = parts[-1].strip()
         if not (length.isascii() and length.isdigit() and len(parts) >= (fields or 5)):
             raise Broken(DAMAGED, "not the header of an ARC record", place, line[:RAW])
         end = stream.position + int(length)
         if not fields:
-            version = _fill(stream.read, min(int(length), HTTP_HEAD))
+            version = _read_fully(stream.read, min(int(length), HTTP_HEAD))
             fields = 10 if version.startswith(b"2") else 5
         elif line.lower().startswith((b"http:", b"https:")):
-            kind = parts[3 - fields]
-            entry = Entry(place, int(length), True, kind)
+            content_type = parts[3 - fields]  # the fourth field
+            entry = Entry(place, int(length), True, content_type)
             yield from _documents(entry, stream.read, encoding, limit)
         stream.skip(end - stream.position)
         if stream.position < end:
@@ -174,29 +179,30 @@ class Entry(NamedTuple):
     """Where the record begins."""
     length: int
     """How many bytes it claims to have."""
-    http: bool
+    is_http: bool
     """Whether these are an HTTP message, and not only its body."""
-    kind: str
-    """Its content type, where no HTTP header says better."""
+    content_type: str
+    """Its content type, unless an HTTP header gives one."""
 
 
 def _documents(
     entry: Entry, read: Callable[[int], bytes], encoding: str, limit: int
 ) -> Iterator[Record]:
-    head = _fill(read, min(entry.length, HTTP_HEAD))
-    http = _parse_http(head) if entry.http else Http(200, {}, 0)
+    """The document of an entry, or what is wrong with it; nothing if it is no text."""
+    head = _read_fully(read, min(entry.length, HTTP_HEAD))
+    http = _parse_http(head) if entry.is_http else Http(200, {}, 0)
     if http is None:
-        _check_length(entry, len(head), HTTP_HEAD)
+        _check_length(entry, len(head), min(entry.length, HTTP_HEAD))
         yield Record(entry.place, None, "bad HTTP", "no status line and headers", head[:RAW])
         return
-    kind, _, parameters = (http.headers.get("content-type") or entry.kind).partition(";")
+    kind, _, parameters = (http.headers.get("content-type") or entry.content_type).partition(";")
     kind = kind.strip().lower()
     if http.status != 200 or kind not in HTML_TYPES + TEXT_TYPES:
         return
     size = entry.length - http.size
     raw = head[http.size :]
     if size <= limit:
-        raw += _fill(read, size - len(raw))
+        raw += _read_fully(read, size - len(raw))
         _check_length(entry, http.size + len(raw), entry.length)
         raw = _decode_body(raw, http.headers, limit)
         size = len(raw)
@@ -211,13 +217,13 @@ def _documents(
         yield Record(entry.place, text, repaired=repaired)
 
 
-def _check_length(entry: Entry, found: int, most: int) -> None:
-    if found < min(entry.length, most):
+def _check_length(entry: Entry, found: int, expected: int) -> None:
+    if found < expected:
         raise Broken(DAMAGED, "the record ends too early", entry.place)
 
 
-def _fill(read: Callable[[int], bytes], size: int) -> bytes:
-    """The next `size` bytes, or all there are."""
+def _read_fully(read: Callable[[int], bytes], size: int) -> bytes:
+    """The next `size` bytes, or all that are left."""
     parts: list[bytes] = []
     while size > 0 and (part := read(min(size, BLOCK))):
         parts.append(part)
@@ -269,7 +275,7 @@ def _unchunk(raw: bytes) -> bytes:
 
 
 def _inflate(raw: bytes, limit: int) -> bytes:
-    """The content of a gzip or deflate stream up to its damage, and little more than the limit."""
+    """The content of a gzip or deflate stream up to any damage, at most one byte over the limit."""
     window = zlib.MAX_WBITS | 32 if raw[:2] == b"\x1f\x8b" or raw[:1] == b"x" else -zlib.MAX_WBITS
     inner = zlib.decompressobj(window)
     parts: list[bytes] = []
@@ -287,7 +293,7 @@ def _inflate(raw: bytes, limit: int) -> bytes:
 
 def _brotli(raw: bytes, limit: int) -> bytes:
     try:
-        return _fill(BrotliReader(io.BytesIO(raw)).read, limit + 1)
+        return _read_fully(BrotliReader(io.BytesIO(raw)).read, limit + 1)
     except OSError:
         return b""
 

@@ -128,6 +128,9 @@ def test_text_in_another_language_gets_a_warning(tmp_path: Path) -> None:
     assert "English, which is dropped" in "\n".join(
         plan_of(tmp_path, ENGLISH * 60 + GERMAN * 9, corpus_languages=["de"]).warnings
     )
+    asked = {"corpus_languages": ["de"], "corpus_language_threshold": 0.9}
+    mostly_german = warnings_of(tmp_path, ENGLISH * 9 + GERMAN * 30, **asked)
+    assert "most of the rest is English, which is dropped" in mostly_german
 
 
 def test_a_heldout_share_smaller_than_a_document_gets_a_warning(tmp_path: Path) -> None:
