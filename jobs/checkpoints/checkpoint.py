@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.checkpoints.contents import CheckpointManifest, CheckpointState
+from elmwright.jobs.rundir.metrics import Regime
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.records import from_data
@@ -69,6 +70,8 @@ class CheckpointInfo:
     """Mean held-out perplexity by split; empty where none was computed at this step."""
     tokens: int
     """Held-out tokens behind that perplexity: only equal numbers can be compared."""
+    perplexity_states: Regime = "carried"
+    """How the text was read for it: only equal regimes can be compared."""
 
 
 def folder_name(step: int) -> str:
@@ -112,6 +115,7 @@ def read_info(path: str | Path) -> CheckpointInfo:
         bytes=sum(entry.bytes for entry in manifest.files.values()),
         perplexity=manifest.perplexity,
         tokens=manifest.tokens,
+        perplexity_states=manifest.perplexity_states,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elmwright.jobs.rundir.metrics import Regime
 from elmwright.pipeline.records import BadField, from_data, to_data
 from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.untrusted import is_digest
@@ -26,7 +27,8 @@ class SavedScore:
     """How well a model predicts a held-out set. Files of early versions have fewer fields."""
 
     perplexity: float
-    """exp of the mean negative log-likelihood of both directions."""
+    """exp of the mean negative log-likelihood of both directions; the number to publish. This and
+    all other scores are of the regime that `states` names."""
     bits_per_character: float = 0.0
     forward_perplexity: float = 0.0
     backward_perplexity: float = 0.0
@@ -38,9 +40,19 @@ class SavedScore:
     unk_share: float = 0.0
     """Share of the targets that are `<UNK>`."""
     lanes: int = 0
-    """Lanes that the set was divided into."""
+    """Lanes that the set was divided into; only a carried perplexity depends on them."""
     characters: int = 0
     """Characters of the scored words, and one per word for the space or line end."""
+    states: Regime = "carried"
+    """How the set was read. Versions that did not write this carried states over."""
+    carried_perplexity: float = 0.0
+    """With fresh states: the perplexity with states carried over; 0 if not measured."""
+
+    def perplexity_with(self, states: Regime) -> float | None:
+        """The perplexity of one regime; None if it was not measured."""
+        if states == self.states:
+            return self.perplexity
+        return (self.carried_perplexity or None) if states == "carried" else None
 
 
 @dataclass(frozen=True)
@@ -52,11 +64,20 @@ class Probe:
     """Predictions scored in each direction."""
     perplexity: float
     """exp of the mean negative log-likelihood of both directions."""
+    states: Regime = "carried"
+    """How the sentences were read, as in `SavedScore`."""
 
 
 Scores = dict[str, SavedScore]
 """Held-out set → its score."""
 Probes = dict[str, Probe]
+
+
+def perplexities_of(scores: Scores) -> tuple[dict[str, float], Regime]:
+    """The perplexity on each held-out set, and how the sets were read."""
+    regimes = [score.states for score in scores.values()]
+    perplexity = {split: score.perplexity for split, score in scores.items()}
+    return perplexity, "carried" if "carried" in regimes or not regimes else "fresh"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +93,8 @@ class CheckpointState:
     best_step: int
     best_of: int
     """Tokens scored by the evaluation at `best_step`."""
+    best_states: Regime = "carried"
+    """How that evaluation read the text."""
     stale: int
     """Evaluations during training since `best_step`."""
     attempt: int = 0
@@ -145,6 +168,8 @@ class CheckpointManifest:
     tokens: int
     """Held-out tokens that `perplexity` was computed on."""
     files: dict[str, FileEntry]
+    perplexity_states: Regime = "carried"
+    """How the text was read for `perplexity`."""
 
     def __post_init__(self) -> None:
         if "model.safetensors" not in self.files:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from elmwright.jobs.checkpoints.checkpoint import CheckpointInfo
+from elmwright.jobs.rundir.metrics import Regime
 
 
 @dataclass(frozen=True)
@@ -17,15 +18,15 @@ class Keep:
     def to_remove(self, infos: list[CheckpointInfo]) -> list[CheckpointInfo]:
         """The checkpoints to remove.
 
-        Evaluations that scored different numbers of tokens (in the loop and at the end) are not
-        compared, so each number of tokens has its own best checkpoint.
+        Evaluations that scored different numbers of tokens (in the loop and at the end), or read
+        them with different states, are not compared: each kind has its own best checkpoint.
         """
         keep = {info.step for info in infos[-self.last :]}
         keep |= {info.step for info in infos if self.every and info.step % self.every == 0}
-        best: dict[int, tuple[float, int]] = {}
+        best: dict[tuple[int, Regime], tuple[float, int]] = {}
         for info in infos:
             for score in list(info.perplexity.values())[:1]:
-                candidate = (score, info.step)
-                best[info.tokens] = min(best.get(info.tokens, candidate), candidate)
+                kind, candidate = (info.tokens, info.perplexity_states), (score, info.step)
+                best[kind] = min(best.get(kind, candidate), candidate)
         keep |= {step for _, step in best.values()}
         return [info for info in infos if info.step not in keep]

@@ -41,6 +41,7 @@ from elmwright.jobs.checkpoints.retention import Keep
 from elmwright.jobs.rundir.journal import Journal
 from elmwright.jobs.rundir.journal_records import CheckpointPruned, CheckpointSaved, WarningGiven
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.metrics import Regime
 from elmwright.pipeline.errors import Code, UserError
 from elmwright.pipeline.format.manifest import canonical
 from elmwright.pipeline.records import to_data
@@ -67,6 +68,8 @@ class Snapshot:
     perplexity: dict[str, float]
     tokens: int
     """Held-out tokens behind that perplexity."""
+    perplexity_states: Regime = "fresh"
+    """How the text was read for it."""
 
 
 class CheckpointWriter:
@@ -152,6 +155,7 @@ class CheckpointWriter:
                 path=info.path.removeprefix(f"{self._root}/"),
                 sha256=info.sha256,
                 perplexity=info.perplexity,
+                perplexity_states=info.perplexity_states,
             )
         )
 
@@ -171,7 +175,12 @@ class CheckpointWriter:
                 for file in sorted(beside.iterdir())
             }
             record = CheckpointManifest(
-                FORMAT, snapshot.step, snapshot.perplexity, snapshot.tokens, files
+                FORMAT,
+                snapshot.step,
+                snapshot.perplexity,
+                snapshot.tokens,
+                files,
+                snapshot.perplexity_states,
             )
             manifest = to_data(record)
             manifest["sha256"] = sha256_bytes(canonical(manifest))

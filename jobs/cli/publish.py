@@ -199,7 +199,7 @@ def versions(options: Namespace) -> None:
             version.created,
             f"{version.about.step:,}",
             version.about.digest[:12],
-            scores_text(version.about.perplexity),
+            scores_text(*version.about.shown_perplexity),
             " ".join(
                 [f"@{alias}" for alias in version.aliases] + ["signed"] * version.about.signed
             ),

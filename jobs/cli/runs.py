@@ -46,7 +46,7 @@ def checkpoints(options: Namespace) -> None:
         for info in infos:
             verify_checkpoint(info.path)
     if options.json:
-        keys = ("step", "path", "sha256", "bytes", "perplexity")
+        keys = ("step", "path", "sha256", "bytes", "perplexity", "perplexity_states")
         print_json([{key: getattr(info, key) for key in keys} for info in infos])
         return
     header = ["step", "size", "sha256", "held-out perplexity", "folder"]
@@ -55,7 +55,7 @@ def checkpoints(options: Namespace) -> None:
             f"{info.step:,}",
             size(info.bytes),
             info.sha256[:12],
-            scores_text(info.perplexity),
+            scores_text(info.perplexity, info.perplexity_states),
             info.path.rpartition("/")[2],
         ]
         for info in infos

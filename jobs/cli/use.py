@@ -123,9 +123,12 @@ def evaluate(options: Namespace) -> None:
     if options.split:
         check_split(corpus, options.split)
     from elmwright.jobs.terminal.console import Console
+    from elmwright.jobs.training.loop.evaluate import states_warning
     from elmwright.jobs.using.evaluate_model import evaluate_model
 
     results = evaluate_model(options.model, corpus, options.split, Console(sys.stderr).progress)
+    if text := states_warning(results):
+        tell(f"warning: {text}", sys.stderr)
     if options.json:
         print_json(results)
         return
@@ -133,7 +136,8 @@ def evaluate(options: Namespace) -> None:
         tell(
             f"{split}: perplexity {result.perplexity:.2f} "
             f"(forward {result.forward_perplexity:.2f}, "
-            f"backward {result.backward_perplexity:.2f}), "
+            f"backward {result.backward_perplexity:.2f}; "
+            f"{result.carried_perplexity:.2f} with states carried over), "
             f"{result.bits_per_character:.3f} bits per character, {result.tokens:,} tokens, "
             f"{result.unk_share:.2%} <UNK> targets"
         )

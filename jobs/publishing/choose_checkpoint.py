@@ -4,8 +4,15 @@ from dataclasses import dataclass, replace
 
 from elmwright.jobs.bundles.model_folder import local_folder
 from elmwright.jobs.checkpoints.checkpoint import CheckpointInfo, list_checkpoints, read_state
-from elmwright.jobs.checkpoints.contents import Probes, Scores, TrainingResult, read_result
+from elmwright.jobs.checkpoints.contents import (
+    Probes,
+    Scores,
+    TrainingResult,
+    perplexities_of,
+    read_result,
+)
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.metrics import Regime
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import Progress, silent
@@ -28,8 +35,8 @@ def _with_result(info: CheckpointInfo, result: TrainingResult) -> CheckpointInfo
     scores = result.evaluation
     if result.checkpoint_sha256 != info.sha256 or not scores:
         return info
-    perplexity = {split: score.perplexity for split, score in scores.items()}
-    return replace(info, perplexity=perplexity, tokens=_tokens(scores))
+    perplexity, states = perplexities_of(scores)
+    return replace(info, perplexity=perplexity, tokens=_tokens(scores), perplexity_states=states)
 
 
 def choose(
@@ -65,14 +72,16 @@ def _best(
 ) -> CheckpointInfo:
     """The lowest perplexity of the first held-out set.
 
-    Only evaluations of equally many tokens compare: the best of each kind are candidates, and if
-    there are several, the held-out set is scored with each, as far as a final evaluation does.
+    Only evaluations of equally many tokens with the same states compare: the best of each kind are
+    candidates, and if there are several, the held-out set is scored with each, as far as a final
+    evaluation does.
     """
-    best: dict[int, tuple[float, CheckpointInfo]] = {}
+    best: dict[tuple[int, Regime], tuple[float, CheckpointInfo]] = {}
     for info in infos:
+        kind = info.tokens, info.perplexity_states
         for score in list(info.perplexity.values())[:1]:
-            if info.tokens not in best or score < best[info.tokens][0]:
-                best[info.tokens] = score, info
+            if kind not in best or score < best[kind][0]:
+                best[kind] = score, info
     if not best:
         raise UserError(
             "checkpoint-missing",
@@ -114,19 +123,23 @@ class Recorded:
 
 
 def recorded(info: CheckpointInfo, folder: RunFolder, manifest: Manifest) -> Recorded | None:
-    """The trainer's final evaluation of a checkpoint, if there was one.
+    """The trainer's final evaluation of a checkpoint with fresh states, if there was one.
 
     It is in result.json if training ended with this checkpoint; earlier versions wrote it into
-    the checkpoint, too. An evaluation in passing does not count, unless it was of all held-out
-    tokens.
+    the checkpoint, too, but with states carried over, which does not count. Nor does an evaluation
+    in passing, unless it was of all held-out tokens.
     """
     everything = sum(s.steps for name, s in manifest.splits.items() if name != "train")
     if not everything:
         return None
     result = read_result(folder.result)
-    if result and result.checkpoint_sha256 == info.sha256 and result.evaluation:
+    if result and result.checkpoint_sha256 == info.sha256 and _is_fresh(result.evaluation):
         return Recorded(result.evaluation, result.probe)
     state = read_state(info.path)
-    if state.probe or info.tokens == everything:
+    if (state.probe or info.tokens == everything) and _is_fresh(state.evaluation):
         return Recorded(state.evaluation, state.probe)
     return None
+
+
+def _is_fresh(scores: Scores) -> bool:
+    return perplexities_of(scores)[1] == "fresh"

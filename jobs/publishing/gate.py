@@ -1,17 +1,21 @@
 """Refuses to promote a version that is worse than the one it would replace.
 
-Perplexities can be compared only if vocabulary and held-out text are the same. If they are (by
-digest), the geometric mean over the common held-out sets decides. Otherwise the user has to give a
-text. Each model splits and tokenises it in its own way, and bits per character of the raw text
-decide. A word outside a model's vocabulary costs the bits of `<UNK>` plus 8 bits per byte of the
-word, so a small vocabulary is no advantage.
+Perplexities can be compared only if vocabulary and held-out text are the same (by digest), and if
+the text was read in the same way. Then the geometric mean over the common held-out sets decides: of
+the fresh perplexities, or, where one of the versions is too old to have them, of those with states
+carried over. Otherwise the user has to give a text. Each model splits and tokenises it in its own
+way, and bits per character of the raw text decide. A word outside a model's vocabulary costs the
+bits of `<UNK>` plus 8 bits per byte of the word, so a small vocabulary is no advantage.
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from elmwright.jobs.bundles.bundle_json import read_bundle_config
 from elmwright.jobs.registry.contract import About, Registry, Version
+from elmwright.jobs.rundir.metrics import Regime
+from elmwright.jobs.terminal.wording import states_note
 from elmwright.pipeline.cleaning import words as word_rules
 from elmwright.pipeline.errors import UserError
 
@@ -21,11 +25,10 @@ TOLERANCE = 1e-9
 
 def compare(registry: Registry, name: str, old: Version, new: Version, text_file: str) -> str:
     """A sentence with the scores of both versions; `UserError` if the new one is worse."""
-    sets = _common_sets(old.about, new.about)
-    if sets:
-        unit = f"held-out perplexity on {', '.join(sets)}"
-        before = _geometric_mean(old.about.perplexity, sets)
-        after = _geometric_mean(new.about.perplexity, sets)
+    common = _common_perplexities(old.about, new.about)
+    if common:
+        unit = f"held-out perplexity on {', '.join(common.old)}{states_note(common.states)}"
+        before, after = _geometric_mean(common.old), _geometric_mean(common.new)
     elif text_file:
         unit = f"bits per character of {Path(text_file).name}"
         before = bits_per_character(registry.fetch(name, old.version), Path(text_file))
@@ -34,8 +37,8 @@ def compare(registry: Registry, name: str, old: Version, new: Version, text_file
         raise UserError(
             "not-comparable",
             f"versions {old.version} and {new.version} of {name} have different vocabularies or "
-            "held-out sets, so their perplexities cannot be compared; give a text with --on, or "
-            "--force",
+            "held-out sets, or were measured differently, so their perplexities cannot be "
+            "compared; give a text with --on, or --force",
         )
     result = f"{unit}: {after:.4f}, version {old.version} has {before:.4f}"
     if not after <= before * (1 + TOLERANCE):
@@ -47,21 +50,40 @@ def compare(registry: Registry, name: str, old: Version, new: Version, text_file
     return result
 
 
-def _common_sets(old: About, new: About) -> list[str]:
-    """The held-out sets that both were measured on; none if their vocabularies differ."""
+@dataclass(frozen=True)
+class _Common:
+    """Perplexities of two versions on the same text, read in the same way."""
+
+    states: Regime
+    old: dict[str, float]
+    """Held-out set → perplexity."""
+    new: dict[str, float]
+    """The same sets."""
+
+
+def _common_perplexities(old: About, new: About) -> _Common | None:
+    """What can be compared: fresh perplexities if both have them, else carried ones."""
     if old.vocab_sha256 != new.vocab_sha256:
-        return []
-    return [
-        split
-        for split, sha256 in old.heldout_sha256.items()
-        if new.heldout_sha256.get(split) == sha256
-        and split in old.perplexity
-        and split in new.perplexity
-    ]
+        return None
+    pairs: tuple[tuple[Regime, dict[str, float], dict[str, float]], ...] = (
+        ("fresh", old.fresh_perplexity, new.fresh_perplexity),
+        ("carried", old.perplexity, new.perplexity),
+    )
+    for states, before, after in pairs:
+        sets = [
+            split
+            for split, sha256 in old.heldout_sha256.items()
+            if new.heldout_sha256.get(split) == sha256 and split in before and split in after
+        ]
+        if sets:
+            return _Common(
+                states, {name: before[name] for name in sets}, {name: after[name] for name in sets}
+            )
+    return None
 
 
-def _geometric_mean(perplexity: dict[str, float], sets: list[str]) -> float:
-    return math.exp(sum(math.log(perplexity[split]) for split in sets) / len(sets))
+def _geometric_mean(perplexity: dict[str, float]) -> float:
+    return math.exp(sum(map(math.log, perplexity.values())) / len(perplexity))
 
 
 def bits_per_character(bundle: Path, path: Path) -> float:

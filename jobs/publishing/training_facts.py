@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from elmwright.jobs.rundir.journal_records import Evaluation, Metrics, Record, ValuesRecord
-from elmwright.jobs.rundir.metrics import LOSS, PERPLEXITY, SCORED_TOKENS, TOKENS_PER_S
+from elmwright.jobs.rundir.metrics import (
+    LOSS,
+    SCORED_TOKENS,
+    TOKENS_PER_S,
+    Regime,
+    perplexity_metric,
+)
 from elmwright.pipeline.report.charts import Axis, rounded, thin
 from elmwright.pipeline.report.numbers import compact, decimal, number
 from elmwright.pipeline.report.page import visible_text
@@ -49,9 +55,11 @@ class TrainingFacts:
     losses: tuple[tuple[int, float], ...]
     """(step, training loss per token in nats, of the sampled softmax) as logged."""
     heldout: tuple[tuple[int, float], ...]
-    """(step, perplexity of the first held-out set) as logged."""
+    """(step, perplexity of the first held-out set) as logged, all read in the same way."""
     heldout_tokens: tuple[int, ...]
     """How many tokens each of these was measured on."""
+    heldout_states: Regime
+    """How the text was read for them: fresh, unless only an earlier version measured."""
     seconds: float
     """Time spent in steps; 0 where no speed was logged."""
     tokens_per_s: float
@@ -65,7 +73,7 @@ def training_facts(
 ) -> TrainingFacts:
     """The facts of a journal's records up to `step`."""
     losses: dict[int, float] = {}
-    heldout: dict[int, tuple[float, int]] = {}
+    heldout: dict[Regime, dict[int, tuple[float, int]]] = {"fresh": {}, "carried": {}}
     speeds: dict[int, float] = {}
     for record in records:
         if record.step > step or not isinstance(record, ValuesRecord):
@@ -76,20 +84,23 @@ def training_facts(
             if values.get(TOKENS_PER_S.key):
                 speeds[record.step] = values[TOKENS_PER_S.key]
         if isinstance(record, Evaluation):
-            perplexity = values.get(PERPLEXITY.of(split), math.nan)
-            if math.isfinite(perplexity):
-                tokens = int(values.get(SCORED_TOKENS.of(split), 0))
-                heldout[record.step] = perplexity, tokens
+            tokens = int(values.get(SCORED_TOKENS.of(split), 0))
+            for states, points in heldout.items():
+                perplexity = values.get(perplexity_metric(states).of(split), math.nan)
+                if math.isfinite(perplexity):
+                    points[record.step] = perplexity, tokens
     usual = median(speeds.values()) if speeds else 0.0
     seconds, before = 0.0, 0
     for at in sorted(losses) if usual else ():
         seconds += (at - before) * tokens_per_step / speeds.get(at, usual)
         before = at
-    measured = sorted(heldout.items())
+    states = "fresh" if heldout["fresh"] else "carried"
+    measured = sorted(heldout[states].items())
     return TrainingFacts(
         losses=tuple(sorted(losses.items())),
         heldout=tuple((at, perplexity) for at, (perplexity, _) in measured),
         heldout_tokens=tuple(tokens for _, (_, tokens) in measured),
+        heldout_states=states,
         seconds=seconds,
         tokens_per_s=usual,
         tokens_per_step=tokens_per_step,
@@ -123,7 +134,8 @@ def training_svg(
     aside = f"{number(steps)} steps of {number(facts.tokens_per_step)} tokens"
     panels.append(_text(LEFT, y + 22, aside) + _text(RIGHT, y + 22, x.title, "end"))
     height = y + 36
-    titles = [PERPLEXITY.title] * has_heldout + [f"training {LOSS.title}"]
+    title = perplexity_metric(facts.heldout_states).title
+    titles = [title] * has_heldout + [f"training {LOSS.title}"]
     label = " and ".join(titles).capitalize()
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
@@ -150,7 +162,8 @@ def _perplexities(
     keys.append(("dot", f"{last}: {decimal(points[-1][1])}"))
     if unigram:
         keys.append(("base", f"word frequencies alone (unigram model): {decimal(unigram)}"))
-    drawn, top = _heading(f"{PERPLEXITY.title.capitalize()} (lower is better)", keys, y)
+    title = perplexity_metric(facts.heldout_states).title.capitalize()
+    drawn, top = _heading(f"{title} (lower is better)", keys, y)
     place = _placer(x, axis, top, UPPER)
     drawn += _frame(x, axis, top, UPPER, place)
     if unigram:

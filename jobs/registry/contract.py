@@ -7,12 +7,14 @@ every alias the versions it has pointed to, so that a promotion can be undone.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from elmwright.jobs.bundles.bundle import SIGNATURE, digest, digest_of, read_sums
 from elmwright.jobs.bundles.bundle_json import read_bundle_config, read_origin
+from elmwright.jobs.checkpoints.contents import Scores
+from elmwright.jobs.rundir.metrics import Regime
 from elmwright.pipeline.errors import UserError
 
 CANDIDATE = "candidate"
@@ -33,7 +35,8 @@ class About:
     step: int
     """Updates made."""
     perplexity: dict[str, float]
-    """Held-out set → perplexity."""
+    """Held-out set → perplexity with states carried over from sentence to sentence, the only one
+    of earlier versions. Sets without it are left out."""
     vocab_sha256: str
     """Digest of the vocabulary: perplexities can be compared only if it is equal."""
     heldout_sha256: dict[str, str]
@@ -44,10 +47,20 @@ class About:
     """The MLflow run that made it; empty if there is none."""
     signed: bool
     """Whether it has a signature."""
+    fresh_perplexity: dict[str, float] = field(default_factory=dict, kw_only=True)
+    """Held-out set → perplexity with fresh states for every sentence; empty where an earlier
+    version published."""
 
     def __post_init__(self) -> None:
-        if not all(value > 0 for value in self.perplexity.values()):
+        if not all(v > 0 for v in (*self.perplexity.values(), *self.fresh_perplexity.values())):
             raise ValueError("a perplexity is not a positive number")
+
+    @property
+    def shown_perplexity(self) -> tuple[dict[str, float], Regime]:
+        """The perplexities to show: fresh ones, where they were measured."""
+        if self.fresh_perplexity:
+            return self.fresh_perplexity, "fresh"
+        return self.perplexity, "carried"
 
 
 @dataclass(frozen=True)
@@ -98,7 +111,8 @@ def describe_bundle(bundle: Path) -> About:
         return About(
             digest=digest_of(sums),
             step=config.step,
-            perplexity={split: score.perplexity for split, score in config.evaluation.items()},
+            perplexity=_perplexities(config.evaluation, "carried"),
+            fresh_perplexity=_perplexities(config.evaluation, "fresh"),
             vocab_sha256=config.vocab.sha256,
             heldout_sha256=config.heldout_sha256,
             corpus_fingerprint=origin.corpus_fingerprint,
@@ -110,6 +124,12 @@ def describe_bundle(bundle: Path) -> About:
             "file-damaged",
             f"{bundle / 'config.json'} is not as export writes it ({error}); export again",
         ) from error
+
+
+def _perplexities(scores: Scores, states: Regime) -> dict[str, float]:
+    """The perplexity on each held-out set that was measured in this way."""
+    known = {split: score.perplexity_with(states) for split, score in scores.items()}
+    return {split: value for split, value in known.items() if value is not None}
 
 
 def check_fetched(folder: Path, expected: About, name: str, version: int, source: str) -> Path:

@@ -22,7 +22,7 @@ from elmwright.jobs.bundles.bundle import SUMS, digest, verify_bundle
 from elmwright.jobs.bundles.model_folder import cached
 from elmwright.jobs.registry.contract import About
 from elmwright.jobs.registry.mlflow_signature import EXAMPLE, LOADER, signature
-from elmwright.jobs.rundir.metrics import PERPLEXITY
+from elmwright.jobs.rundir.metrics import Regime, perplexity_metric
 from elmwright.jobs.tracking.metric_names import heldout_metric
 from elmwright.jobs.tracking.store import artifact_folder, remove_logged_model
 from elmwright.pipeline.errors import Failed, UserError
@@ -76,20 +76,22 @@ class LoggedModels:
         self._client.log_model_artifacts(model.model_id, str(bundle), DATA)
         if digest(self.download(f"{model.artifact_location}/{DATA}")) != about.digest:
             raise Failed("MLflow stored something other than the bundle; publish again")
-        for split, value in about.perplexity.items() if run_id else ():
-            name, time_ms = self._point(run_id, split, about.step)
+        scores, states = about.shown_perplexity
+        for split, value in scores.items() if run_id else ():
+            name, time_ms = self._point(run_id, split, about.step, states)
             self._client.log_metric(
                 run_id, name, value, timestamp=time_ms, step=about.step, model_id=model.model_id
             )
         return self._client.finalize_logged_model(model.model_id, "READY")
 
-    def _point(self, run_id: str, split: str, step: int) -> tuple[str, int | None]:
+    def _point(self, run_id: str, split: str, step: int, states: Regime) -> tuple[str, int | None]:
         """Name and time of this score in the run's curve, so that no second chart is drawn."""
-        for name in (heldout_metric(split), PERPLEXITY.of(split)):
+        usual = heldout_metric(split, states)
+        for name in (usual, perplexity_metric(states).of(split)):
             for point in self._client.get_metric_history(run_id, name):
                 if point.step == step:
                     return name, point.timestamp
-        return heldout_metric(split), None
+        return usual, None
 
     def _home(self, about: About) -> tuple[str, str]:
         """The run and the experiment of a bundle; no run if this MLflow does not have it."""

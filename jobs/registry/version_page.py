@@ -10,6 +10,7 @@ from pathlib import Path
 
 from elmwright.jobs.bundles.bundle_json import read_bundle_config, read_origin
 from elmwright.jobs.registry.contract import About
+from elmwright.jobs.rundir.metrics import CARRIED_PERPLEXITY, PERPLEXITY
 from elmwright.jobs.tracking.metric_names import readable
 
 LONGEST = 5000
@@ -18,13 +19,18 @@ REST = "\n\nThe whole card is `data/README.md` among the files of this model."
 
 
 def facts(bundle: Path, about: About) -> dict[str, str]:
-    """Tags: perplexity, step, tokens, vocabulary, words of the corpus, licence."""
+    """Tags: perplexities, step, tokens, vocabulary, words of the corpus, licence."""
     origin = read_origin(bundle)
     train = origin.config.get("train") or {}
     licence = (origin.config.get("export") or {}).get("licence")
-    tags = {f"{split}_perplexity": readable(value) for split, value in about.perplexity.items()}
-    if about.perplexity:
-        tags["perplexity"] = next(iter(tags.values()))
+    tags: dict[str, str] = {}
+    for metric, scores in (
+        (PERPLEXITY, about.fresh_perplexity),
+        (CARRIED_PERPLEXITY, about.perplexity),
+    ):
+        for split, value in scores.items():
+            tags[f"{split}_{metric.key}"] = readable(value)
+            tags.setdefault(metric.key, readable(value))
     tags["step"] = str(about.step)
     if {"lanes", "window"} <= train.keys():
         size = train["lanes"] * train["window"] * train.get("accumulate", 1)

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from elmwright.jobs.rundir.metrics import Regime
 from elmwright.pipeline.records import from_data
 
 LARGEST = 1 << 53
@@ -120,6 +121,8 @@ class CheckpointSaved(Record):
     """Digest of model.safetensors."""
     perplexity: dict[str, float]
     """Mean held-out perplexity by split, where it was computed at this step."""
+    perplexity_states: Regime = "carried"
+    """How the text was read for it. Versions that did not write this carried states over."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,15 @@
 
 The loop writes these keys, and MLflow, the terminal and the model card read them. Keys are part of
 the journal's format and never change. For a score of a held-out set, the set's name comes before
-the key: `heldout/perplexity`.
+the key: `heldout/fresh_perplexity`.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
+Regime = Literal["fresh", "carried"]
+"""How held-out text was read: with fresh (zero) states for every sentence, as embedding and scoring
+do, or with states carried over from sentence to sentence, as the only one in earlier versions."""
 FINAL = "final/"
 """Prefix of the keys of the last evaluation."""
 
@@ -44,10 +48,12 @@ MACHINE_MEMORY = Metric("system/machine_memory_used_share", "share", "memory of 
 GPU_MEMORY = Metric("system/gpu_memory_used_share", "share", "memory of the GPU")
 GPU_MEMORY_PEAK = Metric("system/gpu_memory_peak_mb", "MB", "peak memory of the GPU")
 
-PERPLEXITY = Metric("perplexity", "", "held-out perplexity")
-BITS_PER_CHARACTER = Metric("bits_per_character", "bits", "bits per character")
-FORWARD_PERPLEXITY = Metric("forward_perplexity", "", "forward perplexity")
-BACKWARD_PERPLEXITY = Metric("backward_perplexity", "", "backward perplexity")
+PERPLEXITY = Metric("fresh_perplexity", "", "held-out perplexity")
+BITS_PER_CHARACTER = Metric("fresh_bits_per_character", "bits", "bits per character")
+FORWARD_PERPLEXITY = Metric("fresh_forward_perplexity", "", "forward perplexity")
+BACKWARD_PERPLEXITY = Metric("fresh_backward_perplexity", "", "backward perplexity")
+CARRIED_PERPLEXITY = Metric("perplexity", "", "held-out perplexity, states carried over")
+"""The only perplexity in journals of earlier versions."""
 SCORED_TOKENS = Metric("tokens", "tokens", "tokens scored")
 UNKNOWN_SHARE = Metric("unk_share", "share", "unknown words")
 
@@ -63,7 +69,18 @@ def split_key(key: str) -> tuple[str, str]:
     return split, score
 
 
-def perplexities(values: dict[str, float]) -> dict[str, float]:
-    """The perplexity on each held-out set, by name, from the values of an evaluation."""
+def perplexity_metric(states: Regime) -> Metric:
+    """The metric of a perplexity, by how the held-out text was read."""
+    return PERPLEXITY if states == "fresh" else CARRIED_PERPLEXITY
+
+
+def perplexities(values: dict[str, float]) -> tuple[dict[str, float], Regime]:
+    """The perplexity on each held-out set, by name, from the values of an evaluation, and how the
+    sets were read: fresh, except in journals of earlier versions."""
+    fresh = _by_set(values, PERPLEXITY)
+    return (fresh, "fresh") if fresh else (_by_set(values, CARRIED_PERPLEXITY), "carried")
+
+
+def _by_set(values: dict[str, float], metric: Metric) -> dict[str, float]:
     pairs = ((split_key(key), value) for key, value in values.items())
-    return {split: value for (split, score), value in pairs if score == PERPLEXITY.key}
+    return {split: value for (split, score), value in pairs if score == metric.key}

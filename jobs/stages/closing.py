@@ -16,7 +16,7 @@ from elmwright.jobs.publishing.publish import Published, read_published
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.metrics import PERPLEXITY
 from elmwright.jobs.secrets.hiding import without_secret
-from elmwright.jobs.terminal.wording import nearby, typed
+from elmwright.jobs.terminal.wording import nearby, states_note, typed
 from elmwright.jobs.tracking.tracker import tracking_uri
 from elmwright.pipeline.config import EMBEDDED
 from elmwright.pipeline.errors import UserError
@@ -174,7 +174,8 @@ def _quality(result: TrainingResult, unigram_perplexity: Mapping[str, float]) ->
     lines = []
     for split, score in result.evaluation.items():
         lines.append(
-            f"{PERPLEXITY.title.capitalize()} {score.perplexity:,.1f} (lower is better); "
+            f"{PERPLEXITY.title.capitalize()} {score.perplexity:,.1f}{states_note(score.states)} "
+            "(lower is better); "
             f"a unigram model has {unigram_perplexity[split]:,.1f}."
         )
         lines.append(
@@ -182,6 +183,8 @@ def _quality(result: TrainingResult, unigram_perplexity: Mapping[str, float]) ->
             f"forward {score.forward_perplexity:,.1f}, "
             f"backward {score.backward_perplexity:,.1f}"
         )
+        if score.carried_perplexity:
+            lines.append(f"  with states carried over: {score.carried_perplexity:,.1f}")
     return lines or ["There is no held-out text, so the quality of the model was not measured."]
 
 

@@ -195,9 +195,16 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if rest else f"{minutes} min"
 
 
-def scores_text(perplexity: Mapping[str, float]) -> str:
+def scores_text(perplexity: Mapping[str, float], states: str) -> str:
     """Perplexities by held-out set: "heldout 146.70, news 212.30"; "-" if there is none."""
-    return ", ".join(f"{split} {value:.2f}" for split, value in perplexity.items()) or "-"
+    scores = ", ".join(f"{split} {value:.2f}" for split, value in perplexity.items())
+    return scores + states_note(states) if scores else "-"
+
+
+def states_note(states: str) -> str:
+    """What follows a perplexity of an earlier version, which carried states from sentence to
+    sentence; nothing for one with fresh states."""
+    return " (states carried over)" if states == "carried" else ""
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:

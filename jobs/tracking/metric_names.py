@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from elmwright.jobs.rundir.metrics import (
     BACKWARD_PERPLEXITY,
     BITS_PER_CHARACTER,
+    CARRIED_PERPLEXITY,
     DENSE_EXCHANGED,
     FINAL,
     FORWARD_PERPLEXITY,
@@ -25,6 +26,8 @@ from elmwright.jobs.rundir.metrics import (
     SOFTMAX_EXCHANGED,
     TOKENS_PER_S,
     UNKNOWN_SHARE,
+    Regime,
+    perplexity_metric,
     split_key,
 )
 
@@ -38,16 +41,20 @@ ONCE = {DENSE_EXCHANGED.key: "dense_mb_exchanged_per_step"}
 """Constants that are logged at every step, and their tags."""
 IF_ANY = (SOFTMAX_EXCHANGED.key, SKIPPED_UPDATES.key)
 """Metrics that are left out while they are 0."""
+PERPLEXITIES = (PERPLEXITY.key, CARRIED_PERPLEXITY.key)
 SCORES = (BITS_PER_CHARACTER.key, FORWARD_PERPLEXITY.key, BACKWARD_PERPLEXITY.key)
-"""Scores of an evaluation that have charts besides perplexity. The others are constant, or
-logarithms of these."""
-FACTS = (PERPLEXITY.key, *SCORES, SCORED_TOKENS.key, UNKNOWN_SHARE.key)
+"""Scores of an evaluation that have charts besides the perplexities."""
+EARLIER_SCORES = ("bits_per_character", "forward_perplexity", "backward_perplexity")
+"""The same in journals of earlier versions, which carried states from sentence to sentence. What
+else they hold is constant, or the logarithm of these."""
+FACTS = (*PERPLEXITIES, *SCORES, *EARLIER_SCORES, SCORED_TOKENS.key, UNKNOWN_SHARE.key)
 """Scores of the final evaluation that become tags."""
 
 
-def heldout_metric(split: str) -> str:
-    """The chart of a held-out set's perplexity."""
-    return PERPLEXITY.of("heldout") if split == "heldout" else f"heldout/{split}_{PERPLEXITY.key}"
+def heldout_metric(split: str, states: Regime) -> str:
+    """The chart of a held-out set's perplexity; each regime has its own curve."""
+    key = perplexity_metric(states).key
+    return f"heldout/{key}" if split == "heldout" else f"heldout/{split}_{key}"
 
 
 def charted(kind: str, values: Mapping[str, float], names: int) -> dict[str, float]:
@@ -75,9 +82,9 @@ def _metric(name: str, value: float) -> str:
 
 def _score(name: str, _value: float) -> str:
     split, score = split_key(name)
-    if score == PERPLEXITY.key:
-        return heldout_metric(split)
-    return f"{DETAILS}/{split}_{score}" if score in SCORES else ""
+    if score in PERPLEXITIES:
+        return heldout_metric(split, "fresh" if score == PERPLEXITY.key else "carried")
+    return f"{DETAILS}/{split}_{score}" if score in (*SCORES, *EARLIER_SCORES) else ""
 
 
 def tagged(kind: str, step: int, values: Mapping[str, float]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from elmwright.jobs.rundir.journal_records import (
     ValuesRecord,
 )
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.rundir.metrics import FINAL, PERPLEXITY, perplexities
+from elmwright.jobs.rundir.metrics import FINAL, Regime, perplexities, perplexity_metric
 from elmwright.jobs.secrets.hiding import for_others, store_all, without_secret
 from elmwright.jobs.tracking.metric_names import NAMES, heldout_metric, tagged
 from elmwright.jobs.tracking.mlflow_entities import corpus_dataset, record_metrics, run_params
@@ -309,7 +309,7 @@ class Tracker:
                     },
                     tags={"step": str(record.step), "sha256": record.sha256},
                 )
-        self._score(model, record, record.perplexity)
+        self._score(model, record, record.perplexity, record.perplexity_states)
 
     def _logged(self, step: int) -> tuple[str, list[Any]]:
         """The name of a checkpoint's logged model, and those of this run that have it."""
@@ -322,16 +322,20 @@ class Tracker:
     def _score_final(self, record: FinalEvaluation) -> None:
         """Give the last checkpoint its perplexity: it was written before the last evaluation."""
         values = {key.removeprefix(FINAL): value for key, value in record.values.items()}
-        scores = perplexities(values)
+        scores, states = perplexities(values)
         for model in self._logged(record.step)[1]:
             if not model.metrics:  # else it is the best of the run, and was scored in passing
-                self._score(model, record, scores)
+                self._score(model, record, scores, states)
 
-    def _score(self, model: Any, record: Record, perplexity: dict[str, float]) -> None:
+    def _score(
+        self, model: Any, record: Record, perplexity: dict[str, float], states: Regime
+    ) -> None:
         """Attach the very point that the evaluation gave, so that no second chart is drawn."""
         names = self._state.names or 1
         for split, value in perplexity.items():
-            name = heldout_metric(split) if names >= NAMES else PERPLEXITY.of(split)
+            name = perplexity_metric(states).of(split)
+            if names >= NAMES:
+                name = heldout_metric(split, states)
             self._client.log_metric(
                 self.run_id,
                 name,

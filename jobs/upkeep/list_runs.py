@@ -14,12 +14,16 @@ from pathlib import Path
 
 from elmwright.jobs.runbook.find_run import RUNS, runs_in
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.rundir.metrics import Regime
 from elmwright.jobs.terminal.listing import table
 from elmwright.jobs.terminal.wording import size
 from elmwright.jobs.upkeep.status import read_progress, requested_until, state_here, submission_here
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.records import to_data
+
+MARK = "*"
+"""Follows a perplexity that cannot be compared with the others in the table."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Run:
     """Steps requested."""
     perplexity: dict[str, float]
     """Newest held-out perplexity, by set."""
+    perplexity_states: Regime
+    """How the held-out text was read for it."""
     bytes: int
     """Space it takes on the disk."""
     changed: float
@@ -67,6 +73,7 @@ def _read_run(path: Path) -> Run:
         step=progress.step if progress else 0,
         max_steps=progress.max_steps if progress else 0,
         perplexity=(progress.perplexity or {}) if progress else {},
+        perplexity_states=progress.perplexity_states if progress else "fresh",
         bytes=used,
         changed=changed,
     )
@@ -103,7 +110,8 @@ def as_json(runs: list[Run]) -> str:
 def as_table(runs: list[Run]) -> list[str]:
     """The runs as a table, at most 80 columns wide unless a name is long."""
     header = ("run", "state", "step", "perplexity", "size", "changed")
-    return table(header, map(_row, runs), None, text=(0, 1, 5))
+    lines = table(header, map(_row, runs), None, text=(0, 1, 5))
+    return [*lines, f"{MARK} (states carried over)"] if any(map(_is_carried, runs)) else lines
 
 
 def _row(run: Run) -> tuple[str, ...]:
@@ -113,10 +121,16 @@ def _row(run: Run) -> tuple[str, ...]:
         run.name,
         state,
         f"{run.step:,}/{run.max_steps:,}",
-        f"{scores[0]:,.1f}" if scores else "-",
+        f"{scores[0]:,.1f}{MARK if _is_carried(run) else ''}" if scores else "-",
         size(run.bytes),
         ago(time.time() - run.changed),
     )
+
+
+def _is_carried(run: Run) -> bool:
+    """Whether its perplexity is that of an earlier version, which reads held-out text with states
+    carried over."""
+    return bool(run.perplexity) and run.perplexity_states == "carried"
 
 
 def ago(seconds: float) -> str:

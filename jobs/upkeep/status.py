@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from elmwright.jobs.checkpoints.contents import TrainingResult, read_result
+from elmwright.jobs.checkpoints.contents import TrainingResult, perplexities_of, read_result
 from elmwright.jobs.registry.find_registry import short
 from elmwright.jobs.runbook.find_run import last_holder, running_command
 from elmwright.jobs.runbook.runbook import outcome_of
@@ -21,7 +21,7 @@ from elmwright.jobs.runbook.target import Target
 from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.journal_records import Evaluation, Metrics
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.rundir.metrics import TOKENS_PER_S, perplexities
+from elmwright.jobs.rundir.metrics import TOKENS_PER_S, Regime, perplexities
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.terminal.wording import nearby, scores_text
 from elmwright.pipeline.errors import UserError
@@ -41,6 +41,8 @@ class Progress:
     """Steps asked for."""
     perplexity: dict[str, float] | None = None
     """Newest held-out perplexity, by set."""
+    perplexity_states: Regime = "fresh"
+    """How the held-out text was read for it."""
     tokens_per_s: float = 0.0
     """Newest measured speed."""
     restarts: int = 0
@@ -100,16 +102,15 @@ def read_progress(submission: Submission) -> Progress | None:
         for record in records
         if isinstance(record, Metrics) and TOKENS_PER_S.key in record.values
     ]
-    scores: dict[str, float] = {}
+    scores, states = perplexities(evaluations[-1] if evaluations else {})
     if result and result.evaluation:
-        scores = {split: score.perplexity for split, score in result.evaluation.items()}
-    elif evaluations:
-        scores = perplexities(evaluations[-1])
+        scores, states = perplexities_of(result.evaluation)
     return Progress(
         stage=stage,
         step=max([record.step for record in records] + [newest[0], 0]),
         max_steps=submission.setting("train", "max_steps", 0),
         perplexity=scores or None,
+        perplexity_states=states,
         tokens_per_s=speeds[-1] if speeds else 0.0,
         restarts=max(0, attempt - 1),
         checkpoint_step=newest[0],
@@ -233,7 +234,8 @@ def as_lines(submission: Submission, state: State, progress: Progress | None) ->
     rows.append(("stage", progress.stage + until))
     rows.append(("step", f"{progress.step:,} of {progress.max_steps:,}"))
     if progress.perplexity:
-        rows.append(("perplexity", f"{scores_text(progress.perplexity)} (held-out)"))
+        scores = scores_text(progress.perplexity, progress.perplexity_states)
+        rows.append(("perplexity", f"{scores} (held-out)"))
     if progress.tokens_per_s:
         rows.append(("speed", f"{progress.tokens_per_s:,.0f} tokens/s"))
     rows.append(("restarts", str(progress.restarts)))

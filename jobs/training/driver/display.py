@@ -27,7 +27,7 @@ from elmwright.jobs.rundir.metrics import LOSS, PERPLEXITY, TOKENS_PER_S, perple
 from elmwright.jobs.terminal.bars import Bar
 from elmwright.jobs.terminal.console import Console
 from elmwright.jobs.terminal.pace import StepPace
-from elmwright.jobs.terminal.wording import counted
+from elmwright.jobs.terminal.wording import counted, states_note
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.progress import plural
 
@@ -111,9 +111,9 @@ class Watcher:
         elif isinstance(record, Evaluation):
             self._evaluated, self._scoring = True, ""
             self._step = max(self._step, step)
-            scores = list(perplexities(record.values).values())
-            if scores:
-                self._held_out = f"{PERPLEXITY.title} {scores[0]:,.1f}"
+            scores, states = perplexities(record.values)
+            for score in list(scores.values())[:1]:
+                self._held_out = f"{PERPLEXITY.title} {score:,.1f}{states_note(states)}"
         elif isinstance(record, CheckpointSaved):
             self._saved = f"saved at step {step:,}"
         self._highest_step = max(self._highest_step, step)

@@ -1,10 +1,14 @@
 """Held-out perplexity: the full softmax, every token exactly once, the same for any number of
 processes.
 
-Evaluation has its own lanes, fixed by the config: lane i reads the held-out blocks i, i+N, … with
-states that start at zero. Each lane's sums are kept in float64 and added in lane order, so how
-lanes are spread over processes cannot change the result. Mean perplexity is the exponential of the
-mean of the forward and backward negative log-likelihoods per token.
+The perplexity to publish is the fresh one: every sentence is read from zero states, as by embedding
+and `elmwright score`. The carried one is measured beside it: lane i reads the held-out blocks i,
+i+N, … and its states pass from sentence to sentence, so this number depends on `eval.lanes`. Where
+the two differ much, the model has not learned to start from zero.
+
+Each lane's sums are kept in float64 and added in lane order, so how lanes are spread over processes
+cannot change the result. Mean perplexity is the exponential of the mean of the forward and backward
+negative log-likelihoods per token.
 
 Training ends with such an evaluation, of up to `eval.final_tokens` tokens. In the same pass it
 scores the first 2,000 sentences of each set separately: the probe. Export compares a bundle's own
@@ -12,6 +16,7 @@ files with the trainer on exactly those, which takes seconds where the whole set
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elmwright.jobs.checkpoints.contents import Probe, SavedScore
@@ -20,6 +25,8 @@ from elmwright.pipeline.format.manifest import Manifest
 
 PROBE_SENTENCES = 2000
 """First sentences of a held-out set that are also scored separately."""
+NOTABLE = 1.1
+"""Fresh perplexity over carried perplexity from which on a warning is given."""
 LARGE_VOCABULARY, LARGE_LIMIT = 100_000, 1_000_000
 """A full softmax over this many words or more is slow, so this many tokens are scored at most."""
 
@@ -49,21 +56,39 @@ def evaluate(heldout: HeldOut, split: str, max_tokens: int | None = None, probe:
     """
     scoring = Pass(heldout, split, probe)
     scoring.run(_block_limit(heldout.manifest, split, max_tokens))
-    forward, backward, tokens, unknown, characters, *_ = scoring.totals()
-    mean = (forward / tokens + backward / tokens) / 2
+    totals = scoring.totals()
+    tokens = totals.tokens
+    forward, backward = (loss / tokens for loss in totals.fresh)
+    mean = (forward + backward) / 2
     saved = SavedScore(
         perplexity=exp(mean),
-        bits_per_character=mean / math.log(2) * tokens / characters,
-        forward_perplexity=exp(forward / tokens),
-        backward_perplexity=exp(backward / tokens),
-        tokens=int(tokens),
-        forward_nll=forward / tokens,
-        backward_nll=backward / tokens,
-        unk_share=unknown / tokens,
+        bits_per_character=mean / math.log(2) * tokens / totals.characters,
+        forward_perplexity=exp(forward),
+        backward_perplexity=exp(backward),
+        tokens=tokens,
+        forward_nll=forward,
+        backward_nll=backward,
+        unk_share=totals.unknown / tokens,
         lanes=heldout.lanes,
-        characters=int(characters),
+        characters=totals.characters,
+        states="fresh",
+        carried_perplexity=exp(sum(loss / tokens for loss in totals.carried) / 2),
     )
     return Score(saved, scoring.probe() if probe else None)
+
+
+def states_warning(scores: Mapping[str, SavedScore]) -> str:
+    """A sentence about the first held-out set that the model predicts much worse with fresh states
+    than with states carried over; empty if there is none."""
+    for split, score in scores.items():
+        if score.perplexity > NOTABLE * score.carried_perplexity > 0:
+            return (
+                f"the perplexity on {split} is {score.perplexity:,.1f} with fresh states for every "
+                f"sentence, but {score.carried_perplexity:,.1f} with states carried over: the "
+                "model has not learned to begin a sentence from zero states, as embedding and "
+                'scoring do; train with train.reset_states = "sentence"'
+            )
+    return ""
 
 
 def evaluate_probe(heldout: HeldOut, split: str, sentences: int) -> Probe:

@@ -5,8 +5,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
+from elmwright.jobs.checkpoints.contents import SavedScore
 from elmwright.jobs.rundir import metrics
-from elmwright.jobs.rundir.journal_records import Evaluation, FinalEvaluation, Scoring
+from elmwright.jobs.rundir.journal_records import (
+    Evaluation,
+    FinalEvaluation,
+    Scoring,
+    WarningGiven,
+)
 from elmwright.jobs.rundir.stop_request import StopNote
 from elmwright.jobs.training.loop.evaluate import (
     PROBE_SENTENCES,
@@ -14,10 +20,10 @@ from elmwright.jobs.training.loop.evaluate import (
     evaluate_sets,
     final_limit,
     planned_tokens,
+    states_warning,
 )
 from elmwright.jobs.training.loop.heldout_pass import EvaluationStopped, HeldOut
 from elmwright.jobs.training.loop.recorder import Recorder
-from elmwright.pipeline.records import to_data
 
 SCORING_SECONDS = 5.0
 """Seconds between records of the progress of the final evaluation."""
@@ -63,6 +69,8 @@ def evaluate_finally(
     if scores:
         final = {f"{metrics.FINAL}{name}": value for name, value in _values(scores).items()}
         recorder.write(FinalEvaluation(step=step, values=final))
+        if text := states_warning({split: score.saved for split, score in scores.items()}):
+            recorder.write(WarningGiven(step=step, text=text))
     return scores
 
 
@@ -88,8 +96,21 @@ class _ScoringProgress:
 
 
 def _values(scores: dict[str, Score]) -> dict[str, float]:
+    """The scores by the keys of the journal."""
     return {
-        f"{split}/{name}": value
+        metric.of(split): value
         for split, score in scores.items()
-        for name, value in to_data(score.saved).items()
+        for metric, value in _metrics(score.saved).items()
+    }
+
+
+def _metrics(saved: SavedScore) -> dict[metrics.Metric, float]:
+    return {
+        metrics.PERPLEXITY: saved.perplexity,
+        metrics.BITS_PER_CHARACTER: saved.bits_per_character,
+        metrics.FORWARD_PERPLEXITY: saved.forward_perplexity,
+        metrics.BACKWARD_PERPLEXITY: saved.backward_perplexity,
+        metrics.CARRIED_PERPLEXITY: saved.carried_perplexity,
+        metrics.SCORED_TOKENS: saved.tokens,
+        metrics.UNKNOWN_SHARE: saved.unk_share,
     }

@@ -1,9 +1,14 @@
 """Scores the blocks of a held-out set in one pass, for `evaluate.py`.
 
-The LSTM states after a block are those before the next block of its lane. The probe, which is the
-first sentences of the set, has its own sums in the same pass. How many of its sentences are in a
-block depends on the blocks before, which other processes may read. So for each round of blocks the
-processes exchange the numbers of their sentences, until the probe is complete.
+Each batch is encoded once and read twice: fresh, where every sentence starts from zero states, and
+carried, where states pass from sentence to sentence and from a block to the next one of its lane.
+The softmax, most of the work where the vocabulary is large, is computed for real positions only,
+never for padding.
+
+The probe, which is the first sentences of the set, is read fresh and has its own sums in the same
+pass. How many of its sentences are in a block depends on the blocks before, which other processes
+may read. So for each round of blocks the processes exchange the numbers of their sentences, until
+the probe is complete.
 """
 
 import math
@@ -18,7 +23,7 @@ from elmwright.jobs.checkpoints.contents import Probe
 from elmwright.jobs.training.loop.block_cache import BlockCache
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.stream import Batch, Blocks, Row, evaluation_rounds, round_batches
-from elmwright.model.bilm import BiLM, States
+from elmwright.model.bilm import BiLM, Output, States
 from elmwright.model.softmax import Softmax, nll
 from elmwright.pipeline.format.block import UNK_ID
 from elmwright.pipeline.format.manifest import Manifest
@@ -34,10 +39,24 @@ def exp(value: float) -> float:
     return math.inf if value >= 700 else math.exp(value)
 
 
-_FORWARD, _BACKWARD, _TOKENS, _UNKNOWN, _CHARACTERS = range(5)
-"""Columns of the sums: losses of both directions, then counts."""
-_PROBE = 5
-"""The first of the probe's three columns: forward, backward, tokens."""
+_FRESH, _CARRIED, _PROBE = 0, 2, 4
+"""Columns of the sums: the forward losses. Those of the backward losses are next to them."""
+_TOKENS, _UNKNOWN, _CHARACTERS, _PROBE_TOKENS = range(6, 10)
+"""Columns of the sums: counts."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The sums of a pass over all lanes. Losses are negative log-likelihoods in nats."""
+
+    fresh: tuple[float, float]
+    """Forward and backward loss with fresh states for every sentence."""
+    carried: tuple[float, float]
+    """Forward and backward loss with states carried over."""
+    tokens: int
+    unknown: int
+    """Targets that are `<UNK>`."""
+    characters: int
 
 
 @dataclass(frozen=True)
@@ -78,13 +97,16 @@ class Pass:
             cache=heldout.cache,
             widest=heldout.bilm.encoder.widest,
         )
-        self._sums = torch.zeros(heldout.lanes, 8, dtype=torch.float64, device=self._ranks.device)
+        device = self._ranks.device
+        self._fresh = self._carried = States.zeros(
+            heldout.bilm.config, len(self._own_lanes), device
+        )
+        self._sums = torch.zeros(heldout.lanes, 10, dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def run(self, count: int, *, only_probe: bool = False) -> None:
-        """Score the first `count` blocks; with `only_probe`, only those that the probe needs."""
+        """Score the first `count` blocks; with `only_probe`, only what the probe needs."""
         window, lanes = self._heldout.window, self._own_lanes
-        states = States.zeros(self._heldout.bilm.config, len(lanes), self._ranks.device)
         for rows in evaluation_rounds(self._blocks, count, lanes, self._heldout.lanes):
             probe_steps = self._probe_steps(rows)
             if only_probe:
@@ -97,14 +119,26 @@ class Pass:
             for batch in round_batches(self._blocks, rows, window):
                 self._check_stopped()
                 in_probe = batch.weights * (steps < ends)
-                states = self._score(batch, in_probe, states)
-                self._heldout.advance(int((in_probe if only_probe else batch.weights).sum()))
+                scored = in_probe if only_probe else batch.weights
+                if scored.any():
+                    self._score(batch, scored, in_probe, only_fresh=only_probe)
+                self._heldout.advance(int(scored.sum()))
                 steps = steps + window
             if only_probe and not self._probe_left:
                 break
 
-    def totals(self) -> list[float]:
-        """The total of each column over all lanes, added in lane order on every process."""
+    def totals(self) -> Totals:
+        """The sums over all lanes, added in lane order on every process."""
+        sums = self._total_columns()
+        return Totals(
+            fresh=(sums[_FRESH], sums[_FRESH + 1]),
+            carried=(sums[_CARRIED], sums[_CARRIED + 1]),
+            tokens=int(sums[_TOKENS]),
+            unknown=int(sums[_UNKNOWN]),
+            characters=int(sums[_CHARACTERS]),
+        )
+
+    def _total_columns(self) -> list[float]:
         totals = [0.0] * self._sums.size(1)
         for row in self._ranks.sum(self._sums.clone()).tolist():
             totals = [total + value for total, value in zip(totals, row, strict=True)]
@@ -112,9 +146,10 @@ class Pass:
 
     def probe(self) -> Probe:
         """The sentences, tokens and perplexity of the probe."""
-        forward, backward, tokens = self.totals()[_PROBE:]
-        mean = (forward + backward) / tokens / 2
-        return Probe(self._probe - self._probe_left, int(tokens), exp(mean))
+        sums = self._total_columns()
+        tokens = sums[_PROBE_TOKENS]
+        mean = (sums[_PROBE] + sums[_PROBE + 1]) / tokens / 2
+        return Probe(self._probe - self._probe_left, int(tokens), exp(mean), "fresh")
 
     def _probe_steps(self, rows: Sequence[Row | None]) -> list[int]:
         """The number of steps of each block that belong to the probe.
@@ -142,24 +177,46 @@ class Pass:
         if self._ranks.sum(stopped).item():
             raise EvaluationStopped
 
-    def _score(self, batch: Batch, in_probe: Tensor, states: States) -> States:
-        """Add a batch to the sums; returns the states after it."""
-        device, softmax = self._ranks.device, self._heldout.softmax
-        batch = batch.to_device(device)
-        output = self._heldout.bilm(batch.chars, batch.forward_index, batch.backward_index, states)
-        weights, in_probe = batch.weights.double(), in_probe.to(device).double()
+    def _score(self, batch: Batch, scored: Tensor, in_probe: Tensor, *, only_fresh: bool) -> None:
+        """Add the `scored` positions of a batch to the sums, and keep the states after it."""
+        device, bilm = self._ranks.device, self._heldout.bilm
+        positions = scored.reshape(-1).nonzero().squeeze(1).to(device)
+        batch, scored, in_probe = batch.to_device(device), scored.to(device), in_probe.to(device)
         sums = self._sums[self._own_lanes.start : self._own_lanes.stop]
+        sums[:, _TOKENS] += scored.sum(1)
+        sums[:, _UNKNOWN] += ((batch.forward_targets == UNK_ID) * scored).sum(1)
+        sums[:, _PROBE_TOKENS] += in_probe.sum(1)
+
+        types = bilm.encoder(batch.chars)
+        index = batch.forward_index, batch.backward_index
+        output: Output = bilm.run(types, *index, self._fresh, resets=batch.starts)
+        self._fresh = output.states
+        for column, loss in enumerate(self._losses(output, batch, positions)):
+            sums[:, _FRESH + column] += loss.sum(1)
+            sums[:, _PROBE + column] += (loss * in_probe).sum(1)
+        if only_fresh:
+            return
+        # A lane's padding comes after its real steps, and must not enter its states.
+        real_steps = batch.weights.long().sum(1)
+        output = bilm.run(types, *index, self._carried, lengths=real_steps)
+        self._carried = output.states
+        for column, loss in enumerate(self._losses(output, batch, positions)):
+            sums[:, _CARRIED + column] += loss.sum(1)
+
+    def _losses(self, output: Output, batch: Batch, positions: Tensor) -> list[Tensor]:
+        """[lanes, window] Losses of both directions; 0 except at these positions."""
+        softmax, losses = self._heldout.softmax, []
         directions = (
             (output.top_forward, batch.forward_targets),
             (output.top_backward, batch.backward_targets),
         )
-        for column, (hidden, targets) in enumerate(directions):
-            flat = hidden.reshape(-1, hidden.size(-1)), targets.reshape(-1)
-            loss = nll(*flat, softmax.weight, softmax.bias).view_as(weights)
-            sums[:, column] += (loss * weights).sum(1)
-            sums[:, _PROBE + column] += (loss * in_probe).sum(1)
-        sums[:, _UNKNOWN] += ((batch.forward_targets == UNK_ID).double() * weights).sum(1)
-        sums[:, _TOKENS] += weights.sum(1)
-        sums[:, _PROBE + 2] += in_probe.sum(1)
-        next_states: States = output.states
-        return next_states
+        for hidden, targets in directions:
+            at_positions = nll(
+                hidden.reshape(-1, hidden.size(-1)).index_select(0, positions),
+                targets.reshape(-1).index_select(0, positions),
+                softmax.weight,
+                softmax.bias,
+            )
+            loss = torch.zeros(targets.numel(), dtype=torch.float64, device=positions.device)
+            losses.append(loss.index_copy_(0, positions, at_positions.double()).view_as(targets))
+        return losses

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from elmwright.jobs.checkpoints.checkpoint import fetch, folder_name, newest_valid, read_state
-from elmwright.jobs.checkpoints.contents import NUMERICS, CheckpointState, Probes, Scores
+from elmwright.jobs.checkpoints.contents import (
+    NUMERICS,
+    CheckpointState,
+    Probes,
+    Scores,
+    perplexities_of,
+)
 from elmwright.jobs.checkpoints.writer import Snapshot
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
@@ -81,14 +87,20 @@ class Trainer:
     def update_best(self, scores: dict[str, Score]) -> bool:
         """Compare an evaluation in the loop with the best so far; is it better?
 
-        Evaluations of different numbers of tokens are not compared.
+        Evaluations of different numbers of tokens, or with different states, are not compared.
         """
         if not scores:
             return False
         first, old = next(iter(scores.values())).saved, self.progress
-        if old.best is None or old.best_of != first.tokens or first.perplexity < old.best:
+        is_comparable = (old.best_of, old.best_states) == (first.tokens, first.states)
+        if old.best is None or not is_comparable or first.perplexity < old.best:
             self.progress = replace(
-                old, best=first.perplexity, best_step=old.step, best_of=first.tokens, stale=0
+                old,
+                best=first.perplexity,
+                best_step=old.step,
+                best_of=first.tokens,
+                best_states=first.states,
+                stale=0,
             )
             return True
         self.progress = replace(old, stale=old.stale + 1)
@@ -284,6 +296,7 @@ def snapshot(
     """A copy of everything in main memory. Every process must call this: each has some lanes."""
     c = ranks.gather(trainer.states.c, dim=2)
     m = ranks.gather(trainer.states.m, dim=2)
+    perplexity, perplexity_states = perplexities_of(saved_scores(scores))
 
     def host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if ranks.rank != 0:
@@ -313,6 +326,7 @@ def snapshot(
             "model": to_dict(config)["model"],
             "run_config": _saved_config(config),
         },
-        perplexity={split: score.saved.perplexity for split, score in scores.items()},
+        perplexity=perplexity,
         tokens=sum(score.saved.tokens for score in scores.values()),
+        perplexity_states=perplexity_states,
     )
