@@ -1,0 +1,148 @@
+"""Options and conclusions of the benches that train: arguments, bars, and a record as JSON."""
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+from elmwright.jobs.environment.checkout import Commit
+from elmwright.jobs.environment.machine_facts import machine, own_git
+
+FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+"""Instructions of a processor that decide how fast products are."""
+
+
+def options_parser(page: str) -> argparse.ArgumentParser:
+    """The options that all of these benches have; `page` is the docstring of one."""
+    parser = argparse.ArgumentParser(
+        description=page, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, help="fewer steps, to try it; nothing is judged")
+    parser.add_argument("--processes", type=int, help="training processes (the recipe's number)")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="a setting of every training, to try it; nothing is judged",
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        metavar="FOLDER",
+        help="keep corpora and runs here; a corpus that is there is not built again",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to a file")
+    return parser
+
+
+def common_settings(options: argparse.Namespace) -> list[str]:
+    """What the options ask of every training."""
+    processes = [f"train.processes={options.processes}"] if options.processes else []
+    return [*processes, *options.settings]
+
+
+@contextmanager
+def work_folder(given: Path | None) -> Iterator[Path]:
+    """The folder for corpora and runs: a given one, which stays, or a temporary one."""
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="elmwright-bench-") as name:
+        yield Path(name)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A measured number, and the most that it may be."""
+
+    name: str
+    value: float
+    limit: float
+    is_strict: bool = False
+    """Whether the number must be below the limit."""
+    hoped: float | None = None
+    """A lower limit that is not required."""
+
+    @property
+    def holds(self) -> bool:
+        return self.value < self.limit if self.is_strict else self.value <= self.limit
+
+    def __str__(self) -> str:
+        bound = f"{'below' if self.is_strict else 'at most'} {_number(self.limit)}"
+        hoped = ""
+        if self.hoped is not None:
+            is_reached = self.value <= self.hoped
+            hoped = f" (hoped for {_number(self.hoped)}: {'' if is_reached else 'not '}reached)"
+        return f"{self.name} {_number(self.value)}, {bound}{hoped}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.1f}" if value >= 10 else f"{value:.3f}"
+
+
+def conclude(
+    options: argparse.Namespace,
+    numbers: dict[str, object],
+    bars: list[Bar],
+    *,
+    is_as_meant: bool = True,
+) -> int:
+    """Print every bar, write the record if `--json` asks for one, and return the exit code: 1 if a
+    bar fails. Nothing is judged if options make the run another one than the bars are for."""
+    judged = is_as_meant and not options.steps and not options.settings
+    print()
+    for bar in bars:
+        verdict = ("holds" if bar.holds else "FAILS") if judged else "not judged"
+        print(f"{bar}: {verdict}")
+    if options.json:
+        options.json.write_text(json.dumps(record(numbers, bars, judged=judged), indent=1) + "\n")
+    return 1 if judged and not all(bar.holds for bar in bars) else 0
+
+
+def record(numbers: dict[str, object], bars: list[Bar], *, judged: bool) -> dict[str, object]:
+    """The numbers with what they depend on."""
+    commit = code()
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.orig_argv),
+        "commit": commit.commit if commit else "",
+        "has_changes": bool(commit and commit.dirty),
+        "processor": machine(),
+        "flags": processor_flags(),
+        "numbers": numbers,
+        "bars": [
+            {"name": bar.name, "value": bar.value, "limit": bar.limit, "holds": bar.holds}
+            for bar in bars
+        ],
+        "is_judged": judged,
+    }
+
+
+def processor_flags() -> list[str]:
+    """Those of `FLAGS` that this processor has."""
+    info = Path("/proc/cpuinfo")
+    present = set(info.read_text().split()) if info.is_file() else set()
+    return [flag for flag in FLAGS if flag in present]
+
+
+@cache
+def code() -> Commit | None:
+    """The commit when this was first called: others may follow while a bench runs."""
+    return own_git()
+
+
+def print_circumstances() -> None:
+    """Print what the numbers depend on; a bench does that first."""
+    commit = code()
+    state = f"{commit.commit[:9]}{' with changes' if commit.dirty else ''}" if commit else "unknown"
+    print(f"{machine()} ({', '.join(processor_flags())}), commit {state}", flush=True)
