@@ -1,13 +1,13 @@
 """From a checkpoint to a bundle that has been read back and compared.
 
-The weights are the checkpoint's own bytes. Where it has an average of the weights (average.py) that
-is ready, they are that. Before the bundle gets its name it is compared with the
-trained model in two ways. An independent reader (`model.reference`: numpy, no torch, its own
-parsing of weights.hdf5) must compute the same representations of real held-out sentences. And the
-bundle's files must give the trainer's score of the probe (evaluate.py), the first 2,000 sentences
-of each held-out set. The perplexity on the card is the trainer's. Where the trainer did not measure
-the checkpoint in this way, the held-out sets themselves are scored here, up to `eval.final_tokens`.
-The same checkpoint gives the same bytes: only provenance.json has the time.
+The weights are the checkpoint's own bytes, or those of its average where that is its model
+(`model/average.py`). Before the bundle gets its name it is compared with the trained model in two
+ways. An independent reader (`model.reference`: numpy, no torch, its own parsing of weights.hdf5)
+must compute the same representations of real held-out sentences. And the bundle's files must give
+the trainer's score of the probe (evaluate.py), the first 2,000 sentences of each held-out set. The
+perplexity on the card is the trainer's. Where the trainer did not measure the checkpoint in this
+way, the held-out sets themselves are scored here, up to `eval.final_tokens`. The same checkpoint
+gives the same bytes: only provenance.json has the time.
 
 An export that is killed at any moment does not hinder the next one.
 """
