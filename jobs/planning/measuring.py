@@ -20,7 +20,7 @@ import torch
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.planning.plan_record import Speed
-from elmwright.jobs.training.loop.exchange import Beats, Ranks
+from elmwright.jobs.training.loop.exchange import Positions, Ranks
 from elmwright.jobs.training.loop.measurements import Clock
 from elmwright.jobs.training.loop.state import Trainer, average_of
 from elmwright.jobs.training.loop.stream import Batch
@@ -77,7 +77,7 @@ def _process(config: RunConfig, vocabulary: int) -> Process:
     states = States.zeros(config.model, len(lanes))
     average = average_of(bilm, softmax, config)
     trainer = Trainer(bilm, softmax, optimizer, states, average=average)
-    return Process(config, trainer, bilm, ranks, Clock(), Beats(ranks))
+    return Process(config, trainer, bilm, ranks, Clock(), Positions(ranks))
 
 
 class _Stream:

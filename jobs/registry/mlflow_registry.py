@@ -28,7 +28,7 @@ from elmwright.jobs.registry.alias_history import History, Move, tag_name
 from elmwright.jobs.registry.contract import About, Change, Version, aliases_at, check_fetched
 from elmwright.jobs.registry.logged_models import DATA, LoggedModels, all_pages, logged_model, twice
 from elmwright.jobs.rundir.file_lock import waiting_lock
-from elmwright.jobs.rundir.moved_run import at_home, lock_of
+from elmwright.jobs.rundir.moved_run import correct_database, lock_of
 from elmwright.jobs.secrets.hiding import for_others, without_secret
 from elmwright.jobs.tracking.store import connect, default_uri, remove_logged_model, sqlite_file
 from elmwright.pipeline.errors import Failed, UserError
@@ -63,7 +63,7 @@ class MlflowRegistry:
                     raise UserError(
                         "tracking-server", f"there is no MLflow database {database}; check the path"
                     )
-                at_home(database)
+                correct_database(database)
             self._connected = connect(self._uri)
         return self._connected
 
@@ -239,7 +239,7 @@ class MlflowRegistry:
         if database is None:
             yield False
             return
-        at_home(database)  # which takes the same lock
+        correct_database(database)  # which takes the same lock
         with waiting_lock(lock_of(database)):
             yield True
 

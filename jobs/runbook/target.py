@@ -149,7 +149,7 @@ def find_target(text: str) -> Target:
     )
 
 
-def as_now(target: Target) -> Target:
+def with_current_address(target: Target) -> Target:
     """The target of a job, with the address and token file that the user's file has now.
 
     The forwarded address of a Kubernetes cluster and the file with a token may change while a job

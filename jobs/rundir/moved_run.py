@@ -50,7 +50,7 @@ OURS = (
 """Columns with plain paths of a run that we have written, and the condition for these rows."""
 
 
-def settle(database: Path) -> None:
+def correct_locked_database(database: Path) -> None:
     """Correct a database that was moved; the caller holds its run's lock."""
     if not _came_from(database):
         return
@@ -59,25 +59,25 @@ def settle(database: Path) -> None:
             _replace(database, old)
 
 
-def at_home(database: Path) -> None:
+def correct_database(database: Path) -> None:
     """Correct a database that was moved, for a command that does not hold the run's lock."""
     if not _came_from(database):
         return
     if not _is_own(database):
-        settle(database)
+        correct_locked_database(database)
         return
     try:
         with refusing_lock(database.parent.parent / "run.lock"):
-            settle(database)
+            correct_locked_database(database)
     except UserError:
         if _came_from(database):  # else whoever has the lock has done it
             raise
 
 
-def shared_at_home(database: Path) -> None:
+def correct_shared_database(database: Path) -> None:
     """Correct a database that the user has named; a run's own is corrected under the run's lock."""
     if not _is_own(database):
-        settle(database)
+        correct_locked_database(database)
 
 
 def lock_of(database: Path) -> Path:

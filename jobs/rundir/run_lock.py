@@ -11,7 +11,7 @@ from pathlib import Path
 from elmwright.jobs.rundir.file_lock import refusing_lock
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.lease import leased, this_process
-from elmwright.jobs.rundir.moved_run import settle
+from elmwright.jobs.rundir.moved_run import correct_locked_database
 from elmwright.pipeline.storage.files import at, join
 
 
@@ -24,7 +24,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
     lock = join(folder.root, "run.lock")
     with leased(lock, this_process()) if folder.is_in_store else refusing_lock(Path(lock)):
         if not folder.is_in_store:
-            settle(folder.mlflow / "mlflow.db")
+            correct_locked_database(folder.mlflow / "mlflow.db")
         if not folder.corpus_dir or at(folder.corpus_dir).is_url:
             yield
             return

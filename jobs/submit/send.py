@@ -30,7 +30,7 @@ from elmwright.jobs.runbook.submission import (
     passed_on,
     state_of_exit,
 )
-from elmwright.jobs.runbook.target import Target, as_now
+from elmwright.jobs.runbook.target import Target, with_current_address
 from elmwright.jobs.secrets.in_configs import refuse_secrets
 from elmwright.jobs.submit.targets.kinds import open_place, place_class
 from elmwright.jobs.submit.targets.place import AccessRefused, Place, Unreachable
@@ -119,7 +119,7 @@ def already_running(run: str, job: str, target: Target) -> UserError:
 
 def _place_of(job: Job) -> Place:
     """The target of a job, at the address that the user's file has now."""
-    return open_place(as_now(job.submission.target))
+    return open_place(with_current_address(job.submission.target))
 
 
 def state_of(job: Job) -> State:
@@ -171,7 +171,7 @@ def next_attempt(job: Job, wait_minutes: int | None = None) -> Submission:
     wait = config.cluster.wait_minutes if wait_minutes is None else wait_minutes
     cluster = dataclasses.replace(config.cluster, address=address, wait_minutes=wait)
     config = dataclasses.replace(config, cluster=cluster)
-    new = prepare(config, as_now(old.target), old.until, old.settings)
+    new = prepare(config, with_current_address(old.target), old.until, old.settings)
     return dataclasses.replace(new, cwd=old.cwd, dir=old.dir)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.rundir.moved_run import shared_at_home
+from elmwright.jobs.rundir.moved_run import correct_shared_database
 from elmwright.jobs.secrets.hiding import for_others, secret_in, without_secret
 from elmwright.jobs.tracking.check_server import check_driver
 from elmwright.jobs.tracking.database import create_database
@@ -122,7 +122,7 @@ def connect(uri: str) -> Any:
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     if database := sqlite_file(uri):
         database.parent.mkdir(parents=True, exist_ok=True)
-        shared_at_home(database)
+        correct_shared_database(database)
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 

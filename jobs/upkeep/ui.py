@@ -28,7 +28,7 @@ from elmwright.jobs.publishing.publish import read_published
 from elmwright.jobs.registry.find_registry import registry_of_run
 from elmwright.jobs.runbook.find_run import RUNS, find_run
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.rundir.moved_run import at_home
+from elmwright.jobs.rundir.moved_run import correct_database
 from elmwright.jobs.secrets.hiding import for_others, without_secret
 from elmwright.jobs.secrets.in_configs import advise
 from elmwright.jobs.terminal.wording import nearby
@@ -132,7 +132,7 @@ def _store(folder: RunFolder) -> str:
         return uri
     if not database.is_file():
         raise UserError("file-missing", f"there is no MLflow database {database}; train first")
-    at_home(database)
+    correct_database(database)
     return f"sqlite:///{database}"
 
 

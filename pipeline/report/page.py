@@ -56,10 +56,10 @@ def render_page(template: Path, **values: object) -> str:
 
 
 def visible_text(text: object, limit: int = 80, *, lines: bool = False) -> str:
-    """Foreign text, fit to be read, still to be escaped.
+    """The beginning of a foreign text, with its hidden characters visible, still to be escaped.
 
-    At most `limit` characters, and once escaped three times as many bytes. With `lines`, line
-    breaks stay.
+    It has at most `limit` characters, and about 3 × `limit` bytes when it is escaped. With `lines`,
+    line breaks stay.
     """
     raw = str(text)
     length = limit

@@ -56,7 +56,7 @@ class Place(ABC):
 
     @staticmethod
     def own_handle() -> Handle:
-        """Inside a job: how the target identifies it, unless by the id of its submission."""
+        """The handle of this process's own job; `NoHandle` if its submission's id is enough."""
         return NoHandle()
 
     def check(self, submission: Submission) -> None:  # noqa: B027 - nothing to check by default

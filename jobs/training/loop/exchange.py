@@ -79,7 +79,7 @@ class Phase(IntEnum):
     GRADIENTS = 3
 
 
-class Beats:
+class Positions:
     """The position of each process: its step and phase."""
 
     ANSWER = timedelta(seconds=10)
@@ -93,7 +93,7 @@ class Beats:
             find_store = getattr(dist.distributed_c10d, "_get_default_store", None)
             self._store = find_store() if find_store else None
 
-    def at(self, step: int, phase: Phase) -> None:
+    def publish(self, step: int, phase: Phase) -> None:
         """Publish the position of this process."""
         self._step = step
         if self._store is not None:

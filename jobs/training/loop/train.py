@@ -32,7 +32,7 @@ from elmwright.jobs.training.loop.evaluate_training import (
     evaluate_finally,
     judging,
 )
-from elmwright.jobs.training.loop.exchange import Beats, Phase, Ranks
+from elmwright.jobs.training.loop.exchange import Phase, Positions, Ranks
 from elmwright.jobs.training.loop.heldout_pass import HeldOut
 from elmwright.jobs.training.loop.measurements import Clock
 from elmwright.jobs.training.loop.recorder import Recorder, RunRecorder
@@ -102,14 +102,14 @@ def train(
         reading = Reading.of_run(config, trainer.progress.numerics)
         return Prefetch(blocks, reading, first, lanes, ranks.device)
 
-    clock, note, beats = Clock(), StopNote(folder.stop_request), Beats(ranks)
-    process = Process(config, trainer, bilm, ranks, clock, beats)
+    clock, note, positions = Clock(), StopNote(folder.stop_request), Positions(ranks)
+    process = Process(config, trainer, bilm, ranks, clock, positions)
     prefetch = prefetch_from(trainer.step)
     bad_steps = BadSteps(settings.max_bad_steps)
     stopping = False
     try:
         while not (stopping or _finished(config, trainer)):
-            beats.at(trainer.step, Phase.BEGIN)
+            positions.publish(trainer.step, Phase.BEGIN)
             batches = [prefetch.next() for _ in range(settings.accumulate)]
             clock.lap("load")
             wants_stop = drained(trainer.step) or (ranks.rank == 0 and note.found())
@@ -152,7 +152,7 @@ def train(
         if not stopping:
             _finish(process, folder, heldout, recorder, note, drained)
     except RuntimeError as error:
-        lost = beats.blame(error)
+        lost = positions.blame(error)
         if lost is None:
             raise
         raise lost from error

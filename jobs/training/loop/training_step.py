@@ -19,7 +19,7 @@ from torch import Tensor
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir import metrics
-from elmwright.jobs.training.loop.exchange import Beats, Phase, Ranks, touched_rows
+from elmwright.jobs.training.loop.exchange import Phase, Positions, Ranks, touched_rows
 from elmwright.jobs.training.loop.measurements import Clock
 from elmwright.jobs.training.loop.state import Trainer
 from elmwright.jobs.training.loop.stream import Batch
@@ -71,7 +71,7 @@ class Process:
     """The trainer's, inside DDP where there are several processes."""
     ranks: Ranks
     clock: Clock
-    beats: Beats
+    positions: Positions
 
     @property
     def lanes(self) -> range:
@@ -91,7 +91,7 @@ def make_step(process: Process, batches: Sequence[Batch], wants_stop: bool) -> S
     negatives = draw_negatives(config.run.seed, step, settings.negatives, size)
     batches = [batch.to_device(device) for batch in batches]
     rows = negatives.ids.to(device)
-    process.beats.at(step, Phase.TARGETS)
+    process.positions.publish(step, Phase.TARGETS)
     if len(rows) < size:
         targets = [
             part for batch in batches for part in (batch.forward_targets, batch.backward_targets)
@@ -111,13 +111,13 @@ def make_step(process: Process, batches: Sequence[Batch], wants_stop: bool) -> S
         with nullcontext() if is_last or ranks.world == 1 else process.bilm.no_sync():  # type: ignore[operator]
             window = step * settings.accumulate + number
             loss, states = _window_loss(process, batch, states, rows, table, negatives, window)
-            process.beats.at(step, Phase.BACKWARD)
+            process.positions.publish(step, Phase.BACKWARD)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
         total = total + loss.detach()
         weight += 2 * float(batch.weights.sum())
     clock.lap("compute")
 
-    process.beats.at(step, Phase.GRADIENTS)
+    process.positions.publish(step, Phase.GRADIENTS)
     assert table.grad is not None  # noqa: S101 - every loss above depends on it
     table_grad = ranks.sum(table.grad).div_(ranks.world)
     shared = torch.tensor(

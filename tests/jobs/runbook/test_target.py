@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.runbook.target import Target, as_now, find_target, named_targets
+from elmwright.jobs.runbook.target import Target, find_target, named_targets, with_current_address
 from tests.support.mistakes import mistake
 
 
@@ -93,14 +93,14 @@ def test_address_and_token_file_of_a_job_follow_the_users_file(config_home: Path
     config_home.write_text(
         '[lab]\nkind = "ray"\naddress = "http://old:8265"\ntoken_file = "/new"\n'
     )
-    assert as_now(sent).token_file == "/new"  # noqa: S105
+    assert with_current_address(sent).token_file == "/new"  # noqa: S105
     config_home.write_text(
         '[lab]\nkind = "ray"\naddress = "http://new:8265"\ntoken_file = "/new"\n'
     )
-    assert as_now(sent) == sent, "the name means another cluster now"
+    assert with_current_address(sent) == sent, "the name means another cluster now"
     config_home.write_text("[lab\n")
-    assert as_now(sent) == sent, "it is just being edited"
+    assert with_current_address(sent) == sent, "it is just being edited"
     pod = Target("k8s", name="lab", volume="runs")
     config_home.write_text('[lab]\nkind = "k8s"\naddress = "http://127.0.0.1:8265"\n')
-    assert as_now(pod) == Target("k8s", "lab", "http://127.0.0.1:8265", volume="runs")
-    assert as_now(sent) == sent, "another kind"
+    assert with_current_address(pod) == Target("k8s", "lab", "http://127.0.0.1:8265", volume="runs")
+    assert with_current_address(sent) == sent, "another kind"

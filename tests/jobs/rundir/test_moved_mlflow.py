@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.rundir.moved_run import at_home
+from elmwright.jobs.rundir.moved_run import correct_database
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.tracking.store import connect
 from elmwright.jobs.tracking.tracker import Tracker
@@ -49,7 +49,7 @@ def test_moved_database_is_corrected_once_under_the_lock(
         rows = [row for row in rows if "'Default'" not in row]
         assert rows, "settings stay as they were"
         assert all('INTO "params"' in row for row in rows), rows
-        at_home(database)  # the lock is taken, and there is nothing to do
+        correct_database(database)  # the lock is taken, and there is nothing to do
         assert database.read_bytes() == after
 
 
@@ -91,9 +91,9 @@ def test_tracking_state_of_another_database_begins_a_new_mlflow_run(
 def test_check_for_a_move_is_quick(tmp_path: Path, empty_database: Path) -> None:
     _, place = moved_store(tmp_path, empty_database)
     database = place / "mlflow" / "mlflow.db"
-    at_home(database)
+    correct_database(database)
     start = time.perf_counter()
-    at_home(database)
+    correct_database(database)
     assert time.perf_counter() - start < 0.5  # 1.4 ms
 
 
@@ -154,14 +154,14 @@ def test_named_database_is_corrected_only_if_its_old_place_is_gone(
             return dict(rows)
 
     before = locations()
-    at_home(here / "all.db")
+    correct_database(here / "all.db")
     assert locations() == before, "it is unknown which of the two is meant"
     (there / "all.db").unlink()
-    at_home(here / "all.db")
+    correct_database(here / "all.db")
     assert locations() == before, "the artifacts are still where the database says"
     shutil.rmtree(there)
     if how == "publish":
-        at_home(here / "all.db")
+        correct_database(here / "all.db")
     else:
         connect(f"sqlite:///{here}/all.db")
     after = locations()
