@@ -52,7 +52,7 @@ def check_model(model: str, require_signature: str | None = None) -> None:
         _check_run(model)
     elif Path(model).is_dir() and not means_run(model):
         _check_folder(Path(model))
-    elif not _on_shelf(model):
+    elif not _is_in_plain_folder(model):
         _check_run(find_run_of(model).root)
 
 
@@ -81,12 +81,12 @@ def check_database(uri: str) -> None:
 
 def _check_url(model: str) -> None:
     names = ("SHA256SUMS", "MANIFEST.json", "config.json")
-    if not any(at(join(model, name)).exists() for name in names) and not _on_shelf(model):
+    if not any(at(join(model, name)).exists() for name in names) and not _is_in_plain_folder(model):
         raise UserError("model-missing", f"{model} holds no bundle and no checkpoint")
 
 
-def _on_shelf(model: str) -> bool:
-    """Whether this is ROOT/NAME@ALIAS or ROOT/NAME/3 of an existing shelf (plain_folder.py)."""
+def _is_in_plain_folder(model: str) -> bool:
+    """Whether this is ROOT/NAME@ALIAS or ROOT/NAME/3 of a registry in a plain folder."""
     match = re.fullmatch(r"(.*?)/?([^/@]+)(?:@[\w-]+|/[0-9]+)", model)
     return match is not None and at(join(match[1] or ".", match[2], "index.json")).exists()
 
@@ -160,7 +160,7 @@ def check_verifiable(path: str, key: str | None) -> str:
         _check_registered(path)
         return path
     is_file = Path(path).is_file() and Path(path).suffix != ".toml"
-    if is_file or at(path).is_folder() or _on_shelf(path):
+    if is_file or at(path).is_folder() or _is_in_plain_folder(path):
         return path
     return find_run(path).root
 

@@ -152,7 +152,7 @@ def _remove(folder: RunFolder, found: list[Removal]) -> None:
 
 
 def _forget(folder: RunFolder, steps: list[int]) -> None:
-    """Note it in the journal first, as training does, and in MLflow if that was up to date."""
+    """Record in the journal, and in MLflow if that was up to date, that checkpoints are removed."""
     config = config_from(at(folder.config).read_json() or {}, folder.config, saved=True)
     caught_up = is_caught_up(config, folder)
     with Journal(folder.journal) as journal:
