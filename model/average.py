@@ -47,7 +47,8 @@ class Average:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the horizon has passed. Before, the average still has weights of the start."""
+        """Whether the horizon has passed. At that moment it is the mean of all weights so far, and
+        from then on the share of the first ones shrinks."""
         return self.updates >= self.horizon
 
     @torch.no_grad()

@@ -100,10 +100,10 @@ class Columns:
         parts = dz.chunk(4, dim=1)
         last = len(gates) - 1
         for t in range(last, -1, -1):
-            if t < last and resets is not None:
-                dm_step[t].add_(w_rec.bmm(dz).masked_fill_(resets[t + 1], 0.0))
-            elif t < last:
-                dm_step[t].baddbmm_(w_rec, dz)
+            if t < last:
+                # Masked before the product, which so has the same bits with and without resets.
+                kept = dz if resets is None else dz.masked_fill(resets[t + 1], 0.0)
+                dm_step[t].baddbmm_(w_rec, kept)
             dz.copy_(gates[t])
             clip_back(dm_step[t], out[t], -clips.proj, clips.proj, grad_input=dm_step[t])
             torch.bmm(w_proj, dm_step[t], out=dh)

@@ -88,10 +88,11 @@ class Rows:
         last = len(dz) - 1
         forgets = None if resets is None else resets.unsqueeze(-1)
         for t in range(last, -1, -1):
-            if t < last and forgets is not None:
-                dm_step[t].add_(dz[t + 1].bmm(w_rec_t).masked_fill_(forgets[t + 1], 0.0))
-            elif t < last:
-                dm_step[t].baddbmm_(dz[t + 1], w_rec_t)
+            if t < last:
+                after = dz[t + 1]
+                # Masked before the product, which so has the same bits with and without resets.
+                kept = after if forgets is None else after.masked_fill(forgets[t + 1], 0.0)
+                dm_step[t].baddbmm_(kept, w_rec_t)
             clip_back(dm_step[t], out[t], -clips.proj, clips.proj, grad_input=dm_step[t])
             torch.bmm(dm_step[t], w_proj_t, out=dh)
             before = cell[t - 1] if t else c0

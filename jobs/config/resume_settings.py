@@ -8,6 +8,7 @@ from typing import Any
 from elmwright.jobs.config.sections import RESUMABLE, TRAINING_SECTIONS, RunConfig
 
 MEANT_WITHOUT = {
+    "train.reset_states": "never",
     "train.reset_share": 0.5,
     "train.softmax_init": "zero",
     "train.average_steps": 0,
@@ -16,11 +17,11 @@ MEANT_WITHOUT = {
 }
 """What a checkpoint means that was written before a setting existed."""
 FORMER_DEFAULTS = {
-    "train.reset_states": "never",
-    "train.softmax_init": "zero",
+    "train.reset_states": ("never", "block"),
+    "train.softmax_init": ("zero",),
 }
-"""Defaults that have changed since. A run that began with one keeps it, unless its config now names
-a third value."""
+"""What runs of numerics 1 (checkpoints/contents.py) had by default or from their recipe. Such a run
+keeps it, unless its config now names another value than today's default."""
 
 
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -49,6 +50,17 @@ def keep_former_defaults(config: RunConfig, saved: Mapping[str, Any]) -> RunConf
         section, key = name.split(".")
         began_with = saved[section].get(key, MEANT_WITHOUT.get(name))
         mine = getattr(config, section)
-        if began_with == former and getattr(mine, key) == getattr(getattr(defaults, section), key):
-            config = replace(config, **{section: replace(mine, **{key: former})})
+        if began_with in former and getattr(mine, key) == getattr(getattr(defaults, section), key):
+            config = replace(config, **{section: replace(mine, **{key: began_with})})
     return config
+
+
+def kept_settings(config: RunConfig, kept: RunConfig) -> str:
+    """A sentence about former defaults that a run keeps; empty if there are none."""
+    values = []
+    for name in FORMER_DEFAULTS:
+        section, key = name.split(".")
+        value = getattr(getattr(kept, section), key)
+        if value != getattr(getattr(config, section), key):
+            values.append(f"{name} = {json.dumps(value)}")
+    return f"This run keeps {' and '.join(values)}, with which it began." if values else ""

@@ -93,6 +93,7 @@ class _Stream:
         """Ids in order of falling frequency, on which the sampled softmax relies."""
         self._text = np.array([number[word] for word in words])
         self._begin = number[BEGIN_SENTENCE]
+        self._resets = config.train.reset_states == "sentence"
         self._lanes, self._window = config.train.lanes, config.train.window
 
     def batch(self, step: int) -> Batch:
@@ -113,4 +114,5 @@ class _Stream:
             np.ones(here.shape, np.float32),
             here == self._begin,
         )
-        return Batch(*map(torch.from_numpy, arrays))
+        batch = Batch(*map(torch.from_numpy, arrays))
+        return replace(batch, resets=batch.starts) if self._resets else batch

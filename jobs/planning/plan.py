@@ -60,6 +60,7 @@ def describe(config: RunConfig, *, measure: bool = False) -> Plan:
     """The facts, problems and warnings that are known about a run before it starts."""
     folder = RunFolder.of(config)
     run = find_run(config, folder)
+    config = run.config
     stages = _pending(run)
     manifest = None if "corpus" in stages else finished_corpus(folder.corpus)
     problems = preflight(run, ALL_STAGES, stages)

@@ -10,7 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elmwright.jobs.checkpoints.checkpoint import list_checkpoints, read_checked
+from elmwright.jobs.checkpoints.checkpoint import (
+    list_checkpoints,
+    read_checked,
+    read_checked_state,
+)
 from elmwright.jobs.config.resume_settings import keep_former_defaults
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.layout import RunFolder
@@ -28,18 +32,29 @@ class Run:
 
 
 def find_run(config: RunConfig, folder: RunFolder) -> Run:
-    """The run of a config. One that has begun keeps the defaults of the version that began it."""
-    if saved := newest_config(folder):
-        config = keep_former_defaults(config, saved)
+    """The run of a config. One that an early version began keeps the defaults of that version."""
+    saved = newest_config(folder)
+    if saved and saved.numerics == 1:
+        config = keep_former_defaults(config, saved.settings)
     return Run(config, folder)
 
 
-def newest_config(folder: RunFolder) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class SavedConfig:
+    """The config in a checkpoint."""
+
+    settings: dict[str, Any]
+    """As it was saved, without settings that did not exist then."""
+    numerics: int
+
+
+def newest_config(folder: RunFolder) -> SavedConfig | None:
     """The run config in the newest undamaged checkpoint; None if there is none."""
     for info in reversed(list_checkpoints(folder.checkpoints)):
-        if saved := read_checked(info.path, "config.json"):
-            settings: dict[str, Any] = saved["run_config"]
-            return settings
+        saved = read_checked(info.path, "config.json")
+        state = read_checked_state(info.path)
+        if saved and state:
+            return SavedConfig(saved["run_config"], state.numerics)
     return None
 
 

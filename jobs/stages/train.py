@@ -125,7 +125,7 @@ def check_corpus(run: Run) -> None:
 def _resume_problem(run: Run) -> str:
     """A sentence about settings that differ from those of the newest checkpoint."""
     saved = newest_config(run.folder)
-    return changed_settings(saved, to_dict(run.config)) if saved else ""
+    return changed_settings(saved.settings, to_dict(run.config)) if saved else ""
 
 
 def _check_machine(problems: Problems, config: RunConfig) -> None:

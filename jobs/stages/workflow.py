@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from elmwright.jobs.cluster.connection import is_remote, ray_cluster
+from elmwright.jobs.config.resume_settings import kept_settings
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
 from elmwright.jobs.rundir.layout import open_run_folder
@@ -50,6 +51,7 @@ def run(
     `quiet` keeps standard output free; `brief` (-q) prints only warnings, errors and the result.
     """
     current = find_run(config, open_run_folder(config))
+    kept = kept_settings(config, current.config)
     config, folder = current.config, current.folder
     requested = stages[: STAGES.index(until) + 1]
     with locked(folder), open_console(folder.log, to_stderr=quiet, quiet=brief) as console:
@@ -67,6 +69,8 @@ def run(
             return _close(current, until, config_name, console)
         at(folder.config).write_json(to_dict(config))
         console.say(f"Run {config.run.name} in {folder.root} (log: {folder.log})")
+        if kept:
+            console.say(kept)
         done = [stage.name for stage in requested if stage not in remaining]
         if done:
             console.say(f"Already done: {', '.join(done)}.")

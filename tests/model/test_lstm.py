@@ -179,6 +179,21 @@ def test_a_row_that_forgets_equals_a_new_row():
     torch.testing.assert_close((y[:, 4:], c, m), (y2, c2, m2))
 
 
+def test_forgetting_at_the_first_step_has_the_bits_of_zero_states():
+    """Runs of early versions set states to zero where a block began, and must continue exactly."""
+    x, w, b, w_proj, c0, m0 = (a.detach().float() for a in inputs(2, 5, 40, 16, 24, 8))
+    weights = [tensor.requires_grad_() for tensor in (x, w, b, w_proj)]
+    zeros = torch.zeros_like(c0), torch.zeros_like(m0)
+    resets = torch.zeros(5, 40, dtype=torch.bool)
+    resets[0] = True
+    results = []
+    for states, mask in (((c0, m0), resets), (zeros, None), (zeros, resets & False)):
+        y, c, m = projected_lstm(*weights, *states, 3.0, 3.0, None, mask)
+        results.append((y, c, m, *torch.autograd.grad(y.sin().sum(), weights)))
+    for others in zip(*results, strict=True):
+        assert all(torch.equal(others[0], other) for other in others[1:])
+
+
 def test_an_empty_window_keeps_the_states():
     args = inputs(2, 3, 2, 3, 4, 2)
     y, c, m = projected_lstm(args[0][:, :0], *args[1:], 3.0, 3.0)

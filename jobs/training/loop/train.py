@@ -14,6 +14,7 @@ whose backward adds is a deterministic one (`index_select`, `F.embedding`).
 A step whose loss or gradient is not finite makes no update. `rewind.py` handles several in a row.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elmwright.jobs.checkpoints.checkpoint import folder_name, list_checkpoints
 from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.rundir.journal_records import WarningGiven
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
 from elmwright.jobs.training.loop.block_cache import block_cache
@@ -47,8 +49,12 @@ from elmwright.jobs.training.loop.state import (
 )
 from elmwright.jobs.training.loop.stream import Prefetch, Reading
 from elmwright.jobs.training.loop.training_step import Process, make_step
+from elmwright.pipeline.format.lanes import skipped_windows
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.progress import plural
 from elmwright.pipeline.storage.files import join
+
+log = logging.getLogger("elmwright")
 
 
 def train(
@@ -104,6 +110,12 @@ def train(
 
     clock, note, positions = Clock(), StopNote(folder.stop_request), Positions(ranks)
     process = Process(config, trainer, bilm, ranks, clock, positions)
+    if trainer.step == 0 and ranks.rank == 0:
+        skipped = skipped_windows(settings.lanes, blocks.steps // settings.window)
+        log.info(
+            "lanes begin staggered: %s of their first blocks are not read",
+            plural(skipped, "window"),
+        )
     prefetch = prefetch_from(trainer.step)
     bad_steps = BadSteps(settings.max_bad_steps)
     stopping = False
@@ -193,5 +205,11 @@ def _finish(
         restore(trainer, join(folder.checkpoints, folder_name(step)), config, folder, ranks)
     judged, limit = judging(heldout, trainer), config.eval.final_tokens
     scores = evaluate_finally(judged, trainer.step, recorder, limit, note, drained)
+    if trainer.average is not None and not trainer.average.is_ready:
+        text = (
+            f"the average of the weights has {plural(trainer.average.updates, 'update')}, fewer "
+            "than train.average_steps, so the last weights are the result"
+        )
+        recorder.write(WarningGiven(step=trainer.step, text=text))
     if scores is not None:
         recorder.finish(trainer, step, scores, is_early=is_early)

@@ -188,7 +188,7 @@ def test_a_loop_that_loses_a_process_at_random_moments_ends_in_the_same_weights(
     for one, other in zip(
         list_checkpoints(peace.checkpoints), list_checkpoints(war.checkpoints), strict=True
     ):
-        for name in ("model", "average", "average_softmax"):
+        for name in ("model", "softmax", "optimizer", "lanes", "average", "average_softmax"):
             file = f"{name}.safetensors"
             assert file_sha256(one.path, file) == file_sha256(other.path, file)
     assert losses(war) == losses(peace)
