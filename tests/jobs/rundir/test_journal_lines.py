@@ -202,7 +202,7 @@ def test_run_with_damaged_journal_ends_in_the_same_bytes(
     assert weights(run) == weights(whole)
     assert losses(run) == {step: loss for step, loss in losses(whole).items() if step != 2}
     texts = [r.text for r, _ in read_journal(run.journal, 0) if r.kind == "warning"]
-    assert len(texts) == 1
+    assert len([text for text in texts if "damaged line" in text]) == 1
     assert logged(run) == [step for step in range(1, 21) if sent or step != 2]
     assert is_caught_up(config, run)  # type: ignore[arg-type]
 
