@@ -47,9 +47,10 @@ def main() -> int:
             *([f"train.max_steps={options.steps}"] if options.steps else []),
             *common_settings(options),
         ]
-        before = [*defaults_of_then(old), *common, packed(old, work)]
-        then = train_run(old, before, work / "old", OLD_NUMERICS)
-        now = train_run(NEW, [*common, packed(NEW, work)], work / "new")
+        old_settings = [*defaults_of_then(old), *common, packed(old, work)]
+        new_settings = [*common, packed(NEW, work)]
+        then = train_run(old, old_settings, work / "old", OLD_NUMERICS)
+        now = train_run(NEW, new_settings, work / "new")
     print_table(then, now)
     ratio = now.score.perplexity / then.score.perplexity
     bars = [

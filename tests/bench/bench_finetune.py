@@ -72,20 +72,16 @@ def main() -> int:
     print_circumstances()
     common = ["eval.every_steps=0", "tracking.every_steps=1", *common_settings(options)]
     with work_folder(options.work) as work:
-        wikipedia = work / "wikipedia"
-        build_corpus(RECIPE, [*PLAIN, f"corpus.sources=['{WIKIPEDIA}']"], wikipedia)
+        wikipedia, novels = build_corpora(work)
         base_settings = [f"corpus.dir={wikipedia}", f"train.max_steps={options.base_steps}"]
         base = train_run(RECIPE, [*common, *base_settings], work / "base")
-
+        start = [f"train.init_from={base.checkpoint}", f"train.hold_steps={options.hold}"]
         pairs = []
-        for name, vocab_file in (("base", wikipedia / "vocab.txt"), ("own", None)):
-            corpus = work / f"novels-{name}"
-            build_corpus(RECIPE, novel_settings(vocab_file), corpus)
+        for name, corpus in novels.items():
             new = [*common, f"corpus.dir={corpus}", f"train.max_steps={steps}"]
-            start = [f"train.init_from={base.checkpoint}", f"train.hold_steps={options.hold}"]
             tuned = train_run(RECIPE, [*new, *start], work / f"tuned-{name}")
             pairs.append(Pair(name, tuned, train_run(RECIPE, new, work / f"scratch-{name}")))
-        base_score = evaluate(base.checkpoint, work / "novels-base")
+        base_score = evaluate(base.checkpoint, novels["base"])
 
     print(f"\nbase: fresh perplexity {base.score.perplexity:,.1f} on Wikipedia held out")
     print_table(base_score, pairs)
@@ -109,15 +105,20 @@ def main() -> int:
     return conclude(options, numbers, bars, is_as_meant=is_as_meant)
 
 
-def novel_settings(vocab_file: Path | None) -> list[str]:
-    """A novel is cut, so that pieces of it can be held out."""
-    return [
+def build_corpora(work: Path) -> tuple[Path, dict[str, Path]]:
+    """Wikipedia, and the novels with the vocabulary of the base and with their own."""
+    wikipedia = work / "wikipedia"
+    build_corpus(RECIPE, [*PLAIN, f"corpus.sources=['{WIKIPEDIA}']"], wikipedia)
+    settings = [
         *PLAIN,
         f"corpus.sources=['{NOVELS}']",
-        "corpus.cut_documents=10000",
+        "corpus.cut_documents=10000",  # so that pieces of a novel can be held out
         "corpus.heldout={heldout = 0.03}",
-        *([f"vocab.file={vocab_file}"] if vocab_file else []),
     ]
+    novels = {"base": work / "novels-base", "own": work / "novels-own"}
+    build_corpus(RECIPE, [*settings, f"vocab.file={wikipedia / 'vocab.txt'}"], novels["base"])
+    build_corpus(RECIPE, settings, novels["own"])
+    return wikipedia, novels
 
 
 def evaluate(checkpoint: Path, corpus: Path) -> SavedScore:
