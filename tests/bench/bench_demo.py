@@ -80,7 +80,7 @@ def recipe_of_commit(target: Path) -> Path:
 
 
 def defaults_of_then(path: str) -> list[str]:
-    """Overrides for the settings that the file does not name and that have changed since."""
+    """Overrides for the settings that the file does not name and that did not exist then."""
     named = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     return [
         override

@@ -20,7 +20,7 @@ import torch.multiprocessing as mp
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt
 from elmwright.jobs.checkpoints.contents import NUMERICS, SavedScore, read_result
-from elmwright.jobs.config.resume_settings import FORMER_DEFAULTS, MEANT_WITHOUT
+from elmwright.jobs.config.resume_settings import MEANT_WITHOUT
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.journal_lines import read_journal
@@ -60,9 +60,8 @@ def build_corpus(config: str, settings: list[str], corpus: Path) -> None:
 
 
 def former_settings() -> dict[str, str]:
-    """The settings that early versions did not have or had other defaults of, as they were."""
-    values = {**MEANT_WITHOUT, **FORMER_DEFAULTS}
-    return {name: f"{name}={json.dumps(value)}" for name, value in values.items()}
+    """The settings that early versions did not have, as what those versions did."""
+    return {name: f"{name}={json.dumps(value)}" for name, value in MEANT_WITHOUT.items()}
 
 
 def train_run(config: str, settings: list[str], folder: Path, numerics: int = NUMERICS) -> Trained:
