@@ -16,14 +16,12 @@ In the 20 steps after the hold, no training loss may be more than 5 % above the 
 before: the first updates of the biLM must not destroy what the base knows.
 """
 
-import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from training_run import Trained, build_corpus, train_run
+from training_run import Trained, build_corpus, evaluate, train_run
 from verdict import (
     Bar,
     common_settings,
@@ -35,7 +33,7 @@ from verdict import (
 from workload import SHARED, skip
 
 from elmwright.jobs.checkpoints.contents import SavedScore
-from elmwright.pipeline.records import from_data, to_data
+from elmwright.pipeline.records import to_data
 
 RECIPE = "demo"
 WIKIPEDIA = SHARED / "data" / "enwiki2014" / "train-00000.jsonl.xz"
@@ -119,18 +117,6 @@ def build_corpora(work: Path) -> tuple[Path, dict[str, Path]]:
     build_corpus(RECIPE, [*settings, f"vocab.file={wikipedia / 'vocab.txt'}"], novels["base"])
     build_corpus(RECIPE, settings, novels["own"])
     return wikipedia, novels
-
-
-def evaluate(checkpoint: Path, corpus: Path) -> SavedScore:
-    """`elmwright eval` of a model on the held-out set of a corpus, with the model's vocabulary."""
-    command = [sys.executable, "-m", "elmwright.jobs.cli", "eval", str(checkpoint), "--json"]
-    done = subprocess.run(
-        [*command, "--corpus", str(corpus)], stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(done.returncode)
-    (score,) = json.loads(done.stdout).values()
-    return from_data(SavedScore, score)
 
 
 def print_table(base: SavedScore, pairs: list[Pair]) -> None:

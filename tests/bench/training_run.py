@@ -29,6 +29,7 @@ from elmwright.jobs.rundir.metrics import LOSS
 from elmwright.jobs.training.loop import train as loop
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.state import Trainer, begin
+from elmwright.pipeline.records import from_data
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,18 @@ def train_run(config: str, settings: list[str], folder: Path, numerics: int = NU
         wall=max(wall for wall, _ in seconds),
         cpu=sum(cpu for _, cpu in seconds),
     )
+
+
+def evaluate(checkpoint: Path, corpus: Path) -> SavedScore:
+    """`elmwright eval` of a model on the held-out set of a corpus, with the model's vocabulary."""
+    command = [sys.executable, "-m", "elmwright.jobs.cli", "eval", str(checkpoint), "--json"]
+    done = subprocess.run(
+        [*command, "--corpus", str(corpus)], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(done.returncode)
+    (score,) = json.loads(done.stdout).values()
+    return from_data(SavedScore, score)
 
 
 class Stopwatch:
