@@ -118,8 +118,9 @@ class OptimConfig:
     """The gradient's global norm is clipped to this; 0 never clips."""
     scale_by_window: bool = True
     """Multiply the loss by train.window, as the original did."""
-    schedule: Literal["constant", "cosine", "inverse-sqrt"] = "constant"
-    """What the learning rate does after the warm-up."""
+    schedule: Literal["constant", "cosine", "linear", "inverse-sqrt"] = "constant"
+    """What the learning rate does after the warm-up. "cosine" and "linear" reach 0 at
+    train.max_steps."""
     warmup_steps: Natural = 0
     """Steps over which the learning rate rises to lr, from the first step and again after
     train.hold_steps."""

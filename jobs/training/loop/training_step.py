@@ -222,9 +222,11 @@ def learning_rate(
         step, max_steps = step - hold, max_steps - hold
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / optim.warmup_steps
+    done = min(1.0, (step - optim.warmup_steps) / max(1, max_steps - optim.warmup_steps))
     if optim.schedule == "cosine":
-        done = (step - optim.warmup_steps) / max(1, max_steps - optim.warmup_steps)
-        return optim.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        return optim.lr * 0.5 * (1 + math.cos(math.pi * done))
+    if optim.schedule == "linear":
+        return optim.lr * (1 - done)
     if optim.schedule == "inverse-sqrt":
         return optim.lr * math.sqrt(max(1, optim.warmup_steps) / max(1, step + 1))
     return optim.lr

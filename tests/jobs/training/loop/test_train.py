@@ -221,14 +221,16 @@ def test_learning_rate_schedules() -> None:
     assert learning_rate(cosine, 0, 100) == 1.0
     assert learning_rate(cosine, 50, 100) == pytest.approx(0.5)
     assert learning_rate(cosine, 100, 100) == pytest.approx(0.0)
+    linear = OptimConfig(lr=1.0, schedule="linear", warmup_steps=20)
+    assert [learning_rate(linear, s, 100) for s in (20, 40, 100)] == pytest.approx([1, 0.75, 0])
     inverse = OptimConfig(lr=1.0, schedule="inverse-sqrt", warmup_steps=100)
     assert learning_rate(inverse, 100, 0) == pytest.approx(1.0, rel=0.01)
     assert learning_rate(inverse, 399, 0) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "inverse-sqrt"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "inverse-sqrt"])
 def test_warm_up_and_schedule_start_after_the_hold(
-    schedule: Literal["constant", "cosine", "inverse-sqrt"],
+    schedule: Literal["constant", "cosine", "linear", "inverse-sqrt"],
 ) -> None:
     optim, hold = OptimConfig(lr=0.2, schedule=schedule, warmup_steps=4), 10
     rates = [learning_rate(optim, step, 100, hold) for step in range(101)]
