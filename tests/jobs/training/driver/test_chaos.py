@@ -44,6 +44,7 @@ SHAPES = {
         "train_processes": 3,
         "train_threads": 2,
         "train_lanes": 6,
+        "train_average_steps": STEPS // 2,
         "eval_lanes": 6,
         "cluster_cpus": 6,
     },

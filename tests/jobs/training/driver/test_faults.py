@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints, verify_checkpoint
+from elmwright.jobs.checkpoints.contents import read_result
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
@@ -161,7 +162,8 @@ def test_two_processes_then_one_then_four_follow_the_undisturbed_curve(
     corpus: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "whole").mkdir()
-    config, whole = prepare(tmp_path / "whole", corpus, train_max_steps=LONG)
+    averaging = {"train_average_steps": LONG // 3}
+    config, whole = prepare(tmp_path / "whole", corpus, train_max_steps=LONG, **averaging)
     train(config, whole, begin_attempt(whole.attempt), Ranks())
 
     (tmp_path / "parts").mkdir()
@@ -173,6 +175,7 @@ def test_two_processes_then_one_then_four_follow_the_undisturbed_curve(
             train_processes=world,
             train_max_steps=until,
             tracking_every_steps=1,
+            **averaging,
         )
         at(run.attempt).write_json({"attempt": 1})
         spawned(world, path)
@@ -180,6 +183,11 @@ def test_two_processes_then_one_then_four_follow_the_undisturbed_curve(
     assert list(found) == list(range(1, LONG + 1))
     for step, loss in expected.items():
         assert found[step] == pytest.approx(loss, rel=1e-5), step
+    of_whole, of_parts = read_result(whole.result), read_result(run.result)
+    assert of_whole is not None
+    assert of_parts is not None
+    for name, score in of_whole.evaluation.items():  # of the averages
+        assert of_parts.evaluation[name].perplexity == pytest.approx(score.perplexity, rel=1e-5)
 
 
 @pytest.mark.parametrize("how", ["truncate", "flip", "delete"])
