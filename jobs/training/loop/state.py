@@ -24,6 +24,7 @@ from elmwright.jobs.checkpoints.contents import (
     perplexities_of,
 )
 from elmwright.jobs.checkpoints.writer import Snapshot
+from elmwright.jobs.config.resume_settings import for_checkpoint
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
 from elmwright.jobs.environment.machine_facts import libraries, machine
@@ -306,17 +307,6 @@ def saved_probes(scores: dict[str, Score]) -> Probes:
     return {split: score.probe for split, score in scores.items() if score.probe}
 
 
-def _saved_config(config: RunConfig) -> dict[str, Any]:
-    """The config as it is written to checkpoints: without passwords, and without a setting that an
-    earlier version would refuse, if that has its default."""
-    saved: dict[str, Any] = store_all(to_dict(config))
-    if not config.eval.final_tokens:
-        del saved["eval"]["final_tokens"]
-    if not config.train.average_steps:
-        del saved["train"]["average_steps"]
-    return saved
-
-
 def snapshot(
     config: RunConfig,
     trainer: Trainer,
@@ -361,7 +351,7 @@ def snapshot(
             "format": FORMAT,
             "model": to_dict(config)["model"],
             **(OF_AVERAGE if trainer.ready_average else {}),
-            "run_config": _saved_config(config),
+            "run_config": store_all(for_checkpoint(to_dict(config))),
         },
         perplexity=perplexity,
         tokens=sum(score.saved.tokens for score in scores.values()),
