@@ -112,6 +112,11 @@ class CheckpointState:
     """The evaluation at this step, if there was one."""
     probe: Probes = field(default_factory=dict)
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether this version computes the steps after it with the same bits."""
+        return 1 <= self.numerics <= NUMERICS
+
     def __post_init__(self) -> None:
         counts = (self.step, self.best_step, self.best_of, self.stale, *self.skipped)
         if min(counts) < 0:

@@ -8,9 +8,8 @@ parameters.
 import logging
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,6 +77,8 @@ class Trainer:
     includes steps that are still to come, after a rollback."""
     average: Average | None = None
     """The average of the weights, if `train.average_steps` is set."""
+    warnings: list[str] = field(default_factory=list)
+    """What the user should know about the checkpoints it was restored from."""
 
     @property
     def step(self) -> int:
@@ -132,18 +133,41 @@ def begin(
     find_model: FindModel = Path,
 ) -> Trainer:
     """A trainer at the newest valid checkpoint, or at the beginning of training."""
-    trainer = _create(config, folder, manifest, ranks)
-    if not resume(trainer, config, folder, ranks):
-        adopt(trainer, config, folder, find_model)
+    warnings: list[str] = []
+    step = _newest_step(folder, ranks, warnings)
+    if step is None:
+        trainer = _beginning(config, folder, manifest, ranks, find_model)
+        trainer.warnings = warnings
+        return trainer
+    trainer = _create(config, manifest, ranks)
+    trainer.warnings = warnings
+    restore(trainer, join(folder.checkpoints, folder_name(step)), config, folder, ranks)
     return trainer
 
 
-def _create(config: RunConfig, folder: RunFolder, manifest: Manifest, ranks: Ranks) -> Trainer:
+def _beginning(
+    config: RunConfig,
+    folder: RunFolder,
+    manifest: Manifest,
+    ranks: Ranks,
+    find_model: FindModel,
+) -> Trainer:
+    """A trainer at the beginning of training."""
+    is_unigram = config.train.softmax_init == "unigram"
+    counts = _train_counts(folder, manifest) if is_unigram else None
+    trainer = _create(config, manifest, ranks, counts)
+    adopt(trainer, config, folder, find_model)
+    return trainer
+
+
+def _create(
+    config: RunConfig, manifest: Manifest, ranks: Ranks, counts: Counts | None = None
+) -> Trainer:
+    """A trainer with fresh weights; `counts` are for the biases of the softmax."""
     seed, device = config.run.seed, ranks.device
     bilm = BiLM(config.model, keyed_hash(seed, Stream.BILM) >> 1).to(device)
     softmax_seed = keyed_hash(seed, Stream.SOFTMAX) >> 1
     width = config.model.projection_dim
-    counts = _train_counts(folder, manifest) if config.train.softmax_init == "unigram" else None
     softmax = Softmax.create(manifest.vocab.size, width, softmax_seed, device, counts)
     optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
     states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
@@ -161,7 +185,7 @@ def _train_counts(folder: RunFolder, manifest: Manifest) -> Counts:
     """How often the training text has each word of the vocabulary. `<S>`, which the backward model
     predicts, has the count of `</S>`."""
     path = join(folder.corpus, manifest.vocab.counts)
-    counts = load_counts(path)
+    counts = load_counts(path, manifest.vocab.counts_sha256)
     if counts.size != manifest.vocab.size or (counts < 0).any():
         raise UserError(
             "file-damaged",
@@ -178,12 +202,21 @@ def resume(
     ranks: Ranks,
     at_most: int | None = None,
 ) -> bool:
-    """Restore the newest valid checkpoint, if there is one (rank 0 decides); was there one?"""
-    newest = newest_valid(folder.checkpoints, log.warning, at_most) if ranks.rank == 0 else None
-    step = ranks.from_first(newest.step if newest else -1)
-    if step >= 0:
+    """Restore the newest valid checkpoint, if there is one; was there one?"""
+    step = _newest_step(folder, ranks, trainer.warnings, at_most)
+    if step is not None:
         restore(trainer, join(folder.checkpoints, folder_name(step)), config, folder, ranks)
-    return step >= 0
+    return step is not None
+
+
+def _newest_step(
+    folder: RunFolder, ranks: Ranks, warnings: list[str], at_most: int | None = None
+) -> int | None:
+    """The step of the newest valid checkpoint (rank 0 decides); None if there is none. Damaged ones
+    are added to the warnings."""
+    newest = newest_valid(folder.checkpoints, warnings.append, at_most) if ranks.rank == 0 else None
+    step = ranks.from_first(newest.step if newest else -1)
+    return step if step >= 0 else None
 
 
 def start_over(
@@ -199,8 +232,7 @@ def start_over(
     to the newest of all, else to the beginning of training."""
     if resume(trainer, config, folder, ranks, before) or resume(trainer, config, folder, ranks):
         return
-    fresh = _create(config, folder, manifest, ranks)
-    adopt(fresh, config, folder, find_model)
+    fresh = _beginning(config, folder, manifest, ranks, find_model)
     load_tensors(trainer.bilm, model_tensors(fresh.bilm))
     trainer.softmax.load(fresh.softmax.state())
     trainer.optimizer.load_state_dict(fresh.optimizer.state_dict())
@@ -231,23 +263,21 @@ def restore(
     trainer.states = States(
         states.c.contiguous().to(ranks.device), states.m.contiguous().to(ranks.device)
     )
-    trainer.progress = _repeatable(read_state(path), checkpoint)
+    saved = read_state(path)
+    trainer.progress = _repeatable(saved)
+    if trainer.progress.numerics != saved.numerics:
+        trainer.warnings.append(
+            f"{checkpoint} was written with numerics {saved.numerics}, and this version has "
+            f"{NUMERICS}: training continues, but not bit for bit as it would have with the "
+            "version that wrote it"
+        )
     if path != Path(checkpoint):  # a copy of one in a store
         shutil.rmtree(path)
 
 
-def _repeatable(saved: CheckpointState, checkpoint: str) -> CheckpointState:
+def _repeatable(saved: CheckpointState) -> CheckpointState:
     """The saved state, with our numerics if this version cannot compute with those of the run."""
-    if 1 <= saved.numerics <= NUMERICS:
-        return saved
-    log.warning(
-        "%s was written with numerics %d, and this version has %d: training continues, but not "
-        "bit for bit as it would have with the version that wrote it",
-        checkpoint,
-        saved.numerics,
-        NUMERICS,
-    )
-    return replace(saved, numerics=NUMERICS)
+    return saved if saved.is_repeatable else replace(saved, numerics=NUMERICS)
 
 
 def _read_fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
