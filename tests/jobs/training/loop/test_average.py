@@ -2,6 +2,7 @@
 by."""
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import ask_to_stop, withdraw_stop
 from elmwright.jobs.training.loop import evaluate, training_step
+from elmwright.jobs.training.loop import train as loop
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.heldout_pass import HeldOut
 from elmwright.jobs.training.loop.state import adopt, begin
+from elmwright.jobs.training.loop.stream import Batch
 from elmwright.jobs.training.loop.train import train
+from elmwright.jobs.training.loop.training_step import Process, StepResult
 from elmwright.jobs.using.evaluate_model import evaluate_folder
 from elmwright.model.formats.folder import load_folder, model_tensors
 from elmwright.pipeline.format.manifest import Manifest
@@ -50,6 +54,42 @@ def newest(run: RunFolder) -> Path:
 
 def contents(checkpoint: Path, files: tuple[str, ...] = FILES) -> dict[str, bytes]:
     return {name: (checkpoint / f"{name}.safetensors").read_bytes() for name in files}
+
+
+Weights = dict[str, torch.Tensor]
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> dict[int, Weights]:
+    """The weights after each step that made an update, as they were when it was made last."""
+    seen: dict[int, Weights] = {}
+    real = loop.make_step
+
+    def make_step(process: Process, batches: Sequence[Batch], wants_stop: bool) -> StepResult:
+        result = real(process, batches, wants_stop)
+        trainer = process.trainer
+        seen.pop(trainer.step, None)
+        if result.updated:
+            weights = {**model_tensors(trainer.bilm), **trainer.softmax.state()}
+            seen[trainer.step] = {name: value.double() for name, value in weights.items()}
+        return result
+
+    monkeypatch.setattr(loop, "make_step", make_step)
+    return seen
+
+
+def is_the_average_of(seen: dict[int, Weights], checkpoint: Path) -> None:
+    """A checkpoint's model is the mean of the first 6, and then moves by a sixth of the way."""
+    expected: Weights = {}
+    for number, step in enumerate(sorted(seen), 1):
+        for name, value in seen[step].items():
+            before = expected.get(name, torch.zeros_like(value))
+            expected[name] = before + (value - before) / min(number, 6)
+    loaded = load_folder(checkpoint, with_softmax=True)
+    assert loaded.is_average
+    assert loaded.softmax is not None
+    found = {**model_tensors(loaded.bilm), **loaded.softmax.state()}
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].double(), value, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def updates(checkpoint: Path) -> int:
@@ -192,8 +232,10 @@ def test_going_back_to_a_checkpoint_or_the_start_takes_the_average_back(
 
     monkeypatch.setattr(training_step, "sampled_loss", once_nan)
     changes = {"train_max_bad_steps": 3, "checkpoint_every_steps": every, "eval_every_steps": 0}
+    seen = watch(monkeypatch)
     run = trained(tmp_path / "run", corpus, **changes)
-    assert updates(newest(run)) == STEPS - left_out
+    assert updates(newest(run)) == len(seen) == STEPS - left_out
+    is_the_average_of(seen, newest(run))
     rows = load_file(newest(run) / "average_softmax.safetensors")["row_updates"]
     assert rows.max() == STEPS - left_out
 
@@ -208,6 +250,15 @@ def test_init_from_takes_the_average(whole: RunFolder, corpus: Path, tmp_path: P
     loaded = load_folder(checkpoint, with_softmax=True)
     assert loaded.softmax is not None
     assert torch.equal(trainer.softmax.weight, loaded.softmax.weight)
+
+
+def test_a_run_that_starts_from_another_model_averages_its_own_updates_alone(
+    whole: RunFolder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = watch(monkeypatch)
+    run = trained(tmp_path / "run", corpus, train_init_from=str(newest(whole)))
+    assert len(seen) == STEPS
+    is_the_average_of(seen, newest(run))
 
 
 def test_a_best_checkpoint_that_ended_training_early_is_judged_by_its_average(
