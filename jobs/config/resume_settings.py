@@ -15,11 +15,12 @@ MEANT_WITHOUT = {
     "train.average_steps": 0,
     "optim.softmax_lr": 1.0,
     "optim.softmax_betas": [],
-    "eval.final_tokens": 0,
 }
 """What a checkpoint means that was written before a setting existed."""
 IN_FIRST_VERSION = ("train.reset_states",)
 """Those of them that all released versions know."""
+ADDED_TO_EVALUATION = {"eval.final_tokens": 0}
+"""What a checkpoint means without a setting that changes nothing in training."""
 FORMER_DEFAULTS = {
     "train.reset_states": ("never", "block"),
     "train.softmax_init": ("zero",),
@@ -78,7 +79,7 @@ def for_checkpoint(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without those that an earlier version would refuse, where they have the value that
     it means: then it can read the checkpoint, too."""
     saved = dict(settings)
-    for name, value in MEANT_WITHOUT.items():
+    for name, value in {**MEANT_WITHOUT, **ADDED_TO_EVALUATION}.items():
         section, key = name.split(".")
         if name not in IN_FIRST_VERSION and saved[section][key] == value:
             saved[section] = {k: v for k, v in saved[section].items() if k != key}
