@@ -105,24 +105,30 @@ class Trainer:
     def update_best(self, scores: dict[str, Score]) -> bool:
         """Compare an evaluation in the loop with the best so far; is it better?
 
-        Evaluations of different numbers of tokens, or with different states, are not compared.
+        Evaluations of different numbers of tokens, or with different states, are not compared. An
+        average that takes over may be worse than the last weights for a while, because it still
+        holds early ones. So while it gets better, no evaluation counts as one without improvement.
         """
         if not scores:
             return False
         first, old = next(iter(scores.values())).saved, self.progress
         is_comparable = (old.best_of, old.best_states) == (first.tokens, first.states)
-        if old.best is None or not is_comparable or first.perplexity < old.best:
+        best, average = (old.best, old.best_average) if is_comparable else (None, None)
+        is_best = best is None or first.perplexity < best
+        is_better = is_best
+        if self.ready_average is not None and (average is None or first.perplexity < average):
+            average, is_better = first.perplexity, True
+        stale = 0 if is_better else old.stale + 1
+        self.progress = replace(old, best_average=average, stale=stale)
+        if is_best:
             self.progress = replace(
-                old,
+                self.progress,
                 best=first.perplexity,
                 best_step=old.step,
                 best_of=first.tokens,
                 best_states=first.states,
-                stale=0,
             )
-            return True
-        self.progress = replace(old, stale=old.stale + 1)
-        return False
+        return is_best
 
 
 def begin(

@@ -261,10 +261,9 @@ def test_a_run_that_starts_from_another_model_averages_its_own_updates_alone(
     is_the_average_of(seen, newest(run))
 
 
-def test_a_best_checkpoint_that_ended_training_early_is_judged_by_its_average(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, in_passing = evaluate.evaluate, iter([3.0, 2.0, 2.5])
+def score_in_passing(monkeypatch: pytest.MonkeyPatch, *perplexities: float) -> None:
+    """Evaluations during training give these perplexities."""
+    real, in_passing = evaluate.evaluate, iter(perplexities)
 
     def scored(
         heldout: HeldOut, split: str, max_tokens: int | None = None, probe: int = 0
@@ -274,13 +273,41 @@ def test_a_best_checkpoint_that_ended_training_early_is_judged_by_its_average(
         return Score(SavedScore(perplexity=next(in_passing), tokens=100))
 
     monkeypatch.setattr(evaluate, "evaluate", scored)
-    changes = {"eval_every_steps": 4, "eval_patience": 1, "train_max_steps": 400}
-    run = trained(tmp_path / "run", corpus, **changes)
+
+
+PATIENT = {"eval_every_steps": 4, "eval_patience": 1, "train_max_steps": 400}
+
+
+def test_a_best_checkpoint_that_ended_training_early_is_judged_by_its_average(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score_in_passing(monkeypatch, 3.0, 2.0, 2.5)
+    run = trained(tmp_path / "run", corpus, **PATIENT)
     result = at(run.result).read_json() or {}
     assert (result["step"], result["stopped_early"]) == (8, 1)
     found = evaluate_folder(Path(run.checkpoints, result["checkpoint"]), str(corpus), None)
     expected = result["evaluation"]["heldout"]["perplexity"]
     assert found["heldout"].perplexity == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("perplexities", "end", "best"),
+    [((2.0, 3.0, 2.5, 2.7), 16, 4), ((2.0, 3.0, 2.5, 1.9, 2.2), 20, 16), ((2.0, 3.0, 3.5), 12, 4)],
+)
+def test_training_does_not_end_while_an_average_gets_better(
+    perplexities: tuple[float, ...],
+    end: int,
+    best: int,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From step 6 on the average is scored, at first worse than the last weights were before."""
+    score_in_passing(monkeypatch, *perplexities)
+    run = trained(tmp_path / "run", corpus, **PATIENT)
+    result = at(run.result).read_json() or {}
+    assert list_checkpoints(run.checkpoints)[-1].step == end
+    assert (result["step"], result["stopped_early"]) == (best, 1)
 
 
 def test_a_checkpoint_without_its_average_is_refused(corpus: Path, tmp_path: Path) -> None:
