@@ -95,8 +95,11 @@ class CheckpointState:
     """Tokens scored by the evaluation at `best_step`."""
     best_states: Regime = "carried"
     """How that evaluation read the text."""
+    best_average: float | None = None
+    """The best perplexity of the average of the weights; None if that was not evaluated."""
     stale: int
-    """Evaluations during training since `best_step`."""
+    """Evaluations during training since the last that was the best of its kind: of the last
+    weights, or of their average."""
     attempt: int = 0
     processes: int = 1
     device: str = ""
@@ -111,6 +114,11 @@ class CheckpointState:
     evaluation: Scores
     """The evaluation at this step, if there was one."""
     probe: Probes = field(default_factory=dict)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether this version computes the steps after it with the same bits."""
+        return 1 <= self.numerics <= NUMERICS
 
     def __post_init__(self) -> None:
         counts = (self.step, self.best_step, self.best_of, self.stale, *self.skipped)
@@ -136,10 +144,11 @@ class TrainingResult:
 
 
 def contents_data(record: CheckpointState | TrainingResult) -> dict[str, Any]:
-    """The JSON object to write to a file; an empty `probe` is left out."""
+    """The JSON object to write to a file; without an empty `probe` and a missing `best_average`."""
     data: dict[str, Any] = to_data(record)
-    if not record.probe:
-        del data["probe"]
+    for name in ("probe", "best_average"):
+        if not data.get(name, True):
+            del data[name]
     return data
 
 

@@ -1,4 +1,5 @@
-"""Which settings of a run must not change after its training has begun."""
+"""Which settings of a run must not change after its training has begun, and what the saved settings
+of earlier versions mean."""
 
 import json
 from collections.abc import Mapping
@@ -16,6 +17,10 @@ MEANT_WITHOUT = {
     "optim.softmax_betas": [],
 }
 """What a checkpoint means that was written before a setting existed."""
+IN_FIRST_VERSION = ("train.reset_states",)
+"""Those of them that all released versions know."""
+ADDED_TO_EVALUATION = {"eval.final_tokens": 0}
+"""What a checkpoint means without a setting that changes nothing in training."""
 FORMER_DEFAULTS = {
     "train.reset_states": ("never", "block"),
     "train.softmax_init": ("zero",),
@@ -37,10 +42,48 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
                     f"{name} is {json.dumps(value)}, but the run was started with "
                     f"{json.dumps(before)}"
                 )
+    unknown = _unknown_settings(saved, now)
+    if unknown:
+        differing.append(
+            f"the run was started with {' and '.join(unknown)}, which this version of elmwright "
+            "does not have"
+        )
     if not differing:
         return ""
     back = "it" if len(differing) == 1 else "them"
-    return f"{'; '.join(differing)}; give the run another run.name, or set {back} back"
+    way = "use the version that started it" if unknown else f"set {back} back"
+    return f"{'; '.join(differing)}; give the run another run.name, or {way}"
+
+
+def _unknown_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The saved settings that were removed since, or that a later version added."""
+    return [
+        f"{section}.{key} = {json.dumps(value)}"
+        for section in TRAINING_SECTIONS
+        for key, value in saved[section].items()
+        if key not in now[section]
+    ]
+
+
+def as_meant(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved settings, with the meaning of those that did not exist when they were saved."""
+    meant = dict(saved)
+    for name, value in MEANT_WITHOUT.items():
+        section, key = name.split(".")
+        if isinstance(meant.get(section), Mapping):
+            meant[section] = {key: value} | meant[section]
+    return meant
+
+
+def for_checkpoint(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that an earlier version would refuse, where they have the value that
+    it means: then it can read the checkpoint, too."""
+    saved = dict(settings)
+    for name, value in {**MEANT_WITHOUT, **ADDED_TO_EVALUATION}.items():
+        section, key = name.split(".")
+        if name not in IN_FIRST_VERSION and saved[section][key] == value:
+            saved[section] = {k: v for k, v in saved[section].items() if k != key}
+    return saved
 
 
 def keep_former_defaults(config: RunConfig, saved: Mapping[str, Any]) -> RunConfig:

@@ -15,6 +15,7 @@ from typing import Any
 
 from elmwright.jobs.config.check_settings import check_settings
 from elmwright.jobs.config.explain_settings import explain
+from elmwright.jobs.config.resume_settings import as_meant
 from elmwright.jobs.config.sections import CONFIG_VERSION, RunConfig
 from elmwright.jobs.secrets.hiding import shown_word
 from elmwright.jobs.secrets.in_configs import advise, refuse_secrets
@@ -79,7 +80,7 @@ def load_config(name: str, overrides: list[str] | None = None) -> RunConfig:
 def config_from(data: dict[str, Any], where: str, *, saved: bool = False) -> RunConfig:
     """A resolved config from parsed TOML, or from one that was `saved` with a run by an earlier
     version and may contain a password, which is refused in new configs."""
-    data = dict(data)
+    data = as_meant(data) if saved else dict(data)
     if saved:
         advise(data, where)
     else:

@@ -39,6 +39,7 @@ from elmwright.jobs.checkpoints.checkpoint import (
     verify_checkpoint,
 )
 from elmwright.jobs.checkpoints.contents import CheckpointState, Scores, read_result
+from elmwright.jobs.config.resume_settings import as_meant
 from elmwright.jobs.config.sections import TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.config.toml_file import config_from, load_config, to_dict
 from elmwright.jobs.publishing.choose_checkpoint import choose, list_scored, recorded
@@ -318,7 +319,7 @@ def _as_trained(config: RunConfig, checkpoint: Path) -> tuple[RunConfig, Checkpo
     Some settings may change between attempts, and the run's config has the newest ones.
     """
     where = checkpoint / "config.json"
-    saved = (at(where).read_json() or {})["run_config"]
+    saved = as_meant((at(where).read_json() or {})["run_config"])
     now = to_dict(config)
     then = {section: saved[section] for section in TRAINING_SECTIONS}
     now["run"]["seed"] = saved["run"]["seed"]

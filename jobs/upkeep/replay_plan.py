@@ -66,6 +66,12 @@ def plan_replay(folder: RunFolder, step: str = "") -> Plan:
                 f"the corpus in {folder.corpus} is not the one that {saved.info.path} was trained "
                 "on; put the old corpus back to replay it",
             )
+    if not end.state.is_repeatable:
+        raise UserError(
+            "format",
+            f"{end.info.path} was written with numerics {end.state.numerics}, which this version "
+            "cannot repeat bit for bit; replay it with the version of elmwright that wrote it",
+        )
     if _skipped_before(first.step, begin.state) != _skipped_before(first.step, end.state):
         raise UserError(
             "run-state",

@@ -85,10 +85,13 @@ def load_vocab(path: str | Path) -> list[str]:
     return words
 
 
-def load_counts(path: str | Path) -> Counts:
-    """The counts in `counts.npy`, by id."""
+def load_counts(path: str | Path, sha256: str = "") -> Counts:
+    """The counts in `counts.npy`, by id; with `sha256`, only from a file with that digest."""
+    data = read_small(path, TEXT_BYTES)
+    if sha256 and sha256_bytes(data) != sha256:
+        raise UserError("file-damaged", f"{path} does not match its digest; build the corpus again")
     try:
-        counts: Counts = read_row(read_small(path, TEXT_BYTES)).astype(np.int64)
+        counts: Counts = read_row(data).astype(np.int64)
     except ValueError as error:
         raise UserError("file-damaged", f"{path} is {error}; build the corpus again") from error
     return counts

@@ -8,9 +8,8 @@ parameters.
 import logging
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from elmwright.jobs.checkpoints.contents import (
     perplexities_of,
 )
 from elmwright.jobs.checkpoints.writer import Snapshot
+from elmwright.jobs.config.resume_settings import for_checkpoint
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
 from elmwright.jobs.environment.machine_facts import libraries, machine
@@ -77,6 +77,8 @@ class Trainer:
     includes steps that are still to come, after a rollback."""
     average: Average | None = None
     """The average of the weights, if `train.average_steps` is set."""
+    warnings: list[str] = field(default_factory=list)
+    """What the user should know about the checkpoints it was restored from."""
 
     @property
     def step(self) -> int:
@@ -103,24 +105,30 @@ class Trainer:
     def update_best(self, scores: dict[str, Score]) -> bool:
         """Compare an evaluation in the loop with the best so far; is it better?
 
-        Evaluations of different numbers of tokens, or with different states, are not compared.
+        Evaluations of different numbers of tokens, or with different states, are not compared. An
+        average that takes over may be worse than the last weights for a while, because it still
+        holds early ones. So while it gets better, no evaluation counts as one without improvement.
         """
         if not scores:
             return False
         first, old = next(iter(scores.values())).saved, self.progress
         is_comparable = (old.best_of, old.best_states) == (first.tokens, first.states)
-        if old.best is None or not is_comparable or first.perplexity < old.best:
+        best, average = (old.best, old.best_average) if is_comparable else (None, None)
+        is_best = best is None or first.perplexity < best
+        is_better = is_best
+        if self.ready_average is not None and (average is None or first.perplexity < average):
+            average, is_better = first.perplexity, True
+        stale = 0 if is_better else old.stale + 1
+        self.progress = replace(old, best_average=average, stale=stale)
+        if is_best:
             self.progress = replace(
-                old,
+                self.progress,
                 best=first.perplexity,
                 best_step=old.step,
                 best_of=first.tokens,
                 best_states=first.states,
-                stale=0,
             )
-            return True
-        self.progress = replace(old, stale=old.stale + 1)
-        return False
+        return is_best
 
 
 def begin(
@@ -131,18 +139,41 @@ def begin(
     find_model: FindModel = Path,
 ) -> Trainer:
     """A trainer at the newest valid checkpoint, or at the beginning of training."""
-    trainer = _create(config, folder, manifest, ranks)
-    if not resume(trainer, config, folder, ranks):
-        adopt(trainer, config, folder, find_model)
+    warnings: list[str] = []
+    step = _newest_step(folder, ranks, warnings)
+    if step is None:
+        trainer = _beginning(config, folder, manifest, ranks, find_model)
+        trainer.warnings = warnings
+        return trainer
+    trainer = _create(config, manifest, ranks)
+    trainer.warnings = warnings
+    restore(trainer, join(folder.checkpoints, folder_name(step)), config, folder, ranks)
     return trainer
 
 
-def _create(config: RunConfig, folder: RunFolder, manifest: Manifest, ranks: Ranks) -> Trainer:
+def _beginning(
+    config: RunConfig,
+    folder: RunFolder,
+    manifest: Manifest,
+    ranks: Ranks,
+    find_model: FindModel,
+) -> Trainer:
+    """A trainer at the beginning of training."""
+    is_unigram = config.train.softmax_init == "unigram"
+    counts = _train_counts(folder, manifest) if is_unigram else None
+    trainer = _create(config, manifest, ranks, counts)
+    adopt(trainer, config, folder, find_model)
+    return trainer
+
+
+def _create(
+    config: RunConfig, manifest: Manifest, ranks: Ranks, counts: Counts | None = None
+) -> Trainer:
+    """A trainer with fresh weights; `counts` are for the biases of the softmax."""
     seed, device = config.run.seed, ranks.device
     bilm = BiLM(config.model, keyed_hash(seed, Stream.BILM) >> 1).to(device)
     softmax_seed = keyed_hash(seed, Stream.SOFTMAX) >> 1
     width = config.model.projection_dim
-    counts = _train_counts(folder, manifest) if config.train.softmax_init == "unigram" else None
     softmax = Softmax.create(manifest.vocab.size, width, softmax_seed, device, counts)
     optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
     states = States.zeros(config.model, len(ranks.lanes(config.train.lanes)), device)
@@ -160,7 +191,7 @@ def _train_counts(folder: RunFolder, manifest: Manifest) -> Counts:
     """How often the training text has each word of the vocabulary. `<S>`, which the backward model
     predicts, has the count of `</S>`."""
     path = join(folder.corpus, manifest.vocab.counts)
-    counts = load_counts(path)
+    counts = load_counts(path, manifest.vocab.counts_sha256)
     if counts.size != manifest.vocab.size or (counts < 0).any():
         raise UserError(
             "file-damaged",
@@ -177,12 +208,21 @@ def resume(
     ranks: Ranks,
     at_most: int | None = None,
 ) -> bool:
-    """Restore the newest valid checkpoint, if there is one (rank 0 decides); was there one?"""
-    newest = newest_valid(folder.checkpoints, log.warning, at_most) if ranks.rank == 0 else None
-    step = ranks.from_first(newest.step if newest else -1)
-    if step >= 0:
+    """Restore the newest valid checkpoint, if there is one; was there one?"""
+    step = _newest_step(folder, ranks, trainer.warnings, at_most)
+    if step is not None:
         restore(trainer, join(folder.checkpoints, folder_name(step)), config, folder, ranks)
-    return step >= 0
+    return step is not None
+
+
+def _newest_step(
+    folder: RunFolder, ranks: Ranks, warnings: list[str], at_most: int | None = None
+) -> int | None:
+    """The step of the newest valid checkpoint (rank 0 decides); None if there is none. Damaged ones
+    are added to the warnings."""
+    newest = newest_valid(folder.checkpoints, warnings.append, at_most) if ranks.rank == 0 else None
+    step = ranks.from_first(newest.step if newest else -1)
+    return step if step >= 0 else None
 
 
 def start_over(
@@ -198,8 +238,7 @@ def start_over(
     to the newest of all, else to the beginning of training."""
     if resume(trainer, config, folder, ranks, before) or resume(trainer, config, folder, ranks):
         return
-    fresh = _create(config, folder, manifest, ranks)
-    adopt(fresh, config, folder, find_model)
+    fresh = _beginning(config, folder, manifest, ranks, find_model)
     load_tensors(trainer.bilm, model_tensors(fresh.bilm))
     trainer.softmax.load(fresh.softmax.state())
     trainer.optimizer.load_state_dict(fresh.optimizer.state_dict())
@@ -230,23 +269,21 @@ def restore(
     trainer.states = States(
         states.c.contiguous().to(ranks.device), states.m.contiguous().to(ranks.device)
     )
-    trainer.progress = _repeatable(read_state(path), checkpoint)
+    saved = read_state(path)
+    trainer.progress = _repeatable(saved)
+    if trainer.progress.numerics != saved.numerics:
+        trainer.warnings.append(
+            f"{checkpoint} was written with numerics {saved.numerics}, and this version has "
+            f"{NUMERICS}: training continues, but not bit for bit as it would have with the "
+            "version that wrote it"
+        )
     if path != Path(checkpoint):  # a copy of one in a store
         shutil.rmtree(path)
 
 
-def _repeatable(saved: CheckpointState, checkpoint: str) -> CheckpointState:
+def _repeatable(saved: CheckpointState) -> CheckpointState:
     """The saved state, with our numerics if this version cannot compute with those of the run."""
-    if 1 <= saved.numerics <= NUMERICS:
-        return saved
-    log.warning(
-        "%s was written with numerics %d, and this version has %d: training continues, but not "
-        "bit for bit as it would have with the version that wrote it",
-        checkpoint,
-        saved.numerics,
-        NUMERICS,
-    )
-    return replace(saved, numerics=NUMERICS)
+    return saved if saved.is_repeatable else replace(saved, numerics=NUMERICS)
 
 
 def _read_fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -306,17 +343,6 @@ def saved_probes(scores: dict[str, Score]) -> Probes:
     return {split: score.probe for split, score in scores.items() if score.probe}
 
 
-def _saved_config(config: RunConfig) -> dict[str, Any]:
-    """The config as it is written to checkpoints: without passwords, and without a setting that an
-    earlier version would refuse, if that has its default."""
-    saved: dict[str, Any] = store_all(to_dict(config))
-    if not config.eval.final_tokens:
-        del saved["eval"]["final_tokens"]
-    if not config.train.average_steps:
-        del saved["train"]["average_steps"]
-    return saved
-
-
 def snapshot(
     config: RunConfig,
     trainer: Trainer,
@@ -361,7 +387,7 @@ def snapshot(
             "format": FORMAT,
             "model": to_dict(config)["model"],
             **(OF_AVERAGE if trainer.ready_average else {}),
-            "run_config": _saved_config(config),
+            "run_config": store_all(for_checkpoint(to_dict(config))),
         },
         perplexity=perplexity,
         tokens=sum(score.saved.tokens for score in scores.values()),

@@ -88,6 +88,7 @@ def train(
     recorder = Recorder()
     if ranks.rank == 0:
         recorder = RunRecorder(config, folder, attempt, ranks, trainer.step)
+    _pass_on_warnings(trainer, recorder)
     cache = block_cache(folder.corpus, folder.scratch / "blocks", settings.cache_mb)
     blocks = Blocks(
         folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes), cache=cache
@@ -132,6 +133,7 @@ def train(
                 recorder.settle()
                 before = bad_steps.first() - 1
                 start_over(trainer, config, folder, manifest, ranks, before, find_model)
+                _pass_on_warnings(trainer, recorder)
                 bad_steps.leave_out(trainer)
                 prefetch.close()
                 prefetch = prefetch_from(trainer.step)
@@ -172,6 +174,14 @@ def train(
         note.close()
         prefetch.close()
         recorder.close()
+
+
+def _pass_on_warnings(trainer: Trainer, recorder: Recorder) -> None:
+    """Write what restoring a checkpoint warned of to the journal, for the user, and to the log."""
+    while trainer.warnings:
+        text = trainer.warnings.pop(0)
+        log.warning("%s", text)
+        recorder.write(WarningGiven(step=trainer.step, text=text))
 
 
 def _finished(config: RunConfig, trainer: Trainer) -> bool:

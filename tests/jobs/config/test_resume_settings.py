@@ -5,12 +5,14 @@ from typing import Any
 from elmwright.jobs.config.resume_settings import (
     FORMER_DEFAULTS,
     MEANT_WITHOUT,
+    as_meant,
     changed_settings,
+    for_checkpoint,
     keep_former_defaults,
     kept_settings,
 )
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.config.toml_file import load_config, to_dict
+from elmwright.jobs.config.toml_file import config_from, load_config, to_dict
 
 
 def early_run(*overrides: str) -> dict[str, Any]:
@@ -60,6 +62,38 @@ def test_a_checkpoint_without_resets_never_reset() -> None:
     saved = early_run()
     del saved["train"]["reset_states"]
     assert keep_former_defaults(load_config("demo"), saved).train.reset_states == "never"
+
+
+def test_settings_that_this_version_does_not_have_are_refused() -> None:
+    """A later version may have added them, or an earlier one had them."""
+    now = to_dict(load_config("demo"))
+    saved = {**now, "train": {**now["train"], "twist": 3}, "optim": {**now["optim"], "turn": "x"}}
+    problem = changed_settings(saved, now)
+    assert 'optim.turn = "x" and train.twist = 3' in problem
+    assert "this version of elmwright does not have" in problem
+    assert problem.endswith("or use the version that started it")
+    assert changed_settings({**now, "export": {**now["export"], "twist": 3}}, now) == ""
+
+
+def test_a_saved_config_is_read_as_it_was_meant() -> None:
+    early = early_run()
+    assert as_meant(early)["train"]["softmax_init"] == "zero"
+    assert config_from(early, "config.json", saved=True).train.softmax_init == "zero"
+    now = to_dict(load_config("demo"))
+    assert as_meant(now) == now
+    assert as_meant({"train": 3}) == {"train": 3}
+
+
+def test_a_checkpoint_of_an_early_run_has_no_setting_that_its_version_would_refuse() -> None:
+    """Whoever continues it with this version can still return to the other one."""
+    early = early_run()
+    kept = to_dict(keep_former_defaults(load_config("demo"), early))
+    del early["eval"]["final_tokens"]
+    saved = for_checkpoint(kept)
+    assert saved == early
+    assert to_dict(config_from(saved, "config.json", saved=True)) == kept
+    now = to_dict(load_config("demo"))
+    assert for_checkpoint(now)["train"]["softmax_init"] == "unigram"
 
 
 def test_what_old_runs_mean_names_settings_that_exist() -> None:

@@ -25,6 +25,7 @@ from elmwright.pipeline.errors import Code, UserError
 from tests.support import saved
 from tests.support.hostile import waiting_at_most
 from tests.support.mistakes import mistake
+from tests.support.places import ROOT
 from tests.support.tiny import manifest
 
 
@@ -164,6 +165,14 @@ def test_settings_changed_since_do_not_change_the_bundle(
     assert "| 1 process of 1 thread, device `cpu`, " in card  # what the checkpoint says
     partly, _ = export_run(str(run), "18", str(tmp_path / "partly"), overrides=[])
     assert json.loads((partly / "config.json").read_text())["eval_lanes"] == 4
+
+
+def test_a_run_of_the_first_version_is_described_as_it_began() -> None:
+    """Its checkpoints lack settings that later versions added, some with another default."""
+    home = ROOT / "tests" / "fixtures" / "compat" / "0.1"
+    checkpoint = home / "finished" / "train" / "checkpoints" / "step-00000400"
+    trained, _ = export._as_trained(load_config(str(home / "tiny.toml")), checkpoint)
+    assert (trained.train.reset_states, trained.train.softmax_init) == ("never", "zero")
 
 
 def test_the_card_counts_the_tokens_of_accumulated_windows() -> None:

@@ -67,6 +67,14 @@ def test_a_checkpoint_that_training_went_back_behind_is_refused(run: Path) -> No
     plan_replay(RunFolder.at(run))
 
 
+def test_a_checkpoint_with_numerics_of_another_version_is_refused(run: Path) -> None:
+    change_state(checkpoint(run, 20), {"numerics": 99})
+    with mistake("format", "step-00000020", "numerics 99", "version of elmwright that wrote it"):
+        plan_replay(RunFolder.at(run))
+    change_state(checkpoint(run, 20), {"numerics": 1})
+    plan_replay(RunFolder.at(run))
+
+
 def test_a_checkpoint_without_a_readable_state_is_refused(run: Path) -> None:
     damage(checkpoint(run, 20) / "state.json", "truncate")
     with mistake("file-damaged", "state.json", "step-00000020"):

@@ -2,6 +2,7 @@
 by."""
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import ask_to_stop, withdraw_stop
 from elmwright.jobs.training.loop import evaluate, training_step
+from elmwright.jobs.training.loop import train as loop
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.heldout_pass import HeldOut
 from elmwright.jobs.training.loop.state import adopt, begin
+from elmwright.jobs.training.loop.stream import Batch
 from elmwright.jobs.training.loop.train import train
+from elmwright.jobs.training.loop.training_step import Process, StepResult
 from elmwright.jobs.using.evaluate_model import evaluate_folder
 from elmwright.model.formats.folder import load_folder, model_tensors
 from elmwright.pipeline.format.manifest import Manifest
@@ -50,6 +54,42 @@ def newest(run: RunFolder) -> Path:
 
 def contents(checkpoint: Path, files: tuple[str, ...] = FILES) -> dict[str, bytes]:
     return {name: (checkpoint / f"{name}.safetensors").read_bytes() for name in files}
+
+
+Weights = dict[str, torch.Tensor]
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> dict[int, Weights]:
+    """The weights after each step that made an update, as they were when it was made last."""
+    seen: dict[int, Weights] = {}
+    real = loop.make_step
+
+    def make_step(process: Process, batches: Sequence[Batch], wants_stop: bool) -> StepResult:
+        result = real(process, batches, wants_stop)
+        trainer = process.trainer
+        seen.pop(trainer.step, None)
+        if result.updated:
+            weights = {**model_tensors(trainer.bilm), **trainer.softmax.state()}
+            seen[trainer.step] = {name: value.double() for name, value in weights.items()}
+        return result
+
+    monkeypatch.setattr(loop, "make_step", make_step)
+    return seen
+
+
+def is_the_average_of(seen: dict[int, Weights], checkpoint: Path) -> None:
+    """A checkpoint's model is the mean of the first 6, and then moves by a sixth of the way."""
+    expected: Weights = {}
+    for number, step in enumerate(sorted(seen), 1):
+        for name, value in seen[step].items():
+            before = expected.get(name, torch.zeros_like(value))
+            expected[name] = before + (value - before) / min(number, 6)
+    loaded = load_folder(checkpoint, with_softmax=True)
+    assert loaded.is_average
+    assert loaded.softmax is not None
+    found = {**model_tensors(loaded.bilm), **loaded.softmax.state()}
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].double(), value, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def updates(checkpoint: Path) -> int:
@@ -192,8 +232,10 @@ def test_going_back_to_a_checkpoint_or_the_start_takes_the_average_back(
 
     monkeypatch.setattr(training_step, "sampled_loss", once_nan)
     changes = {"train_max_bad_steps": 3, "checkpoint_every_steps": every, "eval_every_steps": 0}
+    seen = watch(monkeypatch)
     run = trained(tmp_path / "run", corpus, **changes)
-    assert updates(newest(run)) == STEPS - left_out
+    assert updates(newest(run)) == len(seen) == STEPS - left_out
+    is_the_average_of(seen, newest(run))
     rows = load_file(newest(run) / "average_softmax.safetensors")["row_updates"]
     assert rows.max() == STEPS - left_out
 
@@ -210,10 +252,18 @@ def test_init_from_takes_the_average(whole: RunFolder, corpus: Path, tmp_path: P
     assert torch.equal(trainer.softmax.weight, loaded.softmax.weight)
 
 
-def test_a_best_checkpoint_that_ended_training_early_is_judged_by_its_average(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_starts_from_another_model_averages_its_own_updates_alone(
+    whole: RunFolder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, in_passing = evaluate.evaluate, iter([3.0, 2.0, 2.5])
+    seen = watch(monkeypatch)
+    run = trained(tmp_path / "run", corpus, train_init_from=str(newest(whole)))
+    assert len(seen) == STEPS
+    is_the_average_of(seen, newest(run))
+
+
+def score_in_passing(monkeypatch: pytest.MonkeyPatch, *perplexities: float) -> None:
+    """Evaluations during training give these perplexities."""
+    real, in_passing = evaluate.evaluate, iter(perplexities)
 
     def scored(
         heldout: HeldOut, split: str, max_tokens: int | None = None, probe: int = 0
@@ -223,13 +273,41 @@ def test_a_best_checkpoint_that_ended_training_early_is_judged_by_its_average(
         return Score(SavedScore(perplexity=next(in_passing), tokens=100))
 
     monkeypatch.setattr(evaluate, "evaluate", scored)
-    changes = {"eval_every_steps": 4, "eval_patience": 1, "train_max_steps": 400}
-    run = trained(tmp_path / "run", corpus, **changes)
+
+
+PATIENT = {"eval_every_steps": 4, "eval_patience": 1, "train_max_steps": 400}
+
+
+def test_a_best_checkpoint_that_ended_training_early_is_judged_by_its_average(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score_in_passing(monkeypatch, 3.0, 2.0, 2.5)
+    run = trained(tmp_path / "run", corpus, **PATIENT)
     result = at(run.result).read_json() or {}
     assert (result["step"], result["stopped_early"]) == (8, 1)
     found = evaluate_folder(Path(run.checkpoints, result["checkpoint"]), str(corpus), None)
     expected = result["evaluation"]["heldout"]["perplexity"]
     assert found["heldout"].perplexity == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("perplexities", "end", "best"),
+    [((2.0, 3.0, 2.5, 2.7), 16, 4), ((2.0, 3.0, 2.5, 1.9, 2.2), 20, 16), ((2.0, 3.0, 3.5), 12, 4)],
+)
+def test_training_does_not_end_while_an_average_gets_better(
+    perplexities: tuple[float, ...],
+    end: int,
+    best: int,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From step 6 on the average is scored, at first worse than the last weights were before."""
+    score_in_passing(monkeypatch, *perplexities)
+    run = trained(tmp_path / "run", corpus, **PATIENT)
+    result = at(run.result).read_json() or {}
+    assert list_checkpoints(run.checkpoints)[-1].step == end
+    assert (result["step"], result["stopped_early"]) == (best, 1)
 
 
 def test_a_checkpoint_without_its_average_is_refused(corpus: Path, tmp_path: Path) -> None:

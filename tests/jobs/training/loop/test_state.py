@@ -2,6 +2,7 @@
 whose tensors fit the model and the optimiser."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
 from elmwright.jobs.checkpoints.contents import NUMERICS
+from elmwright.jobs.rundir.journal_lines import read_journal
+from elmwright.jobs.rundir.journal_records import WarningGiven
+from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.state import begin, restore
 from elmwright.jobs.training.loop.train import train
@@ -21,8 +25,10 @@ from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.vocab import load_counts
+from elmwright.pipeline.storage.disk import sha256_bytes
 from tests.support.mistakes import mistake
-from tests.support.tiny import manifest
+from tests.support.tiny import damage, manifest
+from tests.support.tiny_runs.resealed import change_state
 from tests.support.tiny_runs.training import prepare
 
 pytestmark = pytest.mark.slow(3)
@@ -82,8 +88,10 @@ def fresh_softmax(folder: Path, corpus: Path, manifest: Manifest, **changes: obj
 def with_counts(folder: Path, counts: list[int], size: int) -> tuple[Path, Manifest]:
     """A corpus with these counts and a vocabulary of that size; its other files are not needed."""
     folder.mkdir()
-    np.save(folder / "counts.npy", np.array(counts))
-    return folder, replace(manifest(), vocab=replace(manifest().vocab, size=size))
+    file = folder / "counts.npy"
+    np.save(file, np.array(counts))
+    vocab = replace(manifest().vocab, size=size, counts_sha256=sha256_bytes(file.read_bytes()))
+    return folder, replace(manifest(), vocab=vocab)
 
 
 def test_biases_start_at_the_log_of_the_unigram_model(corpus: Path, tmp_path: Path) -> None:
@@ -113,23 +121,58 @@ def test_counts_that_cannot_be_right_are_refused(counts: list[int], tmp_path: Pa
     fresh_softmax(tmp_path / "zero", corpus, found, train_softmax_init="zero")
 
 
-def test_a_run_keeps_the_numerics_it_began_with(
-    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_counts_that_were_changed_are_refused(tmp_path: Path) -> None:
+    corpus, found = with_counts(tmp_path / "corpus", [5, 5, 1, 7], 4)
+    np.save(corpus / "counts.npy", np.array([5, 5, 7, 1]))
+    with mistake("file-damaged", "counts.npy", "digest"):
+        fresh_softmax(tmp_path / "run", corpus, found)
+
+
+def test_a_run_resumes_without_the_counts_it_began_with(corpus: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(corpus, tmp_path / "corpus"))
+    config, run = prepare(tmp_path, mine, train_max_steps=2)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    (mine / "counts.npy").write_bytes(b"damaged since")
+    assert begin(config, run, Manifest.load(mine), Ranks()).step == 2
+
+
+def test_a_run_keeps_the_numerics_it_began_with(corpus: Path, tmp_path: Path) -> None:
     config, run = prepare(tmp_path, corpus, train_max_steps=2)
     train(config, run, begin_attempt(run.attempt), Ranks())
     path = Path(list_checkpoints(run.checkpoints)[-1].path)
     trainer = begin(config, run, Manifest.load(corpus), Ranks())
     assert trainer.progress.numerics == NUMERICS
     for number, expected in ((1, 1), (NUMERICS, NUMERICS), (99, NUMERICS), (0, NUMERICS)):
-        caplog.clear()
         with_numerics(path, number)
         restore(trainer, str(path), config, run, Ranks())
         assert trainer.progress.numerics == expected
-        assert ("but not bit for bit" in caplog.text) == (number != expected)
+        warnings = "".join(trainer.warnings)
+        assert ("but not bit for bit" in warnings) == (number != expected)
+        trainer.warnings.clear()
     with_numerics(path, None)
     restore(trainer, str(path), config, run, Ranks())
     assert trainer.progress.numerics == 1, "early versions wrote no number"
+
+
+def test_what_a_resume_warns_of_reaches_the_user_once(corpus: Path, tmp_path: Path) -> None:
+    changes = {"checkpoint_every_steps": 1, "checkpoint_keep_last": 3}
+    config, run = prepare(tmp_path, corpus, train_max_steps=3, **changes)
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    assert warnings_of(run) == []
+    _, older, newest = (Path(info.path) for info in list_checkpoints(run.checkpoints))
+    change_state(older, {"numerics": 99})
+    damage(newest / "model.safetensors", "flip")
+    Path(run.result).unlink()
+    train(config, run, begin_attempt(run.attempt), Ranks())
+    damaged, numerics = warnings_of(run)
+    assert damaged.startswith(f"checkpoint skipped: {newest}/model.safetensors")
+    assert f"{older} was written with numerics 99" in numerics
+    assert "not bit for bit" in numerics
+
+
+def warnings_of(run: RunFolder) -> list[str]:
+    records = [record for record, _ in read_journal(run.journal, 0)]
+    return [record.text for record in records if isinstance(record, WarningGiven)]
 
 
 def with_numerics(checkpoint: Path, number: int | None) -> None:
