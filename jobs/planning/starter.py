@@ -129,7 +129,15 @@ def choose(text: Survey, hours: float, cores: int) -> StarterNumbers:
     def config_and_rate(model: ModelConfig, lr: float, negatives: int) -> tuple[RunConfig, float]:
         config = RunConfig(
             model=model,
-            optim=OptimConfig("adamw", lr, clip_norm=1.0, scale_by_window=False, schedule="cosine"),
+            optim=OptimConfig(
+                "adamw",
+                lr,
+                softmax_lr=2.0,
+                softmax_betas=(0.0, 0.99),
+                clip_norm=1.0,
+                scale_by_window=False,
+                schedule="linear",
+            ),
             train=TrainSection(
                 processes,
                 threads,
