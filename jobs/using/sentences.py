@@ -1,8 +1,8 @@
-"""Reads text for a model, one tokenised sentence per line, by byte range and in limited memory.
+"""Reads text for a model, one sentence per line, by byte range and in limited memory.
 
-A line ends with a newline, and white space separates its words. An empty line is a sentence of no
-words, so sentences are numbered as the lines are. Text from a pipe is first copied to a file,
-because only a file can be read in ranges and more than once.
+A line ends with a newline. An empty line is a sentence of no words, so sentences are numbered as
+the lines are. Text from a pipe is first copied to a file, because only a file can be read in ranges
+and more than once.
 
 A whole sentence is in memory, because the backward model begins at its end. So a line of more than
 a megabyte is refused, which is probably a file without line ends.
@@ -11,7 +11,7 @@ a megabyte is refused, which is probably a file without line ends.
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -44,7 +44,7 @@ def pieces(path: Path, size: int | None) -> list[Piece]:
     with _open(path) as file:
         total = os.fstat(file.fileno()).st_size
         if total == 0:
-            raise UserError("no-text", f"{path} is empty; give one tokenised sentence per line")
+            raise UserError("no-text", f"{path} is empty; give one sentence per line")
         cuts = [0]
         while size is not None and cuts[-1] + size < total:
             file.seek(cuts[-1] + size - 1)
@@ -55,8 +55,16 @@ def pieces(path: Path, size: int | None) -> list[Piece]:
     return [Piece(start, end) for start, end in pairwise(cuts)]
 
 
-def read_sentences(path: Path, piece: Piece) -> Iterator[tuple[list[str], int]]:
+def read_sentences(
+    path: Path, piece: Piece, words: Callable[[str], list[str]] = str.split
+) -> Iterator[tuple[list[str], int]]:
     """The words of each line of a piece, and the line's size in bytes."""
+    for line, size in read_lines(path, piece):
+        yield words(line), size
+
+
+def read_lines(path: Path, piece: Piece) -> Iterator[tuple[str, int]]:
+    """Each line of a piece, and its size in bytes."""
     with _open(path) as file:
         file.seek(piece.start)
         offset = piece.start
@@ -71,19 +79,19 @@ def read_sentences(path: Path, piece: Piece) -> Iterator[tuple[list[str], int]]:
                 raise UserError(
                     "file-unreadable",
                     f"{path}: the line at byte {offset:,} has more than {MAX_LINE_BYTES:,} bytes; "
-                    "give one tokenised sentence per line",
+                    "give one sentence per line",
                 )
             text = line.removeprefix(BOM) if offset == 0 else line
             offset += len(line)
             try:
-                words = text.decode("utf-8").split()
+                decoded = text.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise UserError(
                     "file-unreadable",
                     f"{path} is not UTF-8 ({error.reason} in the line that ends at byte "
                     f"{offset:,}); convert it first",
                 ) from error
-            yield words, len(line)
+            yield decoded, len(line)
 
 
 def batches(

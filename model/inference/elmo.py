@@ -1,10 +1,13 @@
 """The ELMo layer, for task models and for computing vectors.
 
     elmo = Elmo.from_pretrained("runs/demo/bundle")
-    vectors = elmo.embed([["Hello", "world"], ["Bye"]])      # (layers + 1, words, 2·projection_dim)
+    vectors = elmo.embed(["Hello, world!", ["Bye"]])         # (layers + 1, words, 2·projection_dim)
 
-    output = elmo([["Hello", "world"], ["Bye"]])             # inside a task model, differentiable
+    output = elmo(["Hello, world!", ["Bye"]])                # inside a task model, differentiable
     output.mixes[0], output.mask                             # γ · Σ s_j h_j, and which words exist
+
+The argument is always a batch. In it, a string is a raw sentence, which becomes the words of the
+model's corpus (`text_input.py`), and a list is its words. A bare string is a batch of one.
 
 Each sentence is read as `<S> w1 … wn </S>`, backwards in reverse, and the frame is removed again.
 Layer 0 is the encoder's output twice, [x; x]; layer j is [forward; backward] of LSTM layer j.
@@ -21,7 +24,7 @@ output and one window.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +34,14 @@ from torch import Tensor, nn
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE, char_ids
 from elmwright.model.formats.folder import load_folder
+from elmwright.model.inference.pooling import pool_array, pool_layers
+from elmwright.model.inference.text_input import POOLS, Pool, Span, TextInput
+from elmwright.pipeline.cleaning.tokeniser import Word
 from elmwright.pipeline.errors import UserError
 
 Vectors = npt.NDArray[np.float32]
-Sentence = Sequence[str]
+Batch = str | Sequence[str | Sequence[str]]
+"""Sentences: a string is raw text, a list is its words. A bare string is a batch of one."""
 
 WINDOW = 128
 """Steps of the biLM that are in memory at a time."""
@@ -94,9 +101,17 @@ class Elmo(nn.Module):
         dropout: float = 0.5,
         trainable_bilm: bool = False,
         carry_state: bool = False,
+        text: TextInput | None = None,
+        pool: Pool | Literal["default"] | None = "default",
     ) -> None:
         """`dropout` is applied to the mixes in training mode. `trainable_bilm` fine-tunes the biLM,
-        which is otherwise frozen and run without a graph."""
+        which is otherwise frozen and run without a graph.
+
+        `text` makes words of raw sentences. If the model's own words are pieces of words, `pool`
+        ("first", "last" or "mean") says how the vectors of pieces become one for each word of a
+        list. With None a list has pieces, as the model's corpus has them. By default it is "first"
+        for models that carry their tokeniser.
+        """
         super().__init__()
         self.bilm = bilm.requires_grad_(trainable_bilm)
         self.mixes = nn.ModuleList(
@@ -105,6 +120,8 @@ class Elmo(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.trainable_bilm = trainable_bilm
         self.carry_state = carry_state
+        self.text = text or TextInput()
+        self.pool = _pool(pool, self.text)
         self._states: States | None = None
         self._cache = TypeCache()
 
@@ -119,24 +136,40 @@ class Elmo(nn.Module):
                 f"{folder} is a registry URI; open it with "
                 f"elmwright.Elmo.from_pretrained({str(folder)!r})",
             )
-        return cls(load_folder(folder, device).bilm, **options).to(device)
+        text = TextInput.of_folder(Path(folder))
+        return cls(load_folder(folder, device).bilm, text=text, **options).to(device)
 
     @property
     def width(self) -> int:
         """Width of the representations."""
         return 2 * self.bilm.config.projection_dim
 
-    def forward(self, sentences: Sequence[Sentence] | Tensor) -> ElmoOutput:
-        """Mix the layers for a batch: lists of words, or character ids [N, T, max_chars] in the
+    def tokenize(self, sentence: str) -> list[Word]:
+        """The model's own words of a raw sentence: text, start and end (in characters)."""
+        return self.text.tokenise(sentence)
+
+    def pieces(self, words: Sequence[str]) -> tuple[list[str], list[Span]]:
+        """The pieces of a sentence in words, and for each word the first of its pieces and the one
+        after the last, which `pool` makes one vector of."""
+        read = self.text.read([words], self.pool)
+        return read.tokens[0], read.all_spans()[0]
+
+    def forward(self, sentences: Batch | Tensor) -> ElmoOutput:
+        """Mix the layers for a batch of sentences, or of character ids [N, T, max_chars] in the
         stored numbering with all-zero rows as padding, as from AllenNLP's `batch_to_ids`."""
+        spans: list[list[Span]] | None = None
         with torch.set_grad_enabled(self.trainable_bilm and torch.is_grad_enabled()):
             if isinstance(sentences, Tensor):
                 chars, rows = _types_of_ids(sentences, self.bilm.config.max_chars)
             else:
-                words, rows = _types_of_words(sentences)
+                read = self.text.read(sentences, self.pool)
+                spans = read.all_spans() if read.has_spans else None
+                words, rows = _types_of_words(read.tokens)
                 chars = self.bilm.encoder.ids(words)
             layers = self._layers(self.bilm.encoder(chars.to(self._device)), rows)
-        lengths = torch.tensor([len(row) for row in rows], device=self._device)
+            if spans is not None and self.pool is not None:
+                layers = pool_layers(layers, spans, self.pool)
+        lengths = torch.tensor([len(row) for row in spans or rows], device=self._device)
         mask = torch.arange(layers[0].size(1), device=self._device) < lengths.unsqueeze(1)
         return ElmoOutput([self.dropout(mix(layers, mask)) for mix in self.mixes], mask)
 
@@ -159,7 +192,7 @@ class Elmo(nn.Module):
     @torch.no_grad()
     def embed(
         self,
-        sentences: Sequence[Sentence],
+        sentences: Batch,
         *,
         max_tokens: int = 2048,
         batch_size: int | None = None,
@@ -170,18 +203,24 @@ class Elmo(nn.Module):
         `batch_size` sentences) at a time. With `carry_state` their order is kept, in batches of
         `batch_size` (1 by default): sentence n belongs to row n mod batch_size.
         """
-        vectors: list[Vectors | None] = [None] * len(sentences)
-        for batch in self._batches(sentences, max_tokens, batch_size):
-            words, rows = _types_of_words([sentences[i] for i in batch])
+        read = self.text.read(sentences, self.pool)
+        vectors: list[Vectors | None] = [None] * len(read.tokens)
+        for batch in self._batches(read.tokens, max_tokens, batch_size):
+            words, rows = _types_of_words([read.tokens[i] for i in batch])
             types, places = self._cache.encode(self.bilm, words, self._device)
             layers = self._layers(types, [places[row] for row in rows])
             stacked = torch.stack(layers, dim=1).float().cpu().numpy()
             for row, i in enumerate(batch):
-                vectors[i] = stacked[row, :, : len(sentences[i])].copy()
+                vectors[i] = self._pooled(stacked[row, :, : len(read.tokens[i])], read.spans[i])
         return [v for v in vectors if v is not None]
 
+    def _pooled(self, vectors: Vectors, spans: list[Span] | None) -> Vectors:
+        if spans is None or self.pool is None:
+            return vectors.copy()
+        return pool_array(vectors, spans, self.pool)
+
     def _batches(
-        self, sentences: Sequence[Sentence], max_tokens: int, batch_size: int | None
+        self, sentences: Sequence[Sequence[str]], max_tokens: int, batch_size: int | None
     ) -> list[list[int]]:
         numbers = list(range(len(sentences)))
         if self.carry_state:
@@ -255,17 +294,22 @@ class Elmo(nn.Module):
         self._states = states
 
 
+def _pool(pool: str | None, text: TextInput) -> Pool | None:
+    """The setting of this name."""
+    if pool == "default":
+        return text.default_pool
+    if pool is not None and pool not in POOLS:
+        raise UserError("input", f"pool is {pool!r}; it may be {', '.join(POOLS)} or None")
+    return cast("Pool | None", pool)
+
+
 def _types_of_words(
-    sentences: Sequence[Sentence],
+    sentences: Sequence[Sequence[str]],
 ) -> tuple[list[str], list[npt.NDArray[np.int64]]]:
     """The distinct words, `<S>` and `</S>` first, and each sentence as indices into them."""
     place = {BEGIN_SENTENCE: 0, END_SENTENCE: 1}
     rows = []
     for sentence in sentences:
-        if isinstance(sentence, str):
-            raise UserError(
-                "input", f"a sentence is a list of words, not a string: {sentence[:40]!r}"
-            )
         indices = [place.setdefault(word, len(place)) for word in sentence]
         rows.append(np.array(indices, dtype=np.int64))
     return list(place), rows
@@ -332,7 +376,7 @@ def _identity(bilm: BiLM) -> list[tuple[int, int, int]]:
     return [(id(p), p.data_ptr(), p._version) for p in bilm.encoder.parameters()]
 
 
-def batch_to_ids(sentences: Sequence[Sentence], max_chars: int = 50) -> Tensor:
+def batch_to_ids(sentences: Sequence[Sequence[str]], max_chars: int = 50) -> Tensor:
     """Character ids [sentences, words, max_chars] with all-zero padding, as from AllenNLP's
     function of this name."""
     longest = max((len(sentence) for sentence in sentences), default=0)

@@ -34,6 +34,8 @@ from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.model.average import Average
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.config import shape_problem
+from elmwright.model.inference.text_input import config_entries
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.model.formats.bilm_format import check_shapes
 from elmwright.model.formats.folder import (
     FORMAT,
@@ -361,6 +363,7 @@ def snapshot(
             "format": FORMAT,
             "model": to_dict(config)["model"],
             **(OF_AVERAGE if trainer.ready_average else {}),
+            **config_entries(Tokenisation.of_corpus(config.corpus)),
             "run_config": _saved_config(config),
         },
         perplexity=perplexity,
