@@ -5,6 +5,7 @@ and [export]: no time, no path, so that the same checkpoint gives the same card.
 """
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,10 +31,13 @@ def model_card(
     *,
     state: CheckpointState,
     weights: str,
+    example: str,
+    example_words: Sequence[str],
     has_softmax: bool,
     has_curve: bool,
 ) -> str:
-    """The whole card; `config` and `state` are what the checkpoint was trained with."""
+    """The whole card; `config` and `state` are what the checkpoint was trained with, and `example`
+    is a sentence, also given in the model's own words."""
 
     def scored_part(name: str) -> str:
         """How much of a held-out set was scored, where that was only its beginning."""
@@ -62,6 +66,8 @@ def model_card(
         facts=facts,
         state=state,
         weights=weights,
+        example=example,
+        example_words=example_words,
         version=__version__,
         scored_part=scored_part,
         has_softmax=has_softmax,

@@ -147,6 +147,12 @@ def embed_file(
             "argument", "--carry-state reads line after line, so it cannot use --workers"
         )
     recipe.reading.check()
+    if recipe.pool and not recipe.reading.tokenized:
+        raise UserError(
+            "argument",
+            "--pool makes one vector for each given word; add --tokenized, which says "
+            "that words are separated by spaces",
+        )
     folder = str(resolve(model))
     from elmwright.jobs.using.fill_cache import tensors_digest
     from elmwright.jobs.using.pretrained import choose_device

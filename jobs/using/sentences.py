@@ -11,12 +11,12 @@ a megabyte is refused, which is probably a file without line ends.
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from elmwright.pipeline.errors import UserError
 
@@ -26,6 +26,8 @@ WORDS_AT_ONCE = 8192
 """Words in a batch, which is then sorted so that sentences of similar length are computed together.
 With the original model their vectors take 100 MB."""
 LINES_AT_ONCE = 1024
+S = TypeVar("S", bound=Sized)
+"""A sentence, of which only the number of words matters here."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -95,14 +97,14 @@ def read_lines(path: Path, piece: Piece) -> Iterator[tuple[str, int]]:
 
 
 def batches(
-    sentences: Iterator[tuple[list[str], int]], exactly: int | None = None
-) -> Iterator[tuple[list[list[str]], int]]:
+    sentences: Iterator[tuple[S, int]], exactly: int | None = None
+) -> Iterator[tuple[list[S], int]]:
     """Batches of sentences, each with its size in bytes of text.
 
     A batch has `exactly` that number of sentences, or by default up to `LINES_AT_ONCE` sentences
     and `WORDS_AT_ONCE` words.
     """
-    batch: list[list[str]] = []
+    batch: list[S] = []
     read = words = 0
     for sentence, size in sentences:
         if batch and exactly is None and words + len(sentence) > WORDS_AT_ONCE:

@@ -40,7 +40,9 @@ class Reading:
     def check(self) -> None:
         """Refuse both at once, because tokenised text has no sentence ends to look for."""
         if self.tokenized and self.split:
-            raise UserError("argument", "--split finds sentences in raw text; leave out one of the two")
+            raise UserError(
+                "argument", "--split finds sentences in raw text; leave out one of the two"
+            )
 
 
 def line_reader(text: TextInput, reading: Reading) -> Callable[[str], list[str]]:
@@ -70,14 +72,14 @@ def warn_of_text(model: Path, text: TextInput, path: Path, reading: Reading) -> 
 def split_file(text: TextInput, path: Path, target: Path) -> Path:
     """Write the sentences of running text to `target`, one per line, and return it."""
     with target.open("w", encoding="utf-8") as out:
-        for part in _parts(path):
+        for part in read_parts(path):
             for sentence in text.split(part):
                 print(" ".join(part[sentence.start : sentence.end].split()), file=out)
     pieces(target, None)  # refuses a text without sentences
     return target
 
 
-def _parts(path: Path) -> Iterator[str]:
+def read_parts(path: Path) -> Iterator[str]:
     """A text in parts of whole paragraphs, in limited memory."""
     (whole,) = pieces(path, None)
     held: list[str] = []

@@ -14,8 +14,9 @@ string at white space and warn once. `"input": 2` in config.json tells the two a
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,7 +125,7 @@ class TextInput:
         tokens: list[list[str]] = []
         spans: list[list[Span] | None] = []
         are_raw = False
-        for number, item in enumerate(_items(batch)):
+        for number, item in enumerate(items_of(batch)):
             found: list[Span] | None = None
             if isinstance(item, str):
                 words = self.words(item)
@@ -171,30 +172,15 @@ class TextInput:
         """The pieces of a sentence that is given in words, and those of each word: the first, and
         the one after the last.
 
-        A word that the model's normalisation removes is a piece itself. Where a language is written
-        without spaces, two words may share a piece.
+        They are joined to a sentence: with spaces, unless the language is written without.
         """
         between = "" if self.tokenisation and self.tokenisation.language in WITHOUT_SPACES else " "
-        found = self.tokenise(between.join(words))
-        pieces: list[str] = []
-        spans: list[Span] = []
-        end, next_piece = -len(between), 0
-        for word in words:
-            start = end + len(between)
-            end = start + len(word)
-            while next_piece < len(found) and found[next_piece].end <= start:
-                pieces.append(found[next_piece].text)  # only the mark of a blank
-                next_piece += 1
-            first = len(pieces)
-            if next_piece and first and found[next_piece - 1].end > start:
-                first -= 1  # shared with the word before
-            while next_piece < len(found) and found[next_piece].start < end:
-                pieces.append(found[next_piece].text)
-                next_piece += 1
-            if first == len(pieces):
-                pieces.append(word)
-            spans.append((first, len(pieces)))
-        return [*pieces, *(word.text for word in found[next_piece:])], spans
+        ends = accumulate(len(word) + len(between) for word in words)
+        placed = [
+            Word(word, end - len(between) - len(word), end - len(between))
+            for word, end in zip(words, ends, strict=True)
+        ]
+        return spans_of(self.tokenise(between.join(words)), placed)
 
     def advice(self, *, given_raw: bool) -> str:
         """What to do about many unknown words."""
@@ -228,7 +214,32 @@ class TextInput:
             warnings.warn(AT_SPACES, stacklevel=2)
 
 
-def _items(batch: object) -> list[str | list[Any]]:
+def spans_of(found: Sequence[Word], words: Sequence[Word]) -> tuple[list[str], list[Span]]:
+    """The pieces of a text, and those of each of its words: the first, and the one after the last.
+
+    A piece belongs to the words whose characters it came from, so two words may share one. A word
+    without any, because the model's normalisation removes it, becomes a piece itself.
+    """
+    pieces: list[str] = []
+    spans: list[Span] = []
+    number = 0
+    for word, start, end in words:
+        while number < len(found) and found[number].end <= start:
+            pieces.append(found[number].text)  # between the words: the mark of a blank
+            number += 1
+        first = len(pieces)
+        if number and found[number - 1].end > start:
+            first -= 1  # shared with the word before
+        while number < len(found) and found[number].start < end:
+            pieces.append(found[number].text)
+            number += 1
+        if first == len(pieces):
+            pieces.append(word)
+        spans.append((first, len(pieces)))
+    return [*pieces, *(piece.text for piece in found[number:])], spans
+
+
+def items_of(batch: object) -> list[str | list[Any]]:
     """The sentences of a batch; a bare string is a batch of one."""
     if isinstance(batch, str):
         return [batch]
@@ -267,4 +278,3 @@ def _listed(value: object) -> list[Any] | None:
 def _kind(value: object) -> str:
     """How a message names a value of the wrong type."""
     return "None" if value is None else f"{type(value).__name__} ({value!r:.40})"
-
