@@ -38,7 +38,8 @@ from elmwright.jobs.using.pretrained import choose_device, load_language_model
 from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
 from elmwright.jobs.using.unknown_words import warn_of_unknown_words
 from elmwright.model.bilm import States
-from elmwright.model.inference.elmo import WINDOW, TypeCache
+from elmwright.model.inference.reading import WINDOW
+from elmwright.model.inference.word_types import TypeCache
 from elmwright.model.softmax import nll
 from elmwright.pipeline.format.block import BOS, BOS_ID, EOS, EOS_ID, UNK_ID
 from elmwright.pipeline.progress import plural
