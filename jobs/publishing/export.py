@@ -65,7 +65,7 @@ from elmwright.model.formats.folder import (
     write_config,
 )
 from elmwright.model.inference.elmo import Elmo
-from elmwright.model.inference.text_input import INPUT, PIECES, TextInput
+from elmwright.model.text.text_input import INPUT, PIECES, TextInput
 from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.format.manifest import Manifest, canonical

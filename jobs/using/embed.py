@@ -20,7 +20,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from elmwright.jobs.using.sentences import (
     text_file,
 )
 from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
-from elmwright.model.inference.text_input import Pool
+from elmwright.model.text.text_input import Pool
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import Advance, Progress, plural, silent
 from elmwright.pipeline.records import to_data
@@ -70,7 +70,7 @@ class Recipe:
     """Where to compute."""
     table: str = ""
     """A file of `elmwright fill-cache`."""
-    reading: Reading = Reading()
+    reading: Reading = field(default_factory=Reading)
     """How lines become words."""
     pool: Pool | None = None
     """With tokenised lines: how the vectors of pieces become one for each word."""

@@ -30,7 +30,7 @@ from elmwright.jobs.using.pretrained import Elmo
 from elmwright.jobs.using.sentences import batches, pieces, read_lines, text_file
 from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
 from elmwright.model.inference.pooling import pool_array
-from elmwright.model.inference.text_input import Span, spans_of
+from elmwright.model.text.text_input import Span, spans_of
 from elmwright.pipeline.cleaning.pieces import text_of
 from elmwright.pipeline.cleaning.tokeniser import Tokeniser
 from elmwright.pipeline.errors import UserError
@@ -197,9 +197,8 @@ def _text(source: str, folder: Path, reader: _Reader) -> Iterator[Path]:
     `HELDOUT_SENTENCES` held-out sentences."""
     if not at(join(source, "MANIFEST.json")).exists():
         with text_file(source, folder) as text:
-            if reader.reading.split:
-                text = split_file(reader.text, text, folder / "sentences.txt")
-            yield text
+            split = reader.reading.split
+            yield split_file(reader.text, text, folder / "sentences.txt") if split else text
         return
     copy = folder / "heldout.txt"
     reader.reading = Reading(tokenized=True)

@@ -38,9 +38,10 @@ from elmwright.jobs.using.pretrained import choose_device, load_language_model
 from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
 from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
 from elmwright.model.bilm import States
-from elmwright.model.inference.elmo import WINDOW, TypeCache
-from elmwright.model.inference.text_input import TextInput
+from elmwright.model.inference.reading import WINDOW
+from elmwright.model.inference.word_types import TypeCache
 from elmwright.model.softmax import nll
+from elmwright.model.text.text_input import TextInput
 from elmwright.pipeline.format.block import BOS, BOS_ID, EOS, EOS_ID, UNK_ID
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.storage.files import at
@@ -158,8 +159,8 @@ def score_file(
     device: str = "cpu",
     force: bool = False,
 ) -> str:
-    """Score every sentence of `source` to a file or standard output, and return a sentence about the
-    result."""
+    """Score every sentence of `source` to a file or standard output, and return a sentence about
+    the result."""
     if output is not None:
         check_score_output(output, force)
     as_json = output is not None and output.suffix == ".jsonl"
@@ -170,9 +171,9 @@ def score_file(
     given = TextInput.of_folder(model_folder)
     lines = predictions = 0
     total = np.zeros(2)
-    with TemporaryDirectory() as folder, text_file(source, Path(folder)) as text:
-        if reading.split:
-            text = split_file(given, text, Path(folder, "sentences.txt"))
+    with TemporaryDirectory() as folder, text_file(source, Path(folder)) as file:
+        sentences = Path(folder, "sentences.txt")
+        text = split_file(given, file, sentences) if reading.split else file
         (whole,) = pieces(text, None)
         warn_of_text(model_folder, given, text, reading)
         with _open_output(output) as out:

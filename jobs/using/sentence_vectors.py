@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, TransformerMixin
 
 from elmwright.jobs.using.layer_choice import LAYERS, choose_layers
-from elmwright.model.inference.text_input import items_of
+from elmwright.model.text.text_input import items_of
 from elmwright.pipeline.errors import UserError
 
 POOLINGS = ("mean", "max")

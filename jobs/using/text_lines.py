@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 
 from elmwright.jobs.using.sentences import pieces, read_lines, read_sentences
-from elmwright.model.inference.text_input import VOCAB, TextInput
-from elmwright.model.inference.unknown_words import read_known, unknown_warning
+from elmwright.model.text.text_input import VOCAB, TextInput
+from elmwright.model.text.unknown_words import read_known, unknown_warning
 from elmwright.pipeline.errors import UserError
 
 SAMPLE_SENTENCES = 2000

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from elmwright.model.inference.text_input import Pool, Span
+from elmwright.model.text.text_input import Pool, Span
 
 Vectors = NDArray[np.float32]
 

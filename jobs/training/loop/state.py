@@ -34,8 +34,6 @@ from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.model.average import Average
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.config import shape_problem
-from elmwright.model.inference.text_input import config_entries
-from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.model.formats.bilm_format import check_shapes
 from elmwright.model.formats.folder import (
     FORMAT,
@@ -48,6 +46,8 @@ from elmwright.model.formats.folder import (
 )
 from elmwright.model.optim import Optimizer
 from elmwright.model.softmax import Softmax
+from elmwright.model.text.text_input import config_entries
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import Stream, keyed_hash
 from elmwright.pipeline.format.manifest import Manifest

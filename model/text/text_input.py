@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from elmwright.model.inference.unknown_words import Watch
+from elmwright.model.text.unknown_words import Watch
 from elmwright.pipeline.cleaning.tokeniser import Sentence, Tokenisation, Tokeniser, Word
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import from_data, to_data
@@ -29,6 +29,8 @@ from elmwright.pipeline.storage.untrusted import COPY_AGAIN, read_object
 Pool = Literal["first", "last", "mean"]
 POOLS = ("first", "last", "mean")
 Span = tuple[int, int]
+Batch = str | Sequence[str | Sequence[str]]
+"""Sentences: a string is raw text, a list is its words. A bare string is a batch of one."""
 
 INPUT = 2
 """What `"input"` is in the config.json of a model that carries its tokenisation."""
@@ -57,12 +59,19 @@ class Read:
         """Whether any sentence has vectors of several pieces to pool."""
         return any(spans is not None for spans in self.spans)
 
-    def all_spans(self) -> list[list[Span]]:
-        """The spans of all sentences; a sentence's own words are spans of one."""
-        return [
-            [(n, n + 1) for n in range(len(words))] if spans is None else spans
-            for words, spans in zip(self.tokens, self.spans, strict=True)
-        ]
+    def all_spans(self, boundaries: bool = False) -> list[list[Span]]:
+        """The spans of all sentences; a sentence's own words are spans of one.
+
+        With `boundaries` there is a word before the first and one after the last token.
+        """
+        framed = []
+        for words, spans in zip(self.tokens, self.spans, strict=True):
+            own = [(n, n + 1) for n in range(len(words))] if spans is None else spans
+            if boundaries:
+                end = len(words) + 1
+                own = [(0, 1), *((a + 1, b + 1) for a, b in own), (end, end + 1)]
+            framed.append(own)
+        return framed
 
 
 def config_entries(tokenisation: Tokenisation) -> dict[str, Any]:
@@ -115,10 +124,14 @@ class TextInput:
         """Whether the model's own words are pieces of words."""
         return self.tokenisation is not None and self.tokenisation.kind == "sentencepiece"
 
-    @property
-    def default_pool(self) -> Pool | None:
-        """How the vectors of pieces become those of given words, unless the user says it."""
-        return "first" if self.has_pieces else None
+    def pool_of(self, name: str | None) -> Pool | None:
+        """How the vectors of pieces become those of given words, by a setting: one of `POOLS`,
+        None, or "default"."""
+        if name == "default":
+            return "first" if self.has_pieces else None
+        if name is not None and name not in POOLS:
+            raise UserError("input", f"pool is {name!r}; it may be {', '.join(POOLS)} or None")
+        return cast("Pool | None", name)
 
     def read(self, batch: object, pool: Pool | None = None) -> Read:
         """The model's own words of a batch; `UserError` if it is none."""
