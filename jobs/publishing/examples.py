@@ -4,6 +4,7 @@ A model card, the registry and the last screen of a run show how to use a model.
 input is a sentence that the model could have been made for. The same corpus gives the same one.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +17,12 @@ from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.storage.files import join
 
-PLAIN = "The quick brown fox"
-"""The example of a corpus that cannot be read."""
 MAX_WORDS = 12
 """The most words in an example."""
 MIN_SENTENCES = 3
 """The fewest sentences that must contain an example's word, including its own."""
 ENDS = tuple(".?!。？！।؟")
+_BEFORE_MARK = re.compile(r" (?=[.,;:?!](?: |$))")
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,9 @@ class Example:
     """A sentence."""
 
     text: str
-    """As a person would write it, or nearly: its words joined by spaces. Pieces are joined to the
-    text that they spell."""
+    """As a person would write it, or nearly."""
     words: tuple[str, ...]
-    """Its words, also where the model's own words are pieces."""
+    """Its words: those of a person where they are looked for, the model's own on a card."""
 
     @property
     def is_simple(self) -> bool:
@@ -41,6 +40,10 @@ class Example:
         return len(self.words) <= MAX_WORDS and all(
             char.isalnum() or char in ".,;:?-" for word in self.words for char in word
         )
+
+
+PLAIN = Example("The quick brown fox", ("The", "quick", "brown", "fox"))
+"""The example of a corpus that cannot be read."""
 
 
 def heldout_examples(corpus: str, manifest: Manifest) -> list[Example]:
@@ -52,17 +55,26 @@ def heldout_examples(corpus: str, manifest: Manifest) -> list[Example]:
         block = ShardReader(join(corpus, shards[0])).read(0)
     except (OSError, UserError, IndexError):  # an example is not worth failing a finished run
         return []
-    if manifest.config.get("corpus", {}).get("tokenizer") != "sentencepiece":
-        return [Example(" ".join(words), tuple(words)) for words in sentences(block)]
-    texts = [text_of(pieces) for pieces in sentences(block)]
-    return [Example(text, tuple(ptb(text).split())) for text in texts if text]
+    tokenizer = manifest.config.get("corpus", {}).get("tokenizer")
+    if tokenizer == "sentencepiece":
+        texts = [text_of(pieces) for pieces in sentences(block)]
+        return [Example(text, tuple(ptb(text).split())) for text in texts if text]
+    write = _written if tokenizer == "ptb" else " ".join
+    return [Example(write(words), tuple(words)) for words in sentences(block)]
+
+
+def _written(words: list[str]) -> str:
+    """Words of `ptb` as a person would write them, if `ptb` makes the same words of that."""
+    text = " ".join(words)
+    written = _BEFORE_MARK.sub("", text)
+    return written if ptb(written) == text else text
 
 
 def example_sentence(corpus: str, manifest: Manifest) -> str:
     """A short sentence to show what the model reads."""
     examples = heldout_examples(corpus, manifest)
     if not examples:
-        return PLAIN
+        return PLAIN.text
 
     def order(example: Example) -> tuple[bool, bool, int, str]:
         is_whole = example.text.endswith(ENDS)

@@ -43,7 +43,7 @@ from elmwright.jobs.config.sections import TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.config.toml_file import config_from, load_config, to_dict
 from elmwright.jobs.publishing.choose_checkpoint import choose, list_scored, recorded
 from elmwright.jobs.publishing.compare_bundle import NEAR, SAME, compare_vectors, measure
-from elmwright.jobs.publishing.examples import example_sentence
+from elmwright.jobs.publishing.examples import Example, example_sentence
 from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.provenance import provenance
 from elmwright.jobs.publishing.training_facts import training_facts, training_svg
@@ -377,8 +377,7 @@ def _describe(
         facts,
         state=state,
         weights=weights,
-        example=example,
-        example_words=TextInput.of_folder(target).words(example),
+        example=Example(example, tuple(TextInput.of_folder(target).words(example))),
         has_softmax=(target / "softmax.safetensors").exists(),
         has_curve=picture is not None,
     )

@@ -5,7 +5,6 @@ and [export]: no time, no path, so that the same checkpoint gives the same card.
 """
 
 import json
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from elmwright import __version__
 from elmwright.jobs.checkpoints.contents import CheckpointState, Scores
 from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.publishing.examples import PLAIN, Example
 from elmwright.jobs.publishing.training_facts import TrainingFacts
 from elmwright.jobs.terminal.wording import duration
 from elmwright.pipeline.format.manifest import Manifest
@@ -31,13 +31,12 @@ def model_card(
     *,
     state: CheckpointState,
     weights: str,
-    example: str,
-    example_words: Sequence[str],
     has_softmax: bool,
     has_curve: bool,
+    example: Example = PLAIN,
 ) -> str:
     """The whole card; `config` and `state` are what the checkpoint was trained with, and `example`
-    is a sentence, also given in the model's own words."""
+    is a sentence with the model's own words for it."""
 
     def scored_part(name: str) -> str:
         """How much of a held-out set was scored, where that was only its beginning."""
@@ -67,7 +66,6 @@ def model_card(
         state=state,
         weights=weights,
         example=example,
-        example_words=example_words,
         version=__version__,
         scored_part=scored_part,
         has_softmax=has_softmax,

@@ -151,7 +151,7 @@ class TextInput:
                 words = self._list(item, number)
                 if pool is not None and self.has_pieces:
                     words, found = self.pieces(words)
-            are_raw = are_raw or isinstance(item, str)
+            are_raw = are_raw or isinstance(item, str) or found is not None
             tokens.append(words)
             spans.append(found)
         self.watch.see(tokens, self.advice(given_raw=are_raw))
