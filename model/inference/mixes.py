@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elmwright.model.inference.task_state import DIGEST
 from elmwright.pipeline.errors import UserError
 
 
@@ -97,13 +98,50 @@ class Mixes(nn.Module):
 
     def regularization(self, strength: float) -> Tensor:
         """λ‖w‖² over all mixes. Added to a task's loss, it pulls them towards the plain average."""
-        weights = torch.cat([w for name, w in self.mixes.named_parameters() if name.endswith(".w")])
-        return strength * weights.square().sum()
+        squares = [
+            w.square().sum() for name, w in self.mixes.named_parameters() if name.endswith(".w")
+        ]
+        return strength * torch.stack(squares).sum()
 
 
 class LayerMixes(Mixes):
-    """The mixes of an `Elmo` for layers that were computed before, as by `elmwright embed`."""
+    """The mixes of an `Elmo` for layers that were computed before, as by `elmwright embed`.
 
-    def forward(self, sentences: Sequence[Any]) -> ElmoOutput:
-        """Mix the layers of a batch: (layers, words, width) per sentence, of any lengths."""
-        raise NotImplementedError
+    An `Elmo` with as many mixes can load its state, and the other way round.
+    """
+
+    def forward(self, sentences: Sequence[Tensor]) -> ElmoOutput:
+        """Mix the layers of a batch: (layers, words, width) per sentence, of any lengths.
+
+        They may be in half precision. They are mixed in the type of the weights.
+        """
+        w = next(self.mixes.parameters())
+        layers, mask = pad_layers(sentences, len(w), w)
+        return self.mix(layers, mask)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *arguments: Any) -> None:
+        state.pop(prefix + DIGEST, None)
+        super()._load_from_state_dict(state, prefix, *arguments)
+
+
+def pad_layers(
+    sentences: Sequence[Tensor], n_layers: int, like: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """Each layer as [sentences, words, width], zero where a sentence has no word, and the mask
+    [sentences, words]; in the type and on the device of `like`."""
+    for number, sentence in enumerate(sentences):
+        if not isinstance(sentence, Tensor) or sentence.dim() != 3 or len(sentence) != n_layers:
+            shape = tuple(getattr(sentence, "shape", ()))
+            raise UserError(
+                "input",
+                f"sentence {number} has shape {shape}; expected ({n_layers} layers, words, width)",
+            )
+    if not sentences:
+        raise UserError("input", "the batch has no sentence; give the layers of one at least")
+    lengths = torch.tensor([sentence.size(1) for sentence in sentences])
+    longest = int(lengths.max())
+    padded = like.new_zeros(n_layers, len(sentences), longest, sentences[0].size(2))
+    for number, sentence in enumerate(sentences):
+        padded[:, number, : sentence.size(1)] = sentence
+    mask = torch.arange(longest) < lengths.unsqueeze(1)
+    return list(padded), mask.to(like.device)

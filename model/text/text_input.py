@@ -59,16 +59,17 @@ class Read:
         """Whether any sentence has vectors of several pieces to pool."""
         return any(spans is not None for spans in self.spans)
 
-    def all_spans(self, boundaries: bool = False) -> list[list[Span]]:
-        """The spans of all sentences; a sentence's own words are spans of one.
+    def spans_at(self, numbers: Iterable[int], *, boundaries: bool = False) -> list[list[Span]]:
+        """The spans of these sentences; a sentence's own words are spans of one.
 
         With `boundaries` there is a word before the first and one after the last token.
         """
         framed = []
-        for words, spans in zip(self.tokens, self.spans, strict=True):
-            own = [(n, n + 1) for n in range(len(words))] if spans is None else spans
+        for number in numbers:
+            count, spans = len(self.tokens[number]), self.spans[number]
+            own = [(n, n + 1) for n in range(count)] if spans is None else spans
             if boundaries:
-                end = len(words) + 1
+                end = count + 1
                 own = [(0, 1), *((a + 1, b + 1) for a, b in own), (end, end + 1)]
             framed.append(own)
         return framed
@@ -205,12 +206,16 @@ class TextInput:
 
     def _list(self, words: list[Any], number: int) -> list[str]:
         """The words of a list, checked."""
-        for place, word in enumerate(words):
-            if not isinstance(word, str):
-                raise UserError(
-                    "input", f"word {place} of sentence {number} is {_kind(word)}, not a string"
-                )
-        if self.tokenisation is not None and " ".join(words).split() != words:
+        try:
+            joined = " ".join(words)
+        except TypeError as error:
+            place, word = next(
+                (place, word) for place, word in enumerate(words) if not isinstance(word, str)
+            )
+            raise UserError(
+                "input", f"word {place} of sentence {number} is {_kind(word)}, not a string"
+            ) from error
+        if self.tokenisation is not None and joined.split() != words:
             place, word = next(
                 (place, word) for place, word in enumerate(words) if word.split() != [word]
             )
