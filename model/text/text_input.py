@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from elmwright.model.text.unknown_words import Watch
+from elmwright.pipeline.cleaning.pieces import WITHOUT_SPACES
 from elmwright.pipeline.cleaning.tokeniser import Sentence, Tokenisation, Tokeniser, Word
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import from_data, to_data
@@ -35,8 +36,6 @@ Batch = str | Sequence[str | Sequence[str]]
 INPUT = 2
 """What `"input"` is in the config.json of a model that carries its tokenisation."""
 CONFIG, PIECES, VOCAB = "config.json", "sentencepiece.model", "vocab.txt"
-WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "km", "my", "bo", "dz"})
-"""Languages that are written without spaces between words."""
 AT_SPACES = (
     "this model does not carry its tokeniser (an earlier version wrote it, or another program), so "
     "raw text is only split at spaces; export it again, or give words as its corpus had them"
@@ -167,6 +166,8 @@ class TextInput:
 
     def tokenise(self, sentence: str) -> list[Word]:
         """The words of one raw sentence, each with its place."""
+        if not isinstance(sentence, str):
+            raise UserError("input", f"one sentence is a string, not {_kind(sentence)}")
         if self._tokeniser is not None:
             return self._tokeniser.tokenise(sentence)
         self._warn_of_spaces()

@@ -42,6 +42,10 @@ def test_a_string_is_raw_text_and_a_list_is_words() -> None:
 def test_words_have_their_places() -> None:
     found = TextInput(PTB).tokenise(RAW)
     assert [RAW[word.start : word.end] for word in found] == [word.text for word in found] == WORDS
+    assert TextInput(PTB).tokenise(" \u200b") == []
+    for wrong in (None, b"The cat", [RAW]):
+        with mistake("input", "one sentence is a string, not"):
+            TextInput(PTB).tokenise(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
