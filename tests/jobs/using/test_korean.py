@@ -38,8 +38,8 @@ RAW = "그는 1998년에 대학교를 졸업했다.\n서울은 대한민국의 �
 SETTINGS = {
     "corpus_language": "ko",
     "corpus_tokenizer": "sentencepiece",
-    "corpus_sentencepiece": {"size": 1500},
-    "vocab_max_size": 2000,
+    "corpus_sentencepiece": {"size": 3000},
+    "vocab_max_size": 4000,
     "model_max_chars": 24,
 }
 
@@ -47,7 +47,7 @@ SETTINGS = {
 def make_run(home: Path) -> None:
     texts = []
     with lzma.open(KOREAN, "rt", encoding="utf-8") as file:
-        texts = [json.loads(line)["text"] for line in islice(file, 150)]
+        texts = [json.loads(line)["text"] for line in islice(file, 60)]
     (home / "ko.txt").write_text("\n\n".join(texts), encoding="utf-8")
     settings = {**SETTINGS, "train_max_steps": 20, "train_processes": 1}
     config = load_config(str(write_config(home, home / "ko.txt", **settings)))
