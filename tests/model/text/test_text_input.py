@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elmwright.model.text.text_input import TextInput, config_entries, spans_of
-from elmwright.pipeline.cleaning.tokeniser import VERSION, Tokenisation, Word
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation, Word
+from elmwright.pipeline.cleaning.words import VERSION
 from elmwright.pipeline.records import to_data
 from tests.support.mistakes import mistake
 from tests.support.pieces import KOREAN, TEXT, korean_pieces
