@@ -91,6 +91,7 @@ class TextInput:
         """Without a tokenisation, strings are split at white space. `pieces` is the
         sentencepiece model. Words are compared with the list `vocab`, if there is one."""
         self.tokenisation = tokenisation
+        self.pieces_file = pieces
         self.watch = Watch(vocab)
         self._tokeniser = Tokeniser(tokenisation, pieces) if tokenisation else None
         self._has_warned = False
