@@ -129,8 +129,9 @@ class Elmo(Mixes):
             return self.mix(*read_outside_graph(self, sentences))
         return self.mix(*self.read(sentences))
 
-    def read(self, sentences: Sequence[Sentence] | Tensor) -> tuple[list[Tensor], Tensor]:
-        """Every layer [N, T, width], zero where a sentence has no word, and the mask [N, T].
+    def read(self, sentences: Sequence[Sentence] | Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Every layer [words, width] without padding, the mask [N, T] of the words, and where they
+        are in it when it is flat.
 
         What is trained of the biLM has a graph, if gradients are enabled.
         """
@@ -143,7 +144,8 @@ class Elmo(Mixes):
         )
         self._was_trained |= is_trained
         with torch.set_grad_enabled(is_trained):
-            return self._read(keys, rows).padded()
+            reading = self._read(keys, rows)
+        return reading.layers, *reading.positions()
 
     def reset_states(self) -> None:
         """Forget the states that `carry_state` has kept."""
