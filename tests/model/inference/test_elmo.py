@@ -183,8 +183,8 @@ def test_cached_types_follow_the_weights(elmo, monkeypatch):
 
 
 def test_user_errors_and_from_pretrained(elmo, tmp_path):
-    with mistake("input", "not a list"):
-        elmo.embed(["not a list"])
+    with mistake("input", "sentence 0 of the batch is int (3)"):
+        elmo.embed([3])
     with mistake("input", "(2, 3, 50)", "12"):
         elmo(torch.zeros(2, 3, 50))
     with mistake("input", "elmwright.Elmo.from_pretrained('models:/demo@champion')"):
