@@ -15,6 +15,6 @@ if TYPE_CHECKING:
 
 
 @torch.compiler.disable
-def read_outside_graph(elmo: "Elmo", sentences: Any) -> tuple[list[Tensor], Tensor]:
+def read_outside_graph(elmo: "Elmo", sentences: Any) -> tuple[list[Tensor], Tensor, Tensor]:
     """`Elmo.read`, as a break in the graph."""
     return elmo.read(sentences)

@@ -153,8 +153,9 @@ class Elmo(Mixes):
             return self.mix(*read_outside_graph(self, sentences))
         return self.mix(*self.read(sentences))
 
-    def read(self, sentences: Batch | Tensor) -> tuple[list[Tensor], Tensor]:
-        """Every layer [N, T, width], zero where a sentence has no word, and the mask [N, T].
+    def read(self, sentences: Batch | Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Every layer [words, width] without padding, the mask [N, T] of the words, and where they
+        are in it when it is flat.
 
         What is trained of the biLM has a graph, if gradients are enabled.
         """
@@ -172,7 +173,7 @@ class Elmo(Mixes):
             reading = self._read(keys, rows)
             if given is not None:
                 reading = self._pooled(reading, given, range(len(rows)))
-            return reading.padded()
+        return reading.layers, *reading.positions()
 
     def reset_states(self) -> None:
         """Forget the states that `carry_state` has kept."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from elmwright.model.bilm import BiLM, LSTMLayer, States
 from elmwright.model.inference.word_types import Row
-from elmwright.model.lstm_step import Clips, forward_step, gate_views
+from elmwright.model.lstm_step import gate_views
 
 POSITIONS = 512
 """Positions whose gates are in memory at a time. Larger buffers (16 MB here for the small model)
@@ -36,6 +36,8 @@ class Packing:
     """For each step, how many sentences have it."""
     index: npt.NDArray[np.int64]
     """The word types that each direction reads, [2, positions]."""
+    ends: npt.NDArray[np.int64]
+    """The last position of each sentence, in this order."""
     forward: list[Row]
     """For each sentence, the forward model's packed positions of its words, `<S>` first."""
     backward: list[Row]
@@ -57,54 +59,68 @@ def pack(rows: Sequence[Row]) -> Packing:
         index[0, positions] = [0, *row, 1]
         index[1, positions] = [1, *row[::-1], 0]
         places[number] = positions
-    return Packing(order, active, index, places, [positions[::-1] for positions in places])
+    ends = np.array([places[number][-1] for number in order], dtype=np.int64)
+    return Packing(order, active, index, ends, places, [each[::-1] for each in places])
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def run_packed(
     bilm: BiLM, types: Tensor, packing: Packing, states: States
 ) -> tuple[list[Tensor], States]:
     """Each layer as [2, positions, projection_dim], and the states [2, layers, sentences, …] at the
-    end of each sentence, both in the order of `packing`."""
-    dtype = states.c.dtype
+    end of each sentence, both in the order of `packing`.
+
+    The results are inference tensors: no graph can have them, only what is selected from them.
+    """
     index = torch.from_numpy(packing.index).to(types.device)
-    x = F.embedding(index, types).to(dtype)
-    layers = [x]
-    cells, projections = states.c.clone(), states.m.clone()
+    x = F.embedding(index, types).to(states.c.dtype)
+    layers, cells, projections = [x], [], []
     with torch.autocast(types.device.type, enabled=False):
         for number, layer in enumerate(bilm.lstm):
             assert isinstance(layer, LSTMLayer)  # noqa: S101 - for the type checker
-            y = _run_layer(layer, x, packing.active, cells[:, number], projections[:, number])
+            c, m = states.c[:, number].clone(), states.m[:, number]
+            y = _run_layer(layer, x, packing.active, c, m)
             x = x + y if bilm.config.residual and number else y
             layers.append(x)
-    return layers, States(cells, projections)
+            cells.append(c)
+            projections.append(y)
+    ends = torch.from_numpy(packing.ends).to(types.device)
+    last = [y.index_select(1, ends) for y in projections]
+    return layers, States(torch.stack(cells, 1), torch.stack(last, 1))
 
 
 def _run_layer(
     layer: LSTMLayer, x: Tensor, active: npt.NDArray[np.int64], c: Tensor, m: Tensor
 ) -> Tensor:
-    """The outputs of one layer. `c` and `m` become the states at the end of each sentence."""
+    """The outputs of one layer. `c` becomes the cells at the end of each sentence."""
     width, dim, proj = x.size(2), c.size(2), m.size(2)
-    clips = Clips(layer.config.cell_clip or torch.inf, layer.config.proj_clip or torch.inf)
+    cell_clip = layer.config.cell_clip or torch.inf  # 0 never clips
+    proj_clip = layer.config.proj_clip or torch.inf
     w, w_proj = layer.w.to(x.dtype), layer.w_proj.to(x.dtype)
     bias = layer.b.to(x.dtype, copy=True)
     bias[:, 2 * dim : 3 * dim] += 1.0  # the forget bias that no file stores
     w_in, w_rec = w[:, :width], w[:, width:]
     y = x.new_empty(2, x.size(1), proj)
-    tanh_c, hidden = torch.empty_like(c), torch.empty_like(c)
+    hidden = torch.empty_like(c)
     for first, last in _portions(active):
         steps = active[first:last].tolist()
         start = int(active[:first].sum())
         portion = slice(start, start + sum(steps))
         z = torch.baddbmm(bias.unsqueeze(1), x[:, portion], w_in)
-        for gates, out in zip(z.split(steps, 1), y[:, portion].split(steps, 1), strict=True):
+        # Views of all steps at once, and in-place methods: a step of few rows costs little more
+        # than its calls.
+        parts = [part.split(steps, 1) for part in (z, *gate_views(z, -1), y[:, portion])]
+        for gates, i, j, f_o, f, o, out in zip(*parts, strict=True):
             rows = gates.size(1)
-            cell, before = c[:, :rows], m[:, :rows]
-            gates.baddbmm_(before, w_rec)
-            views = gate_views(gates, -1)
-            forward_step(views, cell, cell, tanh_c[:, :rows], hidden[:, :rows], clips.cell)
-            torch.bmm(hidden[:, :rows], w_proj, out=out)
-            before.copy_(out.clamp_(-clips.proj, clips.proj))
+            if rows < m.size(1):
+                c, m, hidden = c[:, :rows], m[:, :rows], hidden[:, :rows]
+            gates.baddbmm_(m, w_rec)
+            i.sigmoid_()
+            j.tanh_()
+            f_o.sigmoid_()
+            c.mul_(f).addcmul_(i, j).clamp_(-cell_clip, cell_clip)
+            torch.tanh(c, out=hidden).mul_(o)
+            m = torch.bmm(hidden, w_proj, out=out).clamp_(-proj_clip, proj_clip)
     return y
 
 

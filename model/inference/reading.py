@@ -28,18 +28,13 @@ class Reading:
     counts: Row
     """The number of words of each sentence."""
 
-    def padded(self) -> tuple[list[Tensor], Tensor]:
-        """Each layer as [sentences, words, width], zero where a sentence has no word, and a mask
-        [sentences, words] of its words."""
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """A mask [sentences, words] of the words, and where it is true when flat."""
         longest = int(self.counts.max(initial=0))
         is_word = np.arange(longest) < self.counts[:, np.newaxis]
-        device, width = self.layers[0].device, self.layers[0].size(1)
+        device = self.layers[0].device
         places = torch.from_numpy(np.flatnonzero(is_word)).to(device)
-        shape = *is_word.shape, width
-        return [
-            layer.new_zeros(is_word.size, width).index_copy(0, places, layer).view(shape)
-            for layer in self.layers
-        ], torch.from_numpy(is_word).to(device)
+        return torch.from_numpy(is_word).to(device), places
 
 
 def read(

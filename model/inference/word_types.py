@@ -28,7 +28,7 @@ Row = npt.NDArray[np.int64]
 
 LIMITS = (*GROUP_LIMITS, 50, 100, 200, 400, 800)
 """Classes of word lengths."""
-CONVOLVED, ENCODED = 8, 32
+CONVOLVED, ENCODED = 16, 64
 """Words in a product of the convolutions, and of the layers above. Fewer leave the processor idle.
 More are in vain in a batch with few new words, whose products are filled up with zeros."""
 CACHE_BYTES = 1 << 28
