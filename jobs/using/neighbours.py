@@ -31,11 +31,11 @@ from elmwright.jobs.using.sentences import batches, pieces, read_lines, text_fil
 from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
 from elmwright.model.inference.pooling import mean_of_pieces
 from elmwright.model.text.text_input import Span, spans_of
-from elmwright.pipeline.cleaning.pieces import text_of
 from elmwright.pipeline.cleaning.tokeniser import Tokeniser
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.format.pieces import text_of
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.report.page import render_page

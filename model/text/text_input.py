@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from elmwright.model.text.unknown_words import Watch
-from elmwright.pipeline.cleaning.pieces import WITHOUT_SPACES
 from elmwright.pipeline.cleaning.tokeniser import Sentence, Tokenisation, Tokeniser, Word
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.pieces import WITHOUT_SPACES
 from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.storage.untrusted import COPY_AGAIN, read_object
 
