@@ -12,6 +12,7 @@ as before.) The answer has, for each, the vectors of `elmwright embed`:
 [layers + 1][words][2 × projection_dim], or with the parameter `layers` = "top" or "mean" one layer.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def _column(model_input: Any) -> list[Any]:
         (model_input,) = model_input.values()
     if isinstance(model_input, np.ndarray) and model_input.ndim == 0:
         model_input = model_input.item()
-    return [model_input] if isinstance(model_input, str) else list(model_input)
+    is_batch = isinstance(model_input, Iterable) and not isinstance(model_input, str | bytes)
+    return list(model_input) if is_batch else [model_input]
 
 
 def _mistake(sentence: str) -> Exception:
