@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elmwright.jobs.using.sentence_shards import shards
     from elmwright.jobs.using.sentence_vectors import SentenceVectors
     from elmwright.model.inference.mixes import LayerMixes
+    from elmwright.model.inference.word_types import Sentences
     from elmwright.pipeline.errors import UserError
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "Elmo",
     "LayerMixes",
     "SentenceVectors",
+    "Sentences",
     "UserError",
     "__version__",
     "shards",
@@ -36,6 +38,7 @@ _HOMES = {
     "Elmo": "elmwright.jobs.using.pretrained",
     "LayerMixes": "elmwright.model.inference.mixes",
     "SentenceVectors": "elmwright.jobs.using.sentence_vectors",
+    "Sentences": "elmwright.model.inference.word_types",
     "UserError": "elmwright.pipeline.errors",
     "shards": "elmwright.jobs.using.sentence_shards",
 }

@@ -138,7 +138,7 @@ def begin(
     """A trainer at the newest valid checkpoint, or at the beginning of training."""
     trainer = _create(config, folder, manifest, ranks)
     if not resume(trainer, config, folder, ranks):
-        adopt(trainer, config, folder, ranks, find_model)
+        adopt(trainer, config, folder, find_model, ranks)
     return trainer
 
 
@@ -204,7 +204,7 @@ def start_over(
     if resume(trainer, config, folder, ranks, before) or resume(trainer, config, folder, ranks):
         return
     fresh = _create(config, folder, manifest, ranks)
-    adopt(fresh, config, folder, ranks, find_model)
+    adopt(fresh, config, folder, find_model, ranks)
     load_tensors(trainer.bilm, model_tensors(fresh.bilm))
     trainer.softmax.load(fresh.softmax.state())
     trainer.optimizer.load_state_dict(fresh.optimizer.state_dict())
@@ -271,8 +271,8 @@ def adopt(
     trainer: Trainer,
     config: RunConfig,
     folder: RunFolder,
-    ranks: Ranks,
     find_model: FindModel,
+    ranks: Ranks = Ranks(),  # noqa: B008 - it is frozen
 ) -> None:
     """Start from the model that `train.init_from` names, if it names one: take its biLM, and the
     softmax rows of the words that both have. Note in base.json what it is."""
