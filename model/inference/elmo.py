@@ -16,9 +16,9 @@ Layer 0 is the encoder's output twice, [x; x]; layer j is [forward; backward] of
 `carry_state=True` row i of a call starts with the state in which row i of the call before ended, as
 the reference implementations always do.
 
-A word type is encoded once (in `embed`, once for all batches, until the weights change). Time is
-cut into windows that pass on their states, so a sentence of any length needs the memory of its
-output and one window.
+A word type is encoded once, until the weights change. A frozen biLM reads sentences without padding
+(`packed.py`), a trained one with it. Both read in portions that pass on their states, so a sentence
+of any length needs the memory of its output and one portion.
 """
 
 from collections.abc import Sequence
