@@ -49,6 +49,7 @@ def embed(options: Namespace) -> None:
         batch_size=options.batch_size,
         carry_state=options.carry_state,
         device=options.device,
+        dtype=options.dtype,
         table=options.cache,
         reading=_reading(options),
         pool=options.pool,

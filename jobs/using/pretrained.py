@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from elmwright.jobs.registry.resolve import resolve
+from elmwright.jobs.using.save_pretrained import Opened, save_finetuned
 from elmwright.model.bilm import BiLM
 from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference import elmo
@@ -20,6 +21,9 @@ from elmwright.pipeline.errors import UserError
 
 class Elmo(elmo.Elmo):
     """`elmwright.model.inference.elmo.Elmo` whose `from_pretrained` takes any MODEL."""
+
+    opened: Opened | None = None
+    """The MODEL that it was opened from."""
 
     @classmethod
     def from_pretrained(
@@ -37,7 +41,25 @@ class Elmo(elmo.Elmo):
         )
         layer = super().from_pretrained(verified, device=choose_device(str(device)), **options)
         assert isinstance(layer, cls)  # noqa: S101 - for the type checker
+        layer.opened = Opened(str(folder), verified)
         return layer
+
+    def save_pretrained(
+        self, folder: Path | str, *, name: str = "", licence: str = "", force: bool = False
+    ) -> None:
+        """Save a biLM that was fine-tuned in a task as a bundle, which `from_pretrained` and every
+        command can open. Its card and `provenance.json` name the model that it was opened from, and
+        the sources of that. The mixes are not in it: they are in `state_dict`.
+
+        `name` is by default that of the folder. A bundle that exists is replaced with `force`.
+        """
+        if self.opened is None:
+            raise UserError(
+                "input", "only an Elmo that from_pretrained opened can be saved; open one first"
+            )
+        save_finetuned(
+            self.bilm, self.opened, Path(folder), name=name, licence=licence, force=force
+        )
 
 
 @dataclass(frozen=True)
