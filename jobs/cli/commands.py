@@ -186,10 +186,32 @@ COMMANDS = {
     "score": command(
         "use.score",
         *(MODEL, SIGNED, DEVICE),
-        arg("input TEXT", SENTENCES_HELP),
-        arg("-o --output OUT", "file to write: .tsv or .jsonl (TSV on stdout)"),
+        arg("input TEXT", SENTENCES_HELP, nargs="?"),
+        arg(
+            "--pairs FILE",
+            "instead of TEXT: two sentences per line with a tab between them; how often is the "
+            "first one more probable?",
+        ),
+        arg(
+            "-o --output OUT",
+            "file to write, a row per sentence or pair: .tsv or .jsonl (by default sentences go "
+            "to stdout as TSV)",
+        ),
         flag("--words", "also score every word"),
         flag("--force", "replace OUT if it exists"),
+        flag("--json", "with --pairs: print the result as JSON"),
+    ),
+    "substitutes": command(
+        "use.substitutes",
+        *(MODEL, SIGNED, DEVICE),
+        arg(
+            "--in SENTENCE",
+            "a sentence with brackets around the word to replace, or around nothing",
+            required=True,
+            dest="sentence",
+        ),
+        arg("-k", "how many words (10)", type=int, default=10),
+        JSON,
     ),
     "neighbours": command(
         "use.neighbours",

@@ -28,6 +28,21 @@ def check_score_output(output: Path, force: bool) -> None:
         raise UserError("argument", f"{output.name} ends neither in .tsv nor in .jsonl")
 
 
+def check_score_input(text: str | None, pairs: str | None, *, words: bool, as_json: bool) -> None:
+    """Refuse both of TEXT and --pairs, neither of them, and options that need the other."""
+    if (text is None) == (pairs is None):
+        many = "a text and --pairs" if text else "neither a text nor --pairs"
+        raise UserError(
+            "argument", f"{many} was given; name a file of sentences, or one of pairs with --pairs"
+        )
+    if words and pairs is not None:
+        raise UserError("argument", "--pairs compares whole sentences; leave out --words")
+    if as_json and pairs is None:
+        raise UserError(
+            "argument", "--json prints the result of --pairs; for sentences write -o OUT.jsonl"
+        )
+
+
 def check_query(word: str, sentence: str, count: int) -> None:
     """Refuse a word that is not in its sentence, and a count below 1."""
     words = sentence.split()
@@ -37,5 +52,10 @@ def check_query(word: str, sentence: str, count: int) -> None:
             f"{word!r} is not a word of the sentence (its words: {' '.join(words)[:200]!r}); words "
             "are separated by spaces, and capitals count",
         )
+    check_count(count)
+
+
+def check_count(count: int) -> None:
+    """Refuse a number of results below 1."""
     if count < 1:
-        raise UserError("argument", "-k must be at least 1")
+        raise UserError("argument", f"-k must be at least 1, not {count}")

@@ -4,6 +4,7 @@ The layer itself (`model/inference/elmo.py`) reads folders and knows no registry
 bundle, a checkpoint, `models:/name@alias`, a bilm folder) is first resolved to a verified folder.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 
 from elmwright.jobs.registry.resolve import resolve
+from elmwright.jobs.using.marked_sentence import marked_words
+from elmwright.jobs.using.substitutes import Substitutes, Vocabulary, substitutes_of
 from elmwright.model.bilm import BiLM
 from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference import elmo
@@ -20,6 +23,12 @@ from elmwright.pipeline.errors import UserError
 
 class Elmo(elmo.Elmo):
     """`elmwright.model.inference.elmo.Elmo` whose `from_pretrained` takes any MODEL."""
+
+    _folder: Path | None = None
+    _name = ""
+    """The folder that was opened, and the user's name for it."""
+    _vocabulary: Vocabulary | None = None
+    """The softmax, once `substitutes` has needed it."""
 
     @classmethod
     def from_pretrained(
@@ -37,7 +46,28 @@ class Elmo(elmo.Elmo):
         )
         layer = super().from_pretrained(verified, device=choose_device(str(device)), **options)
         assert isinstance(layer, cls)  # noqa: S101 - for the type checker
+        layer._folder, layer._name = verified, str(folder)
         return layer
+
+    def substitutes(
+        self, sentences: str | Sequence[str | Sequence[str]], k: int = 10
+    ) -> list[Substitutes]:
+        """The `k` most probable words in the place that each sentence marks, as in
+        `they [play] in the garden`: forward × backward probability over the vocabulary.
+
+        A sentence is a string or a list of words. The softmax is read at the first call.
+        """
+        batch = [sentences] if isinstance(sentences, str) else sentences
+        marked = [marked_words(sentence) for sentence in batch]
+        if self._vocabulary is None:
+            if self._folder is None:
+                raise UserError(
+                    "model-incomplete",
+                    "this Elmo was not opened with from_pretrained, so it has no softmax",
+                )
+            model = load_language_model(self._folder, str(self._device), self._name)
+            self._vocabulary = Vocabulary(model.softmax, tuple(model.word_ids), model.word_ids)
+        return substitutes_of(self.bilm, self._vocabulary, marked, k)
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def score_file(
     with TemporaryDirectory() as folder, text_file(source, Path(folder)) as text:
         (whole,) = pieces(text, None)
         warn_of_unknown_words(model_folder, text)
-        with _open_output(output) as out:
+        with open_output(output) as out:
             if not as_json:
                 print(*(WORD_COLUMNS if words else COLUMNS), sep="\t", file=out)
             for batch, _ in batches(read_sentences(text, whole)):
@@ -226,7 +226,8 @@ def _write(out: TextIO, line: int, score: SentenceScore, words: bool, as_json: b
 
 
 @contextmanager
-def _open_output(output: Path | None) -> Iterator[TextIO]:
+def open_output(output: Path | None) -> Iterator[TextIO]:
+    """The file for a table, which appears when it is complete, or standard output."""
     if output is None:
         yield sys.stdout
         return
