@@ -77,6 +77,8 @@ class Trainer:
     includes steps that are still to come, after a rollback."""
     average: Average | None = None
     """The average of the weights, if `train.average_steps` is set."""
+    adopted: str = ""
+    """A sentence about what was taken from `train.init_from`, if training begins with that."""
 
     @property
     def step(self) -> int:
@@ -273,7 +275,7 @@ def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: Fi
         raise UserError("model-invalid", problem)
     load_tensors(trainer.bilm, model_tensors(other.bilm), source=name)
     if other.softmax is None or other.vocab is None:
-        log.info("train.init_from %s has no softmax: that starts fresh", name)
+        trainer.adopted = f"train.init_from {name} has no softmax, so all of its rows start fresh"
         return
     words = at(join(folder.corpus, "vocab.txt")).read_bytes().decode("utf-8")
     other_ids = {word: number for number, word in enumerate(other.vocab)}
@@ -288,11 +290,9 @@ def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: Fi
     for key, tensor in trainer.softmax.state().items():
         values = other.softmax.state()[key].index_select(0, other_rows)
         tensor.index_copy_(0, rows, values.to(device))
-    log.info(
-        "train.init_from %s: %d of %d words take their softmax rows from it",
-        name,
-        len(shared),
-        trainer.softmax.vocab_size,
+    trainer.adopted = (
+        f"{len(shared):,} of {trainer.softmax.vocab_size:,} softmax rows are those of the same "
+        f"words in {name}"
     )
 
 
