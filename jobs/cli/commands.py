@@ -98,7 +98,9 @@ DEVICE = arg("--device", "where to compute", default="cpu", choices=("cpu", "cud
 UNTIL = arg("--until", "the last stage to run", choices=STAGES, default=STAGES[-1])
 JSON = flag("--json", "print the result as JSON")
 QUIET = flag("-q --quiet", "print only warnings, errors and the result")
-SENTENCES_HELP = "one tokenised sentence per line, or - for stdin"
+SENTENCES_HELP = "raw text, one sentence per line, or - for stdin"
+TOKENIZED = flag("--tokenized", "words are separated by spaces already, as the model's own words")
+TEXT_KIND = one_of(flag("--split", "the text is running text: find its sentences"), TOKENIZED)
 NAME = arg("name NAME", "name of the model")
 REGISTRY = arg(
     "--to URI",
@@ -174,6 +176,13 @@ COMMANDS = {
         arg("--gamma", "with --mix: scales the sum (1)", type=float, default=1.0),
         arg("--batch-size N", "sentences per batch (32)", type=int, default=32),
         arg("--workers N", "Ray worker processes (1)", type=int, default=1),
+        TEXT_KIND,
+        arg(
+            "--pool",
+            "with --tokenized, if the model reads pieces of words: one vector for each given "
+            "word, of its pieces",
+            choices=("first", "last", "mean"),
+        ),
         flag(
             "--carry-state",
             "line n continues the LSTM states of line n minus batch size; by default every "
@@ -197,6 +206,7 @@ COMMANDS = {
             "file to write, a row per sentence or pair: .tsv or .jsonl (by default sentences go "
             "to stdout as TSV)",
         ),
+        TEXT_KIND,
         flag("--words", "also score every word"),
         flag("--force", "replace OUT if it exists"),
         flag("--json", "with --pairs: print the result as JSON"),
@@ -210,6 +220,7 @@ COMMANDS = {
             required=True,
             dest="sentence",
         ),
+        TOKENIZED,
         arg("-k", "how many words (10)", type=int, default=10),
         JSON,
     ),
@@ -217,12 +228,13 @@ COMMANDS = {
         "use.neighbours",
         *(MODEL, SIGNED, DEVICE),
         arg("--word", "a word of the sentence", required=True),
-        arg("--in SENTENCE", "the tokenised sentence", required=True, dest="sentence"),
+        arg("--in SENTENCE", "the sentence", required=True, dest="sentence"),
         arg(
             "--corpus TEXT",
-            "a file of one tokenised sentence per line, or a RUN or corpus folder, whose "
-            "held-out sentences are read (if MODEL is a RUN, its own)",
+            "raw text, one sentence per line, or a RUN or corpus folder, whose held-out "
+            "sentences are read (if MODEL is a RUN, its own)",
         ),
+        TEXT_KIND,
         arg("-k", "how many neighbours (10)", type=int, default=10),
         arg("--layer", "top, mean, or the number of a layer (top)", default="top"),
         flag("--any-word", "compare with all words, not only the same word"),
@@ -230,6 +242,14 @@ COMMANDS = {
         flag("--force", "replace that page if it exists"),
         JSON,
         aliases=("neighbors",),
+    ),
+    "tokenize": command(
+        "use.tokenize",
+        *(MODEL, SIGNED),
+        arg("input TEXT", SENTENCES_HELP),
+        flag("--split", "the text is running text: find its sentences"),
+        flag("--json", "print a JSON object per sentence, with the places of its words"),
+        aliases=("tokenise",),
     ),
     "eval": command(
         "use.evaluate",

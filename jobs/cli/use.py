@@ -1,4 +1,4 @@
-"""The commands that use a model: embed, score, substitutes, neighbours, eval, fill-cache.
+"""The commands that use a model, from embed to fill-cache.
 
 Each checks its arguments first and then imports what loads torch.
 """
@@ -7,6 +7,7 @@ import json
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elmwright.jobs.cli.early import (
     check_file,
@@ -32,6 +33,9 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import silent
 from elmwright.pipeline.records import to_data
 
+if TYPE_CHECKING:
+    from elmwright.jobs.using.text_lines import Reading
+
 
 def embed(options: Namespace) -> None:
     from elmwright.jobs.using.embed_output import output_format
@@ -54,6 +58,8 @@ def embed(options: Namespace) -> None:
         carry_state=options.carry_state,
         device=options.device,
         table=options.cache,
+        reading=_reading(options),
+        pool=options.pool,
     )
     sentence = embed_file(
         options.model,
@@ -79,7 +85,13 @@ def _numbers(text: str) -> list[float]:
 
 def score(options: Namespace) -> None:
     output = None if options.output is None else Path(options.output)
-    check_score_input(options.input, options.pairs, words=options.words, as_json=options.json)
+    check_score_input(
+        options.input,
+        options.pairs,
+        words=options.words,
+        split=options.split,
+        as_json=options.json,
+    )
     if output is not None:
         check_score_output(output, options.force)
     check_model(options.model, options.require_signature)
@@ -94,6 +106,7 @@ def score(options: Namespace) -> None:
         options.input,
         output,
         words=options.words,
+        reading=_reading(options),
         device=options.device,
         force=options.force,
     )
@@ -105,7 +118,12 @@ def _score_pairs(options: Namespace, output: Path | None) -> None:
     from elmwright.jobs.using.score_pairs import as_text, score_pairs
 
     result = score_pairs(
-        options.model, options.pairs, output, device=options.device, force=options.force
+        options.model,
+        options.pairs,
+        output,
+        reading=_reading(options),
+        device=options.device,
+        force=options.force,
     )
     if options.json:
         print_json(result)
@@ -120,8 +138,9 @@ def substitutes(options: Namespace) -> None:
     from elmwright.jobs.using.pretrained import Elmo
     from elmwright.jobs.using.substitutes import as_table
 
-    elmo = Elmo.from_pretrained(options.model, device=options.device)
-    (result,) = elmo.substitutes(options.sentence, options.k)
+    elmo = Elmo.from_pretrained(options.model, device=options.device, pool=None)
+    sentence = options.sentence.split() if options.tokenized else options.sentence
+    (result,) = elmo.substitutes([sentence], options.k)
     if options.json:
         print(json.dumps(to_data(result), indent=1, ensure_ascii=False))
     else:
@@ -145,6 +164,7 @@ def neighbours(options: Namespace) -> None:
         count=options.k,
         layer=options.layer,
         any_word=options.any_word,
+        reading=_reading(options),
         device=options.device,
     )
     if page is not None:
@@ -155,6 +175,20 @@ def neighbours(options: Namespace) -> None:
     print(as_table(result, sys.stdout.isatty(), terminal_width(sys.stdout)))
     if page is not None:
         tell(f"\nwrote {page}")
+
+
+def _reading(options: Namespace) -> "Reading":
+    from elmwright.jobs.using.text_lines import Reading
+
+    return Reading(tokenized=options.tokenized, split=options.split)
+
+
+def tokenize(options: Namespace) -> None:
+    check_model(options.model, options.require_signature)
+    check_text(options.input)
+    from elmwright.jobs.using.tokenize import tokenize_file
+
+    tokenize_file(options.model, options.input, split=options.split, as_json=options.json)
 
 
 def evaluate(options: Namespace) -> None:

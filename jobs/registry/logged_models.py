@@ -21,7 +21,7 @@ from urllib.request import url2pathname
 from elmwright.jobs.bundles.bundle import SUMS, digest, verify_bundle
 from elmwright.jobs.bundles.model_folder import cached
 from elmwright.jobs.registry.contract import About
-from elmwright.jobs.registry.mlflow_signature import EXAMPLE, LOADER, signature
+from elmwright.jobs.registry.mlflow_signature import LOADER, example, signature
 from elmwright.jobs.rundir.metrics import Regime, perplexity_metric
 from elmwright.jobs.tracking.metric_names import heldout_metric
 from elmwright.jobs.tracking.store import artifact_folder, remove_logged_model
@@ -212,7 +212,7 @@ def _write_mlmodel(folder: Path, model_id: str, run_id: str, digest: str) -> Non
         run_id=run_id or None, model_id=model_id, signature=signature(), metadata={DIGEST: digest}
     )
     add_to_model(model, loader_module=LOADER, data=DATA)
-    _example_writer()(model, EXAMPLE, str(folder))
+    _example_writer()(model, example(folder / DATA), str(folder))
     model.save(str(folder / "MLmodel"))
 
 

@@ -67,12 +67,11 @@ def words_around(marked: MarkedText, tokens: Iterable[tuple[str, int, int]]) -> 
     return MarkedWords(tuple(before), tuple(words), tuple(after))
 
 
-def split_at_spaces(text: str) -> list[tuple[str, int, int]]:
-    """The words of a tokenised sentence, with their positions."""
-    return [(match[0], match.start(), match.end()) for match in re.finditer(r"\S+", text)]
-
-
-def marked_words(sentence: str | Sequence[str]) -> MarkedWords:
-    """The words of a marked sentence."""
-    marked = find_mark(sentence if isinstance(sentence, str) else " ".join(sentence))
-    return words_around(marked, split_at_spaces(marked.text))
+def marked_list(words: Sequence[str]) -> MarkedWords:
+    """The words of a sentence that is given as a list; brackets are at the edges of words."""
+    for place, word in enumerate(words):
+        if not isinstance(word, str):
+            raise UserError("input", f"word {place} is {word!r:.40}, not a string")
+    mark = find_mark(" ".join(words))
+    tokens = ((found[0], *found.span()) for found in re.finditer(r"[^ ]+", mark.text))
+    return words_around(mark, tokens)

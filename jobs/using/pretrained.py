@@ -12,12 +12,18 @@ from typing import Any
 import torch
 
 from elmwright.jobs.registry.resolve import resolve
-from elmwright.jobs.using.marked_sentence import marked_words
+from elmwright.jobs.using.marked_sentence import (
+    MarkedWords,
+    find_mark,
+    marked_list,
+    words_around,
+)
 from elmwright.jobs.using.substitutes import Substitutes, Vocabulary, substitutes_of
 from elmwright.model.bilm import BiLM
 from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference import elmo
 from elmwright.model.softmax import Softmax
+from elmwright.model.text.text_input import Batch
 from elmwright.pipeline.errors import UserError
 
 
@@ -49,16 +55,15 @@ class Elmo(elmo.Elmo):
         layer._folder, layer._name = verified, str(folder)
         return layer
 
-    def substitutes(
-        self, sentences: str | Sequence[str | Sequence[str]], k: int = 10
-    ) -> list[Substitutes]:
+    def substitutes(self, sentences: Batch, k: int = 10) -> list[Substitutes]:
         """The `k` most probable words in the place that each sentence marks, as in
         `they [play] in the garden`: forward × backward probability over the vocabulary.
 
-        A sentence is a string or a list of words. The softmax is read at the first call.
+        A sentence is raw text or a list of words, in which the brackets are part of words. The
+        softmax is read at the first call.
         """
         batch = [sentences] if isinstance(sentences, str) else sentences
-        marked = [marked_words(sentence) for sentence in batch]
+        marked = [self._marked(sentence) for sentence in batch]
         if self._vocabulary is None:
             if self._folder is None:
                 raise UserError(
@@ -68,6 +73,18 @@ class Elmo(elmo.Elmo):
             model = load_language_model(self._folder, str(self._device), self._name)
             self._vocabulary = Vocabulary(model.softmax, tuple(model.word_ids), model.word_ids)
         return substitutes_of(self.bilm, self._vocabulary, marked, k)
+
+    def _marked(self, sentence: str | Sequence[str]) -> MarkedWords:
+        """The model's own words around the mark of a sentence."""
+        if isinstance(sentence, str):
+            mark = find_mark(sentence)
+            return words_around(mark, self.tokenize(mark.text))
+        given = marked_list(sentence)
+        words, spans = self.pieces([*given.before, *given.words, *given.after])
+        first, last = len(given.before), len(given.before) + len(given.words)
+        start = spans[first][0] if first < len(spans) else len(words)
+        end = spans[last - 1][1] if last > first else start
+        return MarkedWords(tuple(words[:start]), tuple(words[start:end]), tuple(words[end:]))
 
 
 @dataclass(frozen=True)

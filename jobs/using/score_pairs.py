@@ -14,7 +14,7 @@ Pairs whose sentences have different numbers of unknown words are therefore coun
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -31,7 +31,9 @@ from elmwright.jobs.using.pairs_file import Pair, read_pairs
 from elmwright.jobs.using.pretrained import choose_device
 from elmwright.jobs.using.score import Logs, Scorer, SentenceScore, open_output
 from elmwright.jobs.using.sentences import text_file
-from elmwright.jobs.using.unknown_words import SAMPLE_SENTENCES, unknown_warning
+from elmwright.jobs.using.text_lines import AT_SPACES, SAMPLE_SENTENCES, Reading, line_reader
+from elmwright.model.text.text_input import TextInput
+from elmwright.model.text.unknown_words import unknown_warning
 from elmwright.pipeline.progress import plural
 
 PAIRS_AT_ONCE = 512
@@ -72,6 +74,7 @@ def score_pairs(
     source: str,
     output: Path | None = None,
     *,
+    reading: Reading = Reading(),  # noqa: B008 - it is frozen
     device: str = "cpu",
     force: bool = False,
 ) -> PairScores:
@@ -81,41 +84,53 @@ def score_pairs(
     device = choose_device(device)
     with TemporaryDirectory() as folder, text_file(source, Path(folder)) as file:
         pairs = read_pairs(file)
-    scorer = Scorer(resolve(model), device, model)
+    model_folder = resolve(model)
+    given = TextInput.of_folder(model_folder)
+    if given.tokenisation is None and not reading.tokenized:
+        print(f"warning: {AT_SPACES}", file=sys.stderr)
+    scorer = Scorer(model_folder, device, model)
     differences = np.zeros((len(DIRECTIONS), len(pairs)))
     sizes = np.zeros_like(differences)
-    unequal, words, unknown = 0, [], []
+    unequal = words = 0
+    unknown: list[str] = []
     with nullcontext() if output is None else open_output(output) as out:
         as_json = output is not None and output.suffix == ".jsonl"
         if out is not None and not as_json:
             print(*COLUMNS, sep="\t", file=out)
-        for line, (first, second) in enumerate(_scored(scorer, pairs)):
+        for line, (first, second) in enumerate(_scored(scorer, pairs, line_reader(given, reading))):
             sums = np.array([_sums(first), _sums(second)])
             differences[:, line] = sums[0] - sums[1]
             sizes[:, line] = np.abs(sums).sum(0)
             unequal += sum(first.unknown) != sum(second.unknown)
             if line < SAMPLE_SENTENCES:
-                words += first.words + second.words
-                unknown += first.unknown + second.unknown
+                words += len(first.words) + len(second.words)
+                unknown += unknown_of(first) + unknown_of(second)
             if out is not None:
                 _write(out, line, first, second, differences[:, line].tolist(), as_json)
-    known = {word for word, is_unknown in zip(words, unknown, strict=True) if not is_unknown}
-    if warning := unknown_warning(known, words):
+    advice = given.advice(given_raw=not reading.tokenized)
+    if warning := unknown_warning(words, unknown, advice):
         print(f"warning: {warning}", file=sys.stderr)
     return PairScores(len(pairs), unequal, *map(_choice, differences, sizes))
 
 
-def _scored(scorer: Scorer, pairs: Sequence[Pair]) -> Iterator[tuple[SentenceScore, SentenceScore]]:
+def _scored(
+    scorer: Scorer, pairs: Sequence[Pair], words_of: Callable[[str], list[str]]
+) -> Iterator[tuple[SentenceScore, SentenceScore]]:
     """The scores of both sentences of each pair; equal sentences of a batch are scored once."""
     for start in range(0, len(pairs), PAIRS_AT_ONCE):
         batch = [
-            (tuple(pair.first.split()), tuple(pair.second.split()))
+            (tuple(words_of(pair.first)), tuple(words_of(pair.second)))
             for pair in pairs[start : start + PAIRS_AT_ONCE]
         ]
         sentences = list(dict.fromkeys(chain.from_iterable(batch)))
         scores = dict(zip(sentences, scorer.score(sentences), strict=True))
         for first, second in batch:
             yield scores[first], scores[second]
+
+
+def unknown_of(score: SentenceScore) -> list[str]:
+    """The words of a sentence that are outside the vocabulary."""
+    return [word for word, unknown in zip(score.words, score.unknown, strict=True) if unknown]
 
 
 def _sums(score: SentenceScore) -> list[float]:

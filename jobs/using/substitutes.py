@@ -28,7 +28,8 @@ from elmwright.jobs.terminal.wording import printable
 from elmwright.jobs.using.argument_checks import check_count
 from elmwright.jobs.using.marked_sentence import MarkedWords
 from elmwright.model.bilm import BiLM, States
-from elmwright.model.inference.elmo import WINDOW, TypeCache
+from elmwright.model.inference.reading import WINDOW
+from elmwright.model.inference.word_types import TypeCache
 from elmwright.model.softmax import Softmax
 from elmwright.pipeline.format.block import BOS, EOS, UNK_ID
 

@@ -1,10 +1,13 @@
 """The ELMo layer, for task models and for computing vectors.
 
     elmo = Elmo.from_pretrained("runs/demo/bundle")
-    vectors = elmo.embed([["Hello", "world"], ["Bye"]])      # (layers + 1, words, 2·projection_dim)
+    vectors = elmo.embed(["Hello, world!", ["Bye"]])         # (layers + 1, words, 2·projection_dim)
 
-    output = elmo([["Hello", "world"], ["Bye"]])             # inside a task model, differentiable
+    output = elmo(["Hello, world!", ["Bye"]])                # inside a task model, differentiable
     output.mixes[0], output.mask                             # γ · Σ s_j h_j, and which words exist
+
+The argument is always a batch. In it, a string is a raw sentence, which becomes the words of the
+model's corpus (`model/text/`), and a list is its words. A bare string is a batch of one.
 
 Each sentence is read as `<S> w1 … wn </S>`, backwards in reverse, and the frame is removed again.
 Layer 0 is the encoder's output twice, [x; x]; layer j is [forward; backward] of LSTM layer j.
@@ -19,70 +22,33 @@ output and one window.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from elmwright.model.bilm import BiLM, States
-from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE, char_ids
 from elmwright.model.formats.folder import load_folder
+from elmwright.model.inference.mixes import ElmoOutput, Mixes
+from elmwright.model.inference.pooling import pool_array, pool_layers
+from elmwright.model.inference.reading import CarriedStates, read_rows
+from elmwright.model.inference.word_types import (
+    Row,
+    TypeCache,
+    types_of_ids,
+    types_of_words,
+)
+from elmwright.model.text.text_input import Batch, Pool, Span, TextInput
+from elmwright.pipeline.cleaning.tokeniser import Word
 from elmwright.pipeline.errors import UserError
 
 Vectors = npt.NDArray[np.float32]
-Sentence = Sequence[str]
-
-WINDOW = 128
-"""Steps of the biLM that are in memory at a time."""
-TYPES_AT_ONCE = 1024
-"""Word types that are encoded together."""
-CACHE_BYTES = 1 << 28
-"""Size of the cache of encoded types. When it would need more, it starts afresh."""
 
 
-@dataclass(frozen=True)
-class ElmoOutput:
-    """One call of the ELMo layer."""
-
-    mixes: list[Tensor]
-    """Each mix's representation of every word, [sentences, words, 2·projection_dim]. Zero where
-    a sentence has no word."""
-    mask: Tensor
-    """True where a sentence has a word, [sentences, words]."""
-
-
-class ScalarMix(nn.Module):
-    """γ · Σ s_j h_j with s = softmax(w): a weighted sum of the layers, learned by a task."""
-
-    def __init__(self, n_layers: int, layer_norm: bool = False) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(n_layers))
-        self.gamma = nn.Parameter(torch.ones(()))
-        self.layer_norm = layer_norm
-
-    def forward(self, layers: Sequence[Tensor], mask: Tensor) -> Tensor:
-        """`layers` [N, T, width] each; `mask` [N, T]."""
-        shares = self.w.softmax(0)
-        mixed = torch.zeros_like(layers[0])
-        for share, layer in zip(shares, layers, strict=True):
-            mixed = mixed + share * (_normalised(layer, mask) if self.layer_norm else layer)
-        return self.gamma * mixed * mask.unsqueeze(-1)
-
-
-def _normalised(layer: Tensor, mask: Tensor) -> Tensor:
-    """Zero mean and unit variance over all words of the batch, as in bilm-tf."""
-    weights = mask.unsqueeze(-1).to(layer.dtype)
-    count = (weights.sum() * layer.size(-1)).clamp_min(1)
-    centred = layer - (layer * weights).sum() / count
-    variance = (centred * weights).square().sum() / count
-    return centred / (variance + 1e-12).sqrt()
-
-
-class Elmo(nn.Module):
+class Elmo(Mixes):
     """A biLM with any number of independent scalar mixes on top."""
 
     def __init__(
@@ -92,20 +58,44 @@ class Elmo(nn.Module):
         *,
         layer_norm: bool = False,
         dropout: float = 0.5,
+        mix_weights: Sequence[float] | None = None,
+        trainable_mixes: bool = True,
         trainable_bilm: bool = False,
         carry_state: bool = False,
+        keep_sentence_boundaries: bool = False,
+        save_bilm: bool = False,
+        text: TextInput | None = None,
+        pool: Pool | Literal["default"] | None = "default",
     ) -> None:
-        """`dropout` is applied to the mixes in training mode. `trainable_bilm` fine-tunes the biLM,
-        which is otherwise frozen and run without a graph."""
-        super().__init__()
-        self.bilm = bilm.requires_grad_(trainable_bilm)
-        self.mixes = nn.ModuleList(
-            ScalarMix(bilm.config.n_layers + 1, layer_norm) for _ in range(n_mixes)
+        """`layer_norm` normalises each layer over the words of a batch before it is mixed.
+        `dropout` is applied to the mixes in training mode.
+        `mix_weights` are the first values of every mix's w, one per layer (the shares are their
+        softmax); with `trainable_mixes=False` they stay as they are, and γ is 1.
+        `trainable_bilm` fine-tunes the biLM, which is otherwise frozen and run without a graph.
+        Parts of it are trained wherever their `requires_grad` is set, at any time.
+        `carry_state` begins each call with the states after the one before.
+        `keep_sentence_boundaries` gives vectors to `<S>` and `</S>` too, as first and last word.
+        `save_bilm` puts the biLM into `state_dict` also where it is frozen and unchanged.
+        `text` makes words of raw sentences; `from_pretrained` takes it from the model's folder.
+        `pool` ("first", "last" or "mean") says how the vectors of pieces become one for each word
+        of a list, where the model reads pieces. None takes the pieces themselves in a list. By
+        default it is "first" for a model that carries its tokeniser.
+        """
+        super().__init__(
+            bilm.config.n_layers + 1,
+            n_mixes,
+            layer_norm=layer_norm,
+            dropout=dropout,
+            mix_weights=mix_weights,
+            trainable_mixes=trainable_mixes,
         )
-        self.dropout = nn.Dropout(dropout)
-        self.trainable_bilm = trainable_bilm
+        self.bilm = bilm.requires_grad_(trainable_bilm)
         self.carry_state = carry_state
-        self._states: States | None = None
+        self.keep_sentence_boundaries = keep_sentence_boundaries
+        self.save_bilm = save_bilm
+        self.text = text or TextInput()
+        self.pool = self.text.pool_of(pool)
+        self._carried = CarriedStates()
         self._cache = TypeCache()
 
     @classmethod
@@ -119,6 +109,7 @@ class Elmo(nn.Module):
                 f"{folder} is a registry URI; open it with "
                 f"elmwright.Elmo.from_pretrained({str(folder)!r})",
             )
+        options = {"text": TextInput.of_folder(Path(folder)), **options}
         return cls(load_folder(folder, device).bilm, **options).to(device)
 
     @property
@@ -126,31 +117,44 @@ class Elmo(nn.Module):
         """Width of the representations."""
         return 2 * self.bilm.config.projection_dim
 
-    def forward(self, sentences: Sequence[Sentence] | Tensor) -> ElmoOutput:
-        """Mix the layers for a batch: lists of words, or character ids [N, T, max_chars] in the
+    def tokenize(self, sentence: str) -> list[Word]:
+        """The model's own words of a raw sentence: text, start and end (in characters)."""
+        return self.text.tokenise(sentence)
+
+    def pieces(self, words: Sequence[str]) -> tuple[list[str], list[Span]]:
+        """What the model reads of a sentence in words, and for each word its first piece and the
+        one after its last, which `pool` makes one vector of."""
+        read = self.text.read([words], self.pool)
+        return read.tokens[0], read.all_spans()[0]
+
+    def forward(self, sentences: Batch | Tensor) -> ElmoOutput:
+        """Mix the layers for a batch of sentences, or of character ids [N, T, max_chars] in the
         stored numbering with all-zero rows as padding, as from AllenNLP's `batch_to_ids`."""
-        with torch.set_grad_enabled(self.trainable_bilm and torch.is_grad_enabled()):
+        spans: list[list[Span]] | None = None
+        trainable = any(p.requires_grad for p in self.bilm.parameters())
+        with torch.set_grad_enabled(trainable and torch.is_grad_enabled()):
             if isinstance(sentences, Tensor):
-                chars, rows = _types_of_ids(sentences, self.bilm.config.max_chars)
+                chars, rows = types_of_ids(sentences, self.bilm.config.max_chars)
             else:
-                words, rows = _types_of_words(sentences)
+                read = self.text.read(sentences, self.pool)
+                spans = read.all_spans(self.keep_sentence_boundaries) if read.has_spans else None
+                words, rows = types_of_words(read.tokens)
                 chars = self.bilm.encoder.ids(words)
             layers = self._layers(self.bilm.encoder(chars.to(self._device)), rows)
-        lengths = torch.tensor([len(row) for row in rows], device=self._device)
+            if spans is not None and self.pool is not None:
+                layers = pool_layers(layers, spans, self.pool)
+        frame = 2 * self.keep_sentence_boundaries
+        counts = [len(row) + frame for row in rows] if spans is None else list(map(len, spans))
+        lengths = torch.tensor(counts, device=self._device)
         mask = torch.arange(layers[0].size(1), device=self._device) < lengths.unsqueeze(1)
-        return ElmoOutput([self.dropout(mix(layers, mask)) for mix in self.mixes], mask)
-
-    def regularization(self, strength: float) -> Tensor:
-        """λ‖w‖² over all mixes. Added to a task's loss, it pulls them towards the plain average."""
-        weights = torch.cat([w for name, w in self.mixes.named_parameters() if name.endswith(".w")])
-        return strength * weights.square().sum()
+        return self.mix([layer * mask.unsqueeze(-1) for layer in layers], mask)
 
     def reset_states(self) -> None:
         """Forget the states that `carry_state` has kept."""
-        self._states = None
+        self._carried = CarriedStates()
 
     def fill_cache(self, words: Sequence[str], vectors: Tensor) -> None:
-        """Let `embed` use these encoded word types until the weights change.
+        """Use these encoded word types until the weights change.
 
         They must come from this encoder, `<S>` and `</S>` first.
         """
@@ -159,7 +163,7 @@ class Elmo(nn.Module):
     @torch.no_grad()
     def embed(
         self,
-        sentences: Sequence[Sentence],
+        sentences: Batch,
         *,
         max_tokens: int = 2048,
         batch_size: int | None = None,
@@ -170,18 +174,23 @@ class Elmo(nn.Module):
         `batch_size` sentences) at a time. With `carry_state` their order is kept, in batches of
         `batch_size` (1 by default): sentence n belongs to row n mod batch_size.
         """
-        vectors: list[Vectors | None] = [None] * len(sentences)
-        for batch in self._batches(sentences, max_tokens, batch_size):
-            words, rows = _types_of_words([sentences[i] for i in batch])
+        frame = 2 * self.keep_sentence_boundaries
+        read = self.text.read(sentences, self.pool)
+        spans = read.all_spans(self.keep_sentence_boundaries) if read.has_spans else None
+        vectors: list[Vectors | None] = [None] * len(read.tokens)
+        for batch in self._batches(read.tokens, max_tokens, batch_size):
+            words, rows = types_of_words([read.tokens[i] for i in batch])
             types, places = self._cache.encode(self.bilm, words, self._device)
             layers = self._layers(types, [places[row] for row in rows])
             stacked = torch.stack(layers, dim=1).float().cpu().numpy()
             for row, i in enumerate(batch):
-                vectors[i] = stacked[row, :, : len(sentences[i])].copy()
+                vectors[i] = stacked[row, :, : len(read.tokens[i]) + frame].copy()
+                if spans is not None and self.pool is not None:
+                    vectors[i] = pool_array(stacked[row], spans[i], self.pool)
         return [v for v in vectors if v is not None]
 
     def _batches(
-        self, sentences: Sequence[Sentence], max_tokens: int, batch_size: int | None
+        self, sentences: Sequence[Sequence[str]], max_tokens: int, batch_size: int | None
     ) -> list[list[int]]:
         numbers = list(range(len(sentences)))
         if self.carry_state:
@@ -200,143 +209,12 @@ class Elmo(nn.Module):
     def _device(self) -> torch.device:
         return self.bilm.encoder.char_embed.device
 
-    def _layers(self, types: Tensor, rows: Sequence[npt.NDArray[np.int64]]) -> list[Tensor]:
-        """All layers [N, T, 2·projection_dim] of sentences given as indices into `types`, whose
-        rows 0 and 1 are `<S>` and `</S>`."""
-        counts = np.array([len(row) for row in rows], dtype=np.int64)
-        longest = int(counts.max(initial=0))
-        index = np.zeros((2, len(rows), longest + 2), dtype=np.int64)
-        for n, row in enumerate(rows):
-            index[0, n, : len(row) + 2] = [0, *row, 1]
-            index[1, n, : len(row) + 2] = [1, *row[::-1], 0]
-        read = torch.from_numpy(index).to(self._device)
-        lengths = torch.from_numpy(counts + 2).to(self._device)
-        read_layers, states = self._run(types, read, lengths)
-        if self.carry_state:
-            self._keep(states.detach())
-
-        # Word t is step t + 1 of the forward model and step count − t of the backward one.
-        word = torch.arange(longest, device=self._device)
-        step = ((lengths - 2).unsqueeze(1) - word).clamp_min(0).unsqueeze(-1)
-        layers = []
-        for layer in read_layers:
-            back = layer[1].gather(1, step.expand(-1, -1, layer.size(-1)))
-            layers.append(torch.cat([layer[0, :, 1 : longest + 1], back], dim=-1))
+    def _layers(self, types: Tensor, rows: Sequence[Row]) -> list[Tensor]:
+        """All layers [N, T, 2·projection_dim] of sentences given as indices into `types`."""
+        states = States.zeros(self.bilm.config, len(rows), self._device)
+        if not self.carry_state:
+            return read_rows(self.bilm, types, rows, states, self.keep_sentence_boundaries)[0]
+        states = self._carried.take(states)
+        layers, states = read_rows(self.bilm, types, rows, states, self.keep_sentence_boundaries)
+        self._carried.keep(states)
         return layers
-
-    def _run(self, types: Tensor, read: Tensor, lengths: Tensor) -> tuple[list[Tensor], States]:
-        """The biLM over [2, N, T] in windows; each layer as [2, N, T, projection_dim]."""
-        states = self._initial(read.size(1))
-        parts: list[tuple[Tensor, ...]] = []
-        for start in range(0, read.size(2), WINDOW):
-            window = read[:, :, start : start + WINDOW]
-            rest = (lengths - start).clamp(0, window.size(2))
-            output = self.bilm.run(
-                types, window[0], window[1], states, lengths=rest, all_layers=True
-            )
-            states = output.states
-            parts.append(output.layers)
-        return [torch.cat(layer, dim=2) for layer in zip(*parts, strict=True)], states
-
-    def _initial(self, rows: int) -> States:
-        """The states that earlier calls have kept, and zeros for the other rows."""
-        states = States.zeros(self.bilm.config, rows, self._device)
-        if self.carry_state and self._states is not None:
-            known = min(rows, self._states.c.size(2))
-            states.c[:, :, :known] = self._states.c[:, :, :known]
-            states.m[:, :, :known] = self._states.m[:, :, :known]
-        return states
-
-    def _keep(self, states: States) -> None:
-        """Keep the states for the next call; further rows of earlier calls stay as they were."""
-        if self._states is not None and self._states.c.size(2) > states.c.size(2):
-            rest = self._states.rows(slice(states.c.size(2), None))
-            states = States(torch.cat([states.c, rest.c], 2), torch.cat([states.m, rest.m], 2))
-        self._states = states
-
-
-def _types_of_words(
-    sentences: Sequence[Sentence],
-) -> tuple[list[str], list[npt.NDArray[np.int64]]]:
-    """The distinct words, `<S>` and `</S>` first, and each sentence as indices into them."""
-    place = {BEGIN_SENTENCE: 0, END_SENTENCE: 1}
-    rows = []
-    for sentence in sentences:
-        if isinstance(sentence, str):
-            raise UserError(
-                "input", f"a sentence is a list of words, not a string: {sentence[:40]!r}"
-            )
-        indices = [place.setdefault(word, len(place)) for word in sentence]
-        rows.append(np.array(indices, dtype=np.int64))
-    return list(place), rows
-
-
-def _types_of_ids(ids: Tensor, max_chars: int) -> tuple[Tensor, list[npt.NDArray[np.int64]]]:
-    """The distinct words as character ids, `<S>` and `</S>` first, and each sentence as indices."""
-    if ids.dim() != 3 or ids.size(2) != max_chars:
-        raise UserError(
-            "input",
-            f"character ids have shape {tuple(ids.shape)}; "
-            f"expected (sentences, words, {max_chars})",
-        )
-    ids = ids.cpu()
-    marks = torch.from_numpy(char_ids([BEGIN_SENTENCE, END_SENTENCE], max_chars)).to(ids.dtype)
-    distinct, place = torch.unique(ids.flatten(0, 1), dim=0, return_inverse=True)
-    is_word = (ids != 0).any(dim=2)
-    place = place.view(is_word.shape) + 2
-    rows = [place[n][is_word[n]].numpy() for n in range(len(ids))]
-    return torch.cat([marks, distinct]), rows
-
-
-class TypeCache:
-    """Encoded word types, kept from batch to batch until the encoder changes."""
-
-    def __init__(self) -> None:
-        self.place: dict[str, int] = {}
-        self.vectors: Tensor | None = None
-        self.encoder: object = None
-
-    def fill(self, bilm: BiLM, words: Sequence[str], vectors: Tensor) -> None:
-        """Replace the content by types that are encoded already."""
-        if tuple(words[:2]) != (BEGIN_SENTENCE, END_SENTENCE) or len(set(words)) != len(words):
-            raise ValueError("the first two words must be <S> and </S>, and none may be repeated")
-        if vectors.shape != (len(words), bilm.config.projection_dim):
-            raise ValueError(f"vectors {tuple(vectors.shape)} do not fit {len(words)} words")
-        self.place = {word: number for number, word in enumerate(words)}
-        self.vectors, self.encoder = vectors, _identity(bilm)
-
-    def encode(
-        self, bilm: BiLM, words: list[str], device: torch.device
-    ) -> tuple[Tensor, npt.NDArray[np.int64]]:
-        """A table of encoded types and the row of each word in it; `<S>` and `</S>` are 0 and 1."""
-        width = bilm.config.projection_dim
-        encoder = _identity(bilm)
-        new = [word for word in words if word not in self.place]
-        is_full = 4 * width * (len(self.place) + len(new)) > CACHE_BYTES
-        if encoder != self.encoder or is_full:
-            self.place, self.vectors, new = {}, None, words
-            self.encoder = encoder
-        encoded = [] if self.vectors is None else [self.vectors]
-        for start in range(0, len(new), TYPES_AT_ONCE):
-            chars = bilm.encoder.ids(new[start : start + TYPES_AT_ONCE])
-            encoded.append(bilm.encoder(chars.to(device)))
-        for word in new:
-            self.place[word] = len(self.place)
-        self.vectors = encoded[0] if len(encoded) == 1 else torch.cat(encoded)
-        return self.vectors, np.array([self.place[word] for word in words], dtype=np.int64)
-
-
-def _identity(bilm: BiLM) -> list[tuple[int, int, int]]:
-    """A value that changes with the encoder: in-place updates (by an optimiser, load_state_dict)
-    raise a parameter's version."""
-    return [(id(p), p.data_ptr(), p._version) for p in bilm.encoder.parameters()]
-
-
-def batch_to_ids(sentences: Sequence[Sentence], max_chars: int = 50) -> Tensor:
-    """Character ids [sentences, words, max_chars] with all-zero padding, as from AllenNLP's
-    function of this name."""
-    longest = max((len(sentence) for sentence in sentences), default=0)
-    ids = torch.zeros(len(sentences), longest, max_chars, dtype=torch.int64)
-    for n, sentence in enumerate(sentences):
-        ids[n, : len(sentence)] = torch.from_numpy(char_ids(sentence, max_chars).astype(np.int64))
-    return ids

@@ -227,16 +227,47 @@ def _pieces() -> re.Pattern[str]:
 
 def sentencepiece(model: Path) -> Tokenise:
     """A tokeniser by a trained sentencepiece model."""
-    processor = _load(str(model), model.stat().st_mtime_ns)
+    return Sentencepiece(model).tokenise
 
-    def tokenise(sentence: str) -> str:
-        pieces = processor.encode(sentence, out_type=str)
+
+class Sentencepiece:
+    """Tokenises by a trained sentencepiece model."""
+
+    def __init__(self, model: Path) -> None:
+        self._processor = _load(str(model), model.stat().st_mtime_ns)
+
+    def tokenise(self, sentence: str) -> str:
+        """The pieces of a sentence, separated by single spaces."""
+        pieces = self._processor.encode(sentence, out_type=str)
         words = ["".join(piece.split()) for piece in pieces]
         # The model drops some characters (U+FFFD alone), but a sentence has a word.
         words = [SAFE.get(word, word) for word in words if word] or ["".join(sentence.split())]
         return " ".join(words)
 
-    return tokenise
+    def places(self, sentence: str) -> list[tuple[str, int, int]]:
+        """The same pieces, each with the range of the sentence that it came from.
+
+        Several pieces of one character (bytes, `1⁄2` of `½`) have the same range. The mark of a
+        blank belongs to a piece, but the blank itself is not in its range.
+        """
+        from sentencepiece import sentencepiece_pb2
+
+        data = sentence.encode()
+        found = self._processor.encode(sentence, out_type="serialized_proto")
+        places: list[tuple[str, int, int]] = []
+        held: list[str] = []
+        read = place = 0  # in bytes and in characters
+        for piece in sentencepiece_pb2.SentencePieceText.FromString(found).pieces:
+            word = "".join(piece.piece.split())
+            held += SAFE.get(word, word).split()
+            if piece.end > piece.begin:
+                place += len(data[read : piece.end].decode())
+                read = piece.end
+                start = place - len(data[piece.begin : piece.end].decode().lstrip())
+                places += [(word, start, place) for word in held]
+                held = []
+        places += [(word, len(sentence), len(sentence)) for word in held]
+        return places or [("".join(sentence.split()), 0, len(sentence))]
 
 
 @lru_cache(maxsize=1)

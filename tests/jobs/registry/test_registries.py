@@ -30,7 +30,7 @@ from elmwright.jobs.registry.plain_folder import FolderRegistry
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.model.bilm import BiLM, Output, States
 from elmwright.model.formats.folder import load_folder
-from elmwright.model.inference.elmo import WINDOW
+from elmwright.model.inference.reading import WINDOW
 from elmwright.model.softmax import nll
 from elmwright.pipeline.errors import UserError
 from tests.support.mistakes import mistake

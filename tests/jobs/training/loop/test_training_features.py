@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
 from elmwright.jobs.checkpoints.contents import SavedScore
 from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.journal_records import NoteGiven, WarningGiven
 from elmwright.jobs.rundir.layout import RunFolder
@@ -26,6 +27,7 @@ from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.state import Trainer
 from elmwright.jobs.training.loop.train import train
+from elmwright.model.config import ModelConfig
 from elmwright.model.formats.bilm_format import write_options, write_weights
 from elmwright.model.formats.folder import load_folder, model_tensors
 from elmwright.model.optim import Optimizer
@@ -255,7 +257,7 @@ def test_init_from_copies_the_bilm_and_the_softmax_rows_of_shared_words(
     assert losses(second)[1] < losses(fresh)[1] - 0.1
 
     # Once there is a checkpoint, its shape counts, and the base may be gone.
-    config, _ = prepare(tmp_path / "second", corpus, **same)
+    config = load_config(str(tmp_path / "second" / "tiny.toml"))
     moved = replace(config.train, init_from="gone")
     again = find_run(replace(config, model=ModelConfig(), train=moved), second)
     assert again.config.model == config.model
