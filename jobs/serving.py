@@ -13,9 +13,9 @@ as before.) The answer has, for each, the vectors of `elmwright embed`:
 layer chooses one. Where the model reads pieces of words, `pool` = "first", "last" or "mean" chooses
 how a list of words gets one vector for each word, and "none" takes lists as pieces.
 
-A server calls `predict` in a thread for each request. One request at a time is computed: torch has
-all cores for it, and the cache of encoded words is no place for two threads. So the others wait,
-and none is refused.
+A server calls `predict` in a thread for each request. One request at a time is computed, because
+torch has all cores for it, and `pool` is a setting of the model. So the others wait, and none is
+refused.
 """
 
 from pathlib import Path

@@ -141,6 +141,7 @@ COMMANDS = {
         "run.corpus",
         *(CONFIG, SET, JSON, QUIET),
         arg("--sample N", "only show what the rules do to N documents", type=int),
+        flag("--force", "build it anew even if the run was trained on the one it has"),
         until="corpus",
     ),
     "train": command("run.run_stages", CONFIG, SET, JSON, QUIET, until="train"),

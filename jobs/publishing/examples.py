@@ -8,12 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from elmwright.pipeline.cleaning.pieces import text_of
 from elmwright.pipeline.cleaning.words import ptb
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.format.pieces import text_of
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.storage.files import join
 
@@ -55,19 +56,18 @@ def heldout_examples(corpus: str, manifest: Manifest) -> list[Example]:
         block = ShardReader(join(corpus, shards[0])).read(0)
     except (OSError, UserError, IndexError):  # an example is not worth failing a finished run
         return []
-    tokenizer = manifest.config.get("corpus", {}).get("tokenizer")
-    if tokenizer == "sentencepiece":
+    settings = manifest.config.get("corpus", {})
+    tokenise = partial(ptb, language=settings.get("language", "en"), version=manifest.rules)
+    if settings.get("tokenizer") == "sentencepiece":
         texts = [text_of(pieces) for pieces in sentences(block)]
-        return [Example(text, tuple(ptb(text).split())) for text in texts if text]
-    write = _written if tokenizer == "ptb" else " ".join
-    return [Example(write(words), tuple(words)) for words in sentences(block)]
-
-
-def _written(words: list[str]) -> str:
-    """Words of `ptb` as a person would write them, if `ptb` makes the same words of that."""
-    text = " ".join(words)
-    written = _BEFORE_MARK.sub("", text)
-    return written if ptb(written) == text else text
+        return [Example(text, tuple(tokenise(text).split())) for text in texts if text]
+    examples = []
+    for words in sentences(block):
+        text = " ".join(words)
+        written = _BEFORE_MARK.sub("", text)  # as a person would write it
+        can_be_read = settings.get("tokenizer") == "ptb" and tokenise(written) == text
+        examples.append(Example(written if can_be_read else text, tuple(words)))
+    return examples
 
 
 def example_sentence(corpus: str, manifest: Manifest) -> str:

@@ -244,7 +244,7 @@ def _write(
         sentences=config.corpus.sentences,
         language=config.corpus.language,
         input=INPUT,
-        tokenisation=Tokenisation.of_corpus(config.corpus),
+        tokenisation=Tokenisation.of_corpus(config.corpus, manifest.rules),
         example=example_sentence(folder.corpus, manifest),
     )
     # Without scores first: the bundle's own files are loaded to measure them.

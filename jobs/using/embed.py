@@ -162,14 +162,14 @@ def embed_file(
     embedder = Embedder(folder, recipe)
     can_resume = not is_stream(source)  # a stream cannot be read again
     with _work_folder(output, can_resume) as work, text_file(source, work) as given:
-        text, status = given, given.stat()
+        text = given
         if recipe.reading.split:
             text = split_file(embedder.elmo.text, given, work / "sentences.txt")
         warn_of_text(Path(folder), embedder.elmo.text, text, recipe.reading)
         size = None if recipe.carry_state else PART_BYTES
         # Before the parts are cleared: it refuses a text that is missing or empty.
         parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, size))}
-        key = None
+        status, key = given.stat(), None
         if can_resume:
             digest = tensors_digest(embedder.elmo.bilm.state_dict())
             path, how = str(given.absolute()), to_data(embedder.elmo.text.tokenisation)

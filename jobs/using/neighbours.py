@@ -30,13 +30,13 @@ from elmwright.jobs.using.layer_choice import choose_layers
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.jobs.using.sentences import batches, pieces, read_lines, text_file
 from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
-from elmwright.model.inference.pooling import pool_array
+from elmwright.model.inference.pooling import mean_of_pieces
 from elmwright.model.text.text_input import Span, spans_of
-from elmwright.pipeline.cleaning.pieces import text_of
 from elmwright.pipeline.cleaning.tokeniser import Tokeniser
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.format.pieces import text_of
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.report.page import render_page
@@ -187,7 +187,7 @@ class _Reader:
         """The vectors of the words of each line, all layers."""
         embedded = self.elmo.embed([line.tokens for line in lines])
         return [
-            vectors if line.spans is None else pool_array(vectors, line.spans, "mean")
+            vectors if line.spans is None else mean_of_pieces(vectors, line.spans)
             for line, vectors in zip(lines, embedded, strict=True)
         ]
 

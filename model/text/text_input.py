@@ -23,6 +23,7 @@ from typing import Any, Literal, cast
 from elmwright.model.text.unknown_words import Watch
 from elmwright.pipeline.cleaning.tokeniser import Sentence, Tokenisation, Tokeniser, Word
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.pieces import WITHOUT_SPACES
 from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.storage.untrusted import COPY_AGAIN, read_object
 
@@ -35,8 +36,6 @@ Batch = str | Sequence[str | Sequence[str]]
 INPUT = 2
 """What `"input"` is in the config.json of a model that carries its tokenisation."""
 CONFIG, PIECES, VOCAB = "config.json", "sentencepiece.model", "vocab.txt"
-WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "km", "my", "bo", "dz"})
-"""Languages that are written without spaces between words."""
 AT_SPACES = (
     "this model does not carry its tokeniser (an earlier version wrote it, or another program), so "
     "raw text is only split at spaces; export it again, or give words as its corpus had them"
@@ -59,16 +58,17 @@ class Read:
         """Whether any sentence has vectors of several pieces to pool."""
         return any(spans is not None for spans in self.spans)
 
-    def all_spans(self, boundaries: bool = False) -> list[list[Span]]:
-        """The spans of all sentences; a sentence's own words are spans of one.
+    def spans_at(self, numbers: Iterable[int], *, boundaries: bool = False) -> list[list[Span]]:
+        """The spans of these sentences; a sentence's own words are spans of one.
 
         With `boundaries` there is a word before the first and one after the last token.
         """
         framed = []
-        for words, spans in zip(self.tokens, self.spans, strict=True):
-            own = [(n, n + 1) for n in range(len(words))] if spans is None else spans
+        for number in numbers:
+            count, spans = len(self.tokens[number]), self.spans[number]
+            own = [(n, n + 1) for n in range(count)] if spans is None else spans
             if boundaries:
-                end = len(words) + 1
+                end = count + 1
                 own = [(0, 1), *((a + 1, b + 1) for a, b in own), (end, end + 1)]
             framed.append(own)
         return framed
@@ -91,6 +91,7 @@ class TextInput:
         """Without a tokenisation, strings are split at white space. `pieces` is the
         sentencepiece model. Words are compared with the list `vocab`, if there is one."""
         self.tokenisation = tokenisation
+        self.pieces_file = pieces
         self.watch = Watch(vocab)
         self._tokeniser = Tokeniser(tokenisation, pieces) if tokenisation else None
         self._has_warned = False
@@ -166,6 +167,8 @@ class TextInput:
 
     def tokenise(self, sentence: str) -> list[Word]:
         """The words of one raw sentence, each with its place."""
+        if not isinstance(sentence, str):
+            raise UserError("input", f"one sentence is a string, not {_kind(sentence)}")
         if self._tokeniser is not None:
             return self._tokeniser.tokenise(sentence)
         self._warn_of_spaces()
@@ -205,12 +208,16 @@ class TextInput:
 
     def _list(self, words: list[Any], number: int) -> list[str]:
         """The words of a list, checked."""
-        for place, word in enumerate(words):
-            if not isinstance(word, str):
-                raise UserError(
-                    "input", f"word {place} of sentence {number} is {_kind(word)}, not a string"
-                )
-        if self.tokenisation is not None and " ".join(words).split() != words:
+        try:
+            joined = " ".join(words)
+        except TypeError as error:
+            place, word = next(
+                (place, word) for place, word in enumerate(words) if not isinstance(word, str)
+            )
+            raise UserError(
+                "input", f"word {place} of sentence {number} is {_kind(word)}, not a string"
+            ) from error
+        if self.tokenisation is not None and joined.split() != words:
             place, word = next(
                 (place, word) for place, word in enumerate(words) if word.split() != [word]
             )

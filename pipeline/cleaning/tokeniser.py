@@ -16,11 +16,9 @@ from typing import Literal, NamedTuple
 
 from elmwright.pipeline.cleaning import words as rules
 from elmwright.pipeline.cleaning.aligned import Aligned, aligned
+from elmwright.pipeline.cleaning.words import VERSION
 from elmwright.pipeline.config import CorpusConfig
 from elmwright.pipeline.errors import UserError
-
-VERSION = 1
-"""Version of the rules that a corpus built now is split and tokenised with."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,8 @@ class Tokenisation:
     """Language code for sentence splitting and abbreviations."""
     sentences: Literal["split", "line"] = "split"
     """Whether sentences are found in running text, or every line is one."""
+    paragraphs: Literal["wrapped", "line"] = "wrapped"
+    """Whether short lines of running text may be wrapped, or every line is a paragraph."""
     normalise: bool = True
     """Whether text is in NFC, without invisible characters and with plain blanks."""
     mojibake: bool = True
@@ -44,13 +44,15 @@ class Tokenisation:
     """Whether typographic quotes and dashes become ' " and -."""
 
     @classmethod
-    def of_corpus(cls, corpus: CorpusConfig, version: int = VERSION) -> "Tokenisation":
-        """That of a corpus with these settings, whose rules had this version."""
+    def of_corpus(cls, corpus: CorpusConfig, version: int) -> "Tokenisation":
+        """That of a corpus with these settings, built by rules of this version
+        (`Manifest.rules`)."""
         return cls(
             kind=corpus.tokenizer,
             version=version,
             language=corpus.language,
             sentences=corpus.sentences,
+            paragraphs=corpus.paragraphs,
             normalise=corpus.normalise,
             mojibake=corpus.mojibake,
             quotes=corpus.quotes,
@@ -112,7 +114,11 @@ class Tokeniser:
         repaired = self._repaired(text)
         flat = repaired.text.replace("\n", " ")
         place, found = 0, []
-        for sentence in rules.split(repaired.text, self.how.sentences, self.how.language).sentences:
+        how = self.how
+        sentences = rules.split(
+            repaired.text, how.sentences, how.language, how.paragraphs, how.version
+        ).sentences
+        for sentence in sentences:
             place = flat.index(sentence, place)
             end = place + len(sentence)
             words = self._placed(repaired, sentence, place)
@@ -129,8 +135,9 @@ class Tokeniser:
             return []
         if self._pieces:
             return self._pieces.tokenise(sentence).split(" ")
-        tokenise = rules.ptb if self.how.kind == "ptb" else rules.whitespace
-        return tokenise(sentence).split(" ")
+        if self.how.kind == "whitespace":
+            return rules.whitespace(sentence).split(" ")
+        return rules.ptb(sentence, self.how.language, self.how.version).split(" ")
 
     def _placed(self, text: Aligned, sentence: str, offset: int) -> list[Word]:
         """The words of a repaired sentence, which begins at `offset` of the text."""

@@ -2,8 +2,8 @@
 
 from functools import cache
 
-from elmwright.pipeline.cleaning.tokeniser import VERSION, Tokenisation
-from elmwright.pipeline.cleaning.words import train_sentencepiece
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
+from elmwright.pipeline.cleaning.words import VERSION, train_sentencepiece
 from elmwright.pipeline.config import Pieces
 
 TEXT = [

@@ -363,7 +363,7 @@ def snapshot(
             "format": FORMAT,
             "model": to_dict(config)["model"],
             **(OF_AVERAGE if trainer.ready_average else {}),
-            **config_entries(Tokenisation.of_corpus(config.corpus)),
+            **config_entries(Tokenisation.of_corpus(config.corpus, manifest.rules)),
             "run_config": _saved_config(config),
         },
         perplexity=perplexity,

@@ -9,7 +9,11 @@ from elmwright.jobs.cli.command import main
 from elmwright.jobs.using.pairs_file import read_pairs
 from elmwright.jobs.using.score import Scorer
 from elmwright.jobs.using.score_pairs import score_pairs
+from elmwright.jobs.using.text_lines import Reading
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
+from elmwright.pipeline.cleaning.words import VERSION
 from tests.support.mistakes import mistake
+from tests.support.random_model import write_random_model
 
 pytestmark = pytest.mark.slow(5)
 
@@ -139,3 +143,19 @@ def test_options_that_do_not_go_together_are_refused(
     ):
         assert main(["score", str(model), *more]) == 2
         assert why in capsys.readouterr().err
+
+
+def test_raw_sentences_are_tokenised_unless_they_are_already(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = Tokenisation("ptb", VERSION)
+    folder = write_random_model(tmp_path / "bundle", tokenisation=how)
+    file, out = tmp_path / "pairs.tsv", tmp_path / "out.jsonl"
+    file.write_text("The cat sees the dog.\tThe cat sees the dog .\n", encoding="utf-8")
+    assert score_pairs(str(folder), str(file), out).mean.ties == 1
+    row = json.loads(out.read_text(encoding="utf-8"))
+    assert row["first"] == row["second"] == ["The", "cat", "sees", "the", "dog", "."]
+    result = score_pairs(str(folder), str(file), reading=Reading(tokenized=True))
+    assert (result.mean.ties, result.unequal_unknown) == (0, 1)
+    assert main(["score", str(folder), "--pairs", str(file), "--split"]) == 2
+    assert "leave out --split" in capsys.readouterr().err

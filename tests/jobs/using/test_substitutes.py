@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from sentencepiece import SentencePieceProcessor
 
 import elmwright
 from elmwright.jobs.cli.command import main
@@ -18,10 +19,13 @@ from elmwright.jobs.using.marked_sentence import (
 )
 from elmwright.model.bilm import BiLM
 from elmwright.model.reference import ReferenceBiLM
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
+from elmwright.pipeline.cleaning.words import VERSION
 from tests.support.mistakes import mistake
+from tests.support.pieces import KOREAN, TEXT, korean_pieces
 from tests.support.random_model import SHAPE, VOCAB, write_random_model
 
-pytestmark = pytest.mark.slow(5)
+pytestmark = [pytest.mark.slow(5), pytest.mark.filterwarnings("ignore:this model does not carry")]
 
 LONG = "The cat sees the dog . " * 30  # more than a window before the mark
 
@@ -158,3 +162,50 @@ def test_a_model_without_its_softmax_has_no_substitutes(tmp_path: Path) -> None:
         elmwright.Elmo.from_pretrained(folder).substitutes("a [b]")
     with mistake("model-incomplete", "from_pretrained"):
         elmwright.Elmo(BiLM(SHAPE)).substitutes("a [b]")
+
+
+def test_raw_text_is_tokenised_by_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = Tokenisation("ptb", VERSION)
+    folder = write_random_model(tmp_path / "bundle", tokenisation=how)
+    elmo = elmwright.Elmo.from_pretrained(folder)
+    words = ["The", "[cat]", "sees", "the", "dog", "."]
+    raw, given = elmo.substitutes(["The [cat] sees the dog.", words], k=5)
+    assert raw == given
+    assert raw.after == ("sees", "the", "dog", ".")
+    assert main(["substitutes", str(folder), "--in", "The [cat] sees the dog."]) == 0
+    assert "The [cat] sees the dog ." in capsys.readouterr().out
+    assert main(["substitutes", str(folder), "--in", "The [cat] a.", "--tokenized"]) == 0
+    assert "The [cat] a." in capsys.readouterr().out
+    with mistake("input", "word 1", "3"):
+        elmo.substitutes([["The", 3, "[cat]"]])
+
+
+def test_pieces_are_substituted_for_the_pieces_of_a_word(tmp_path: Path) -> None:
+    model = SentencePieceProcessor(model_proto=korean_pieces())
+    vocab = [model.id_to_piece(number) for number in range(3, model.get_piece_size())]
+    folder = write_random_model(
+        tmp_path / "bundle",
+        ["<S>", "</S>", "<UNK>", *vocab],
+        tokenisation=KOREAN,
+        pieces=korean_pieces(),
+    )
+    elmo = elmwright.Elmo.from_pretrained(folder)
+    whole = [piece.text for piece in elmo.tokenize(TEXT[0])]
+    first, second, last = TEXT[0].split()[0], TEXT[0].split()[1], TEXT[0].split()[2:]
+    marked = f"{first} [{second}] {' '.join(last)}"
+    raw, words = elmo.substitutes([marked, marked.split()], k=5)
+    assert raw == words
+    assert [*raw.before, *raw.marked, *raw.after] == whole
+    assert "".join(raw.marked).strip("▁") == second
+    assert all(found.word in vocab for found in raw.substitutes)
+
+
+def test_half_precision_gives_nearly_the_same(model: Path) -> None:
+    (exact,) = elmwright.Elmo.from_pretrained(model).substitutes("The [cat] sees", k=3)
+    elmo = elmwright.Elmo.from_pretrained(model).bfloat16()
+    (rounded,) = elmo.substitutes("The [cat] sees", k=len(VOCAB))
+    found = {o.word: o.probability for o in rounded.substitutes}
+    for o in exact.substitutes:
+        assert found[o.word] == pytest.approx(o.probability, rel=0.2)

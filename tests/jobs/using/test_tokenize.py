@@ -11,7 +11,8 @@ import pytest
 
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.using import text_lines
-from elmwright.pipeline.cleaning.tokeniser import VERSION, Tokenisation
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
+from elmwright.pipeline.cleaning.words import VERSION
 from tests.support.random_model import write_random_model
 from tests.support.tiny import command, imported
 

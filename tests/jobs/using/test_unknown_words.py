@@ -6,7 +6,8 @@ import pytest
 
 from elmwright.jobs.cli.command import main
 from elmwright.model.text.unknown_words import unknown_warning
-from elmwright.pipeline.cleaning.tokeniser import VERSION, Tokenisation
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
+from elmwright.pipeline.cleaning.words import VERSION
 from tests.support.random_model import VOCAB, write_random_model
 
 RAW = "The dog. The cat. The bird. The house. The dog's cat's bird's house.\n" * 3

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from elmwright.model.inference.elmo import Elmo
-from elmwright.pipeline.cleaning.tokeniser import VERSION, Tokenisation
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
+from elmwright.pipeline.cleaning.words import VERSION
 from tests.support.mistakes import mistake
 from tests.support.pieces import KOREAN, TEXT, korean_pieces
 from tests.support.random_model import write_random_model

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elmwright.model.text.text_input import TextInput, config_entries, spans_of
-from elmwright.pipeline.cleaning.tokeniser import VERSION, Tokenisation, Word
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation, Word
+from elmwright.pipeline.cleaning.words import VERSION
 from elmwright.pipeline.records import to_data
 from tests.support.mistakes import mistake
 from tests.support.pieces import KOREAN, TEXT, korean_pieces
@@ -42,6 +43,10 @@ def test_a_string_is_raw_text_and_a_list_is_words() -> None:
 def test_words_have_their_places() -> None:
     found = TextInput(PTB).tokenise(RAW)
     assert [RAW[word.start : word.end] for word in found] == [word.text for word in found] == WORDS
+    assert TextInput(PTB).tokenise(" \u200b") == []
+    for wrong in (None, b"The cat", [RAW]):
+        with mistake("input", "one sentence is a string, not"):
+            TextInput(PTB).tokenise(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from elmwright.pipeline.cleaning import repair, words
 from elmwright.pipeline.cleaning.aligned import aligned
-from elmwright.pipeline.cleaning.tokeniser import VERSION, Tokenisation, Tokeniser
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation, Tokeniser
+from elmwright.pipeline.cleaning.words import VERSION
 from elmwright.pipeline.config import CorpusConfig, Pieces
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import from_data, to_data
@@ -118,7 +119,7 @@ def test_pieces_with_places_are_the_pieces(pieces, raw):
 
 
 def test_a_tokenisation_is_plain_data():
-    how = Tokenisation.of_corpus(CorpusConfig(language="de", quotes="straight"))
+    how = Tokenisation.of_corpus(CorpusConfig(language="de", quotes="straight"), VERSION)
     assert from_data(Tokenisation, json.loads(json.dumps(to_data(how)))) == how
     assert (how.kind, how.version, how.language, how.quotes) == ("ptb", VERSION, "de", "straight")
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 
 SPACE = "▁"
+WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "km", "my", "bo", "dz"})
+"""Languages that are written without spaces between words."""
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _BYTES = re.compile(r"(?:<0x[0-9A-F]{2}>)+")
 
