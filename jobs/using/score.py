@@ -176,7 +176,7 @@ def score_file(
         text = split_file(given, file, sentences) if reading.split else file
         (whole,) = pieces(text, None)
         warn_of_text(model_folder, given, text, reading)
-        with _open_output(output) as out:
+        with open_output(output) as out:
             if not as_json:
                 print(*(WORD_COLUMNS if words else COLUMNS), sep="\t", file=out)
             read = read_sentences(text, whole, line_reader(given, reading))
@@ -234,7 +234,8 @@ def _write(out: TextIO, line: int, score: SentenceScore, words: bool, as_json: b
 
 
 @contextmanager
-def _open_output(output: Path | None) -> Iterator[TextIO]:
+def open_output(output: Path | None) -> Iterator[TextIO]:
+    """The file for a table, which appears when it is complete, or standard output."""
     if output is None:
         yield sys.stdout
         return
