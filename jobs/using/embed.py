@@ -33,7 +33,7 @@ from elmwright.jobs.terminal.signals import stop_signals
 from elmwright.jobs.using.argument_checks import check_output
 from elmwright.jobs.using.embed_output import Vectors, as_type, output_format, vectors_file
 from elmwright.jobs.using.layer_choice import choose_layers
-from elmwright.jobs.using.sentences import (
+from elmwright.jobs.using.text.sentences import (
     Piece,
     batches,
     is_stream,
@@ -41,7 +41,7 @@ from elmwright.jobs.using.sentences import (
     read_sentences,
     text_file,
 )
-from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
+from elmwright.jobs.using.text.text_lines import Reading, line_reader, split_file, warn_of_text
 from elmwright.model.text.text_input import Pool
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import Advance, Progress, plural, silent

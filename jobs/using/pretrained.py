@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from elmwright.jobs.registry.resolve import resolve
-from elmwright.jobs.using.marked_sentence import (
+from elmwright.jobs.using.save_pretrained import Opened, save_finetuned
+from elmwright.jobs.using.substitutes import Substitutes, Vocabulary, substitutes_of
+from elmwright.jobs.using.text.marked_sentence import (
     MarkedWords,
     find_mark,
     marked_list,
     words_around,
 )
-from elmwright.jobs.using.save_pretrained import Opened, save_finetuned
-from elmwright.jobs.using.substitutes import Substitutes, Vocabulary, substitutes_of
 from elmwright.model.bilm import BiLM
 from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference import elmo
