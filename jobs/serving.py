@@ -6,18 +6,28 @@ it was written for; where ELMWRIGHT_REQUIRE_SIGNATURE names a public key, its si
 too. MLflow does not tell us which version it was asked for: who can write MLmodel as well can put
 one version in another's place, and only `elmwright.Elmo` or a signature would notice.
 
-The input is a list (or a column) of tokenised sentences, each a string of words separated by spaces
-or a list of words; the answer has, for each, the vectors of `elmwright embed`:
-[layers + 1][words][2 × projection_dim], or with the parameter `layers` = "top" or "mean" one layer.
+The input is a list (or a column) of sentences, each a raw sentence as a string, or a list of words.
+(A model that an earlier version published splits a string at spaces, and so gives the same vectors
+as before.) The answer has, for each, the vectors of `elmwright embed`:
+[layers + 1][words][2 × projection_dim]. The parameter `layers` = "top", "mean" or the number of a
+layer chooses one. Where the model reads pieces of words, `pool` = "first", "last" or "mean" chooses
+how a list of words gets one vector for each word, and "none" takes lists as pieces.
+
+A server calls `predict` in a thread for each request. One request at a time is computed, because
+torch has all cores for it, and `pool` is a setting of the model. So the others wait, and none is
+refused.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from elmwright.jobs.using.layer_choice import LAYERS, choose_layers
+from elmwright.jobs.using.layer_choice import check_layers, choose_layers
+from elmwright.pipeline.errors import UserError
 
 BATCH = 32
 
@@ -29,7 +39,6 @@ class Embedder:
         from elmwright.jobs.bundles.bundle import digest
         from elmwright.jobs.registry.resolve import resolve
         from elmwright.model.inference.elmo import Elmo
-        from elmwright.pipeline.errors import UserError
 
         if expected not in ("", digest(folder)):  # which there must be: a bundle has a list
             raise UserError(
@@ -37,16 +46,27 @@ class Embedder:
             )
         self.elmo = Elmo.from_pretrained(resolve(str(folder)))
         self.elmo.eval()
+        self._lock = Lock()
 
     def predict(
         self, model_input: Any, params: dict[str, Any] | None = None
     ) -> list[npt.NDArray[np.float32]]:
         """Vectors of each sentence."""
-        layers = (params or {}).get("layers", "all")
-        if layers not in LAYERS:
-            raise _mistake(f"layers is {layers!r}; it may be all, top or mean")
-        sentences = [_words(sentence) for sentence in _column(model_input)]
-        embedded = self.elmo.embed(sentences, batch_size=BATCH)
+        given = params or {}
+        sentences = _column(model_input)
+        if self.elmo.text.tokenisation is None:
+            split = self.elmo.text.words  # at spaces, and an empty string has no words
+            sentences = [split(item) if isinstance(item, str) else item for item in sentences]
+        try:
+            layers = str(given.get("layers", "all"))
+            check_layers(layers, self.elmo.bilm.config.n_layers)
+            name = str(given.get("pool", "default"))
+            pool = self.elmo.text.pool_of(None if name == "none" else name)
+            with self._lock:
+                self.elmo.pool = pool
+                embedded = self.elmo.embed(sentences, batch_size=BATCH)
+        except UserError as error:
+            raise _mistake(str(error)) from error
         return [choose_layers(vectors, layers) for vectors in embedded]
 
 
@@ -62,16 +82,8 @@ def _column(model_input: Any) -> list[Any]:
         (model_input,) = model_input.values()
     if isinstance(model_input, np.ndarray) and model_input.ndim == 0:
         model_input = model_input.item()
-    return [model_input] if isinstance(model_input, str) else list(model_input)
-
-
-def _words(sentence: Any) -> list[str]:
-    if isinstance(sentence, str):
-        return sentence.split()
-    words = list(sentence) if isinstance(sentence, list | tuple | np.ndarray) else [None]
-    if not all(isinstance(word, str) for word in words):
-        raise _mistake("a sentence is a string of words separated by spaces, or a list of words")
-    return [str(word) for word in words]
+    is_batch = isinstance(model_input, Iterable) and not isinstance(model_input, str | bytes)
+    return list(model_input) if is_batch else [model_input]
 
 
 def _mistake(sentence: str) -> Exception:

@@ -98,7 +98,9 @@ DEVICE = arg("--device", "where to compute", default="cpu", choices=("cpu", "cud
 UNTIL = arg("--until", "the last stage to run", choices=STAGES, default=STAGES[-1])
 JSON = flag("--json", "print the result as JSON")
 QUIET = flag("-q --quiet", "print only warnings, errors and the result")
-SENTENCES_HELP = "one tokenised sentence per line, or - for stdin"
+SENTENCES_HELP = "raw text, one sentence per line, or - for stdin"
+TOKENIZED = flag("--tokenized", "words are separated by spaces already, as the model's own words")
+TEXT_KIND = one_of(flag("--split", "the text is running text: find its sentences"), TOKENIZED)
 NAME = arg("name NAME", "name of the model")
 REGISTRY = arg(
     "--to URI",
@@ -139,6 +141,7 @@ COMMANDS = {
         "run.corpus",
         *(CONFIG, SET, JSON, QUIET),
         arg("--sample N", "only show what the rules do to N documents", type=int),
+        flag("--force", "build it anew even if the run was trained on the one it has"),
         until="corpus",
     ),
     "train": command("run.run_stages", CONFIG, SET, JSON, QUIET, until="train"),
@@ -172,8 +175,21 @@ COMMANDS = {
             arg("--mix W0,W1,…", "one vector per word: the layers times these weights, added"),
         ),
         arg("--gamma", "with --mix: scales the sum (1)", type=float, default=1.0),
+        arg(
+            "--dtype",
+            "type of the numbers (float32); float16 takes half the space",
+            choices=("float32", "float16"),
+            default="float32",
+        ),
         arg("--batch-size N", "sentences per batch (32)", type=int, default=32),
         arg("--workers N", "Ray worker processes (1)", type=int, default=1),
+        TEXT_KIND,
+        arg(
+            "--pool",
+            "with --tokenized, if the model reads pieces of words: one vector for each given "
+            "word, of its pieces",
+            choices=("first", "last", "mean"),
+        ),
         flag(
             "--carry-state",
             "line n continues the LSTM states of line n minus batch size; by default every "
@@ -186,21 +202,46 @@ COMMANDS = {
     "score": command(
         "use.score",
         *(MODEL, SIGNED, DEVICE),
-        arg("input TEXT", SENTENCES_HELP),
-        arg("-o --output OUT", "file to write: .tsv or .jsonl (TSV on stdout)"),
+        arg("input TEXT", SENTENCES_HELP, nargs="?"),
+        arg(
+            "--pairs FILE",
+            "instead of TEXT: two sentences per line with a tab between them; how often is the "
+            "first one more probable?",
+        ),
+        arg(
+            "-o --output OUT",
+            "file to write, a row per sentence or pair: .tsv or .jsonl (by default sentences go "
+            "to stdout as TSV)",
+        ),
+        TEXT_KIND,
         flag("--words", "also score every word"),
         flag("--force", "replace OUT if it exists"),
+        flag("--json", "with --pairs: print the result as JSON"),
+    ),
+    "substitutes": command(
+        "use.substitutes",
+        *(MODEL, SIGNED, DEVICE),
+        arg(
+            "--in SENTENCE",
+            "a sentence with brackets around the word to replace, or around nothing",
+            required=True,
+            dest="sentence",
+        ),
+        TOKENIZED,
+        arg("-k", "how many words (10)", type=int, default=10),
+        JSON,
     ),
     "neighbours": command(
         "use.neighbours",
         *(MODEL, SIGNED, DEVICE),
         arg("--word", "a word of the sentence", required=True),
-        arg("--in SENTENCE", "the tokenised sentence", required=True, dest="sentence"),
+        arg("--in SENTENCE", "the sentence", required=True, dest="sentence"),
         arg(
             "--corpus TEXT",
-            "a file of one tokenised sentence per line, or a RUN or corpus folder, whose "
-            "held-out sentences are read (if MODEL is a RUN, its own)",
+            "raw text, one sentence per line, or a RUN or corpus folder, whose held-out "
+            "sentences are read (if MODEL is a RUN, its own)",
         ),
+        TEXT_KIND,
         arg("-k", "how many neighbours (10)", type=int, default=10),
         arg("--layer", "top, mean, or the number of a layer (top)", default="top"),
         flag("--any-word", "compare with all words, not only the same word"),
@@ -208,6 +249,14 @@ COMMANDS = {
         flag("--force", "replace that page if it exists"),
         JSON,
         aliases=("neighbors",),
+    ),
+    "tokenize": command(
+        "use.tokenize",
+        *(MODEL, SIGNED),
+        arg("input TEXT", SENTENCES_HELP),
+        flag("--split", "the text is running text: find its sentences"),
+        flag("--json", "print a JSON object per sentence, with the places of its words"),
+        aliases=("tokenise",),
     ),
     "eval": command(
         "use.evaluate",

@@ -4,11 +4,10 @@ The text is cut at line ends into pieces of 256 KB. The vectors of each piece ar
 file beside the output. When all parts exist they are joined, in order, and the result is renamed to
 the output. So several Ray workers can make parts at the same time, and a command that was killed
 resumes from its parts if model, text and options are unchanged. This needs disk space for the
-vectors twice. (Two runs give the same vectors up to rounding, about 1e-6, because word types are
-encoded together with those that occur near them.)
+vectors twice. (Parts that were made with another number of threads differ by rounding.)
 
-A part contains only float32 numbers, sentence after sentence. Their words are in the text, which is
-read again when the parts are joined.
+A part contains only numbers of the output's type, sentence after sentence. Their words are in the
+text, which is read again when the parts are joined.
 
 With `carry_state` a sentence depends on those before it, so the text is one piece, made by one
 process, and a killed command starts again from the beginning.
@@ -18,10 +17,11 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,9 @@ from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.work_folder import alone_in
 from elmwright.jobs.terminal.signals import stop_signals
 from elmwright.jobs.using.argument_checks import check_output
-from elmwright.jobs.using.embed_output import Vectors, output_format, vectors_file
+from elmwright.jobs.using.embed_output import Vectors, as_type, output_format, vectors_file
 from elmwright.jobs.using.layer_choice import choose_layers
-from elmwright.jobs.using.sentences import (
+from elmwright.jobs.using.text.sentences import (
     Piece,
     batches,
     is_stream,
@@ -41,7 +41,8 @@ from elmwright.jobs.using.sentences import (
     read_sentences,
     text_file,
 )
-from elmwright.jobs.using.unknown_words import warn_of_unknown_words
+from elmwright.jobs.using.text.text_lines import Reading, line_reader, split_file, warn_of_text
+from elmwright.model.text.text_input import Pool
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import Advance, Progress, plural, silent
 from elmwright.pipeline.records import to_data
@@ -66,8 +67,14 @@ class Recipe:
     """Whether line n continues the states of line n − batch_size."""
     device: str = "cpu"
     """Where to compute."""
+    dtype: str = "float32"
+    """The type of the numbers in the output: one of `DTYPES`."""
     table: str = ""
     """A file of `elmwright fill-cache`."""
+    reading: Reading = field(default_factory=Reading)
+    """How lines become words."""
+    pool: Pool | None = None
+    """With tokenised lines: how the vectors of pieces become one for each word."""
 
 
 class Embedder:
@@ -86,6 +93,9 @@ class Embedder:
             folder, device=recipe.device, carry_state=recipe.carry_state
         )
         self.elmo.eval()
+        self.elmo.text.watch.stop()  # the text is compared with the vocabulary beforehand
+        self.elmo.pool = recipe.pool
+        self.words = line_reader(self.elmo.text, recipe.reading)
         if recipe.table:
             use_table(self.elmo, Path(recipe.table))
         n_layers = self.elmo.bilm.config.n_layers + 1
@@ -102,9 +112,10 @@ class Embedder:
         size, start, words = self.recipe.batch_size, time.monotonic(), 0
         exactly = size if self.recipe.carry_state else None
         with at(part).writing() as file:
-            for batch, read in batches(read_sentences(text, piece), exactly):
+            for batch, read in batches(read_sentences(text, piece, self.words), exactly):
                 for vectors in self.elmo.embed(batch, batch_size=size):
-                    file.write(np.ascontiguousarray(_combine(vectors, self.recipe)).data)
+                    numbers = as_type(_combine(vectors, self.recipe), self.recipe.dtype)
+                    file.write(np.ascontiguousarray(numbers).data)
                 words += sum(map(len, batch))
                 advance(read, f"{words / (time.monotonic() - start):,.0f} words/s")
         return piece.end - piece.start
@@ -128,7 +139,7 @@ def embed_file(
     force: bool = False,
     progress: Progress = silent,
 ) -> str:
-    """Embed every line of `source` into `output`, and return a sentence about the result."""
+    """Embed every sentence of `source` into `output`, and return a sentence about the result."""
     kind = output_format(output, kind)
     check_output(output, force)
     if recipe.batch_size < 1 or workers < 1:
@@ -136,6 +147,13 @@ def embed_file(
     if recipe.carry_state and workers > 1:
         raise UserError(
             "argument", "--carry-state reads line after line, so it cannot use --workers"
+        )
+    recipe.reading.check()
+    if recipe.pool and not recipe.reading.tokenized:
+        raise UserError(
+            "argument",
+            "--pool makes one vector for each given word; add --tokenized, which says "
+            "that words are separated by spaces",
         )
     folder = str(resolve(model))
     from elmwright.jobs.using.fill_cache import tensors_digest
@@ -145,19 +163,22 @@ def embed_file(
     recipe = replace(recipe, device=choose_device(recipe.device), table=table)
     embedder = Embedder(folder, recipe)
     can_resume = not is_stream(source)  # a stream cannot be read again
-    with _work_folder(output, can_resume) as work, text_file(source, work) as text:
-        warn_of_unknown_words(Path(folder), text)
+    with _work_folder(output, can_resume) as work, text_file(source, work) as given:
+        text = given
+        if recipe.reading.split:
+            text = split_file(embedder.elmo.text, given, work / "sentences.txt")
+        warn_of_text(Path(folder), embedder.elmo.text, text, recipe.reading)
         size = None if recipe.carry_state else PART_BYTES
         # Before the parts are cleared: it refuses a text that is missing or empty.
         parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, size))}
-        status = text.stat()
-        key = None
+        status, key = given.stat(), None
         if can_resume:
             digest = tensors_digest(embedder.elmo.bilm.state_dict())
-            path = str(text.absolute())
-            key = PartsKey(digest, path, status.st_size, status.st_mtime_ns, recipe, PART_BYTES)
+            path, how = str(given.absolute()), to_data(embedder.elmo.text.tokenisation)
+            times = status.st_size, status.st_mtime_ns
+            key = PartsKey(digest, path, *times, recipe, how, PART_BYTES)
         _clear_other_parts(work, key)
-        with progress("embedding", status.st_size, "bytes") as advance:
+        with progress("embedding", text.stat().st_size, "bytes") as advance:
             missing = {}
             for part, piece in parts.items():
                 if part.exists():
@@ -170,7 +191,9 @@ def embed_file(
             elif missing:
                 _embed_on_ray(folder, recipe, text, missing, workers, advance)
         shape = embedder.n_layers, embedder.elmo.width
-        lines, words = _join(text, parts, shape, work / "joined", kind)
+        lines, words = _join(
+            text, embedder.words, parts, shape, work / "joined", kind, recipe.dtype
+        )
         with explained(output):
             sync_to_disk(work / "joined")
             os.replace(work / "joined", output)
@@ -201,6 +224,7 @@ class PartsKey:
     size: int
     mtime_ns: int
     recipe: Recipe
+    tokenisation: dict[str, Any] | None
     part_bytes: int
 
 
@@ -217,19 +241,26 @@ def _clear_other_parts(work: Path, key: PartsKey | None) -> None:
 
 
 def _join(
-    text: Path, parts: dict[Path, Piece], shape: tuple[int, int], joined: Path, kind: str
+    text: Path,
+    words_of: Callable[[str], list[str]],
+    parts: dict[Path, Piece],
+    shape: tuple[int, int],
+    joined: Path,
+    kind: str,
+    dtype: str,
 ) -> tuple[int, int]:
     """Join parts into one file; return the numbers of sentences and words."""
     line = words = 0
     n_layers, width = shape
-    with explained(joined), vectors_file(joined, kind) as add:
+    size = np.dtype(dtype).itemsize
+    with explained(joined), vectors_file(joined, kind, dtype) as add:
         for part, piece in parts.items():
             with open(part, "rb") as file:
-                for sentence, _ in read_sentences(text, piece):
-                    data = file.read(4 * n_layers * len(sentence) * width)
-                    if len(data) != 4 * n_layers * len(sentence) * width:
+                for sentence, _ in read_sentences(text, piece, words_of):
+                    data = file.read(size * n_layers * len(sentence) * width)
+                    if len(data) != size * n_layers * len(sentence) * width:
                         raise Failed(f"{part} is too short for its text; remove {part.parent}")
-                    vectors = np.frombuffer(data, np.float32)
+                    vectors = np.frombuffer(data, dtype)
                     add(line, sentence, vectors.reshape(n_layers, len(sentence), width))
                     line += 1
                     words += len(sentence)

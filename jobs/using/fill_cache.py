@@ -23,7 +23,8 @@ from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.argument_checks import check_output
 from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE
 from elmwright.model.formats.folder import VOCAB, read_vocab
-from elmwright.model.inference.elmo import Elmo, TypeCache
+from elmwright.model.inference.elmo import Elmo
+from elmwright.model.inference.word_types import TypeCache
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.storage.files import at

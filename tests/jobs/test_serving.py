@@ -7,7 +7,10 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,11 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.scoring_server import invocations
 
+from elmwright.jobs.bundles.bundle import write_sums
+from elmwright.jobs.bundles.bundle_json import read_bundle_config
 from elmwright.jobs.publishing.promotion import publish_bundle
 from elmwright.jobs.registry.open_registry import open_registry
+from elmwright.jobs.serving import Embedder
 from elmwright.jobs.using.pretrained import Elmo
 from tests.support.places import DOCS
 
@@ -78,8 +84,15 @@ def test_the_way_to_load_with_mlflow_on_the_card_works(
     exec(published, names)  # noqa: S102 - our own card
     np.testing.assert_array_equal(
         names["vectors"][0],
-        Elmo.from_pretrained("runs/demo/bundle").embed([["The", "quick", "brown", "fox"]])[0],
+        Elmo.from_pretrained("runs/demo/bundle").embed(example("runs/demo/bundle"))[0],
     )
+
+
+def example(bundle: str) -> str:
+    """The sentence on the card: a whole one of the corpus's own held-out text."""
+    sentence = read_bundle_config(Path(bundle)).example
+    assert re.fullmatch(r"The \w+ \w+ \w+ the \w+\.", sentence)
+    return sentence
 
 
 @pytest.fixture(scope="module")
@@ -114,15 +127,45 @@ def test_one_string_is_one_sentence(served: Any) -> None:
         assert vectors.shape == (3, 3, 16)
 
 
+def test_strings_are_raw_sentences(served: Any, bundle: Path) -> None:
+    wanted = Elmo.from_pretrained(bundle).embed([["The", "old", "cat", "sees", "it", "."]])
+    for given in (["The old cat sees it."], pd.DataFrame({"text": ["The old cat sees it."]})):
+        np.testing.assert_allclose(served.predict(given)[0], wanted[0], atol=1e-6)
+
+
+def test_a_version_that_was_published_before_splits_strings_at_spaces(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """It must give the vectors that it gave before the upgrade."""
+    copy = shutil.copytree(bundle, tmp_path / "old")
+    content = json.loads((copy / "config.json").read_text())
+    for key in ("input", "tokenisation", "example"):
+        del content[key]
+    (copy / "config.json").write_text(json.dumps(content))
+    write_sums(copy)
+    served = Embedder(copy)
+    with pytest.warns(UserWarning, match="only split at spaces"):
+        found = served.predict(["The old cat.", ""])
+    (wanted,) = Elmo.from_pretrained(bundle).embed([["The", "old", "cat."]])
+    np.testing.assert_allclose(found[0], wanted, atol=1e-6)
+    assert found[1].shape == (3, 0, 16)
+
+
 @pytest.mark.parametrize(
     ("given", "params", "why"),
     [
         (pd.DataFrame({"a": ["The cat"], "b": ["A bird"]}), {}, "one column of sentences, not 2"),
         ({"a": ["The cat"], "b": ["A bird"]}, {}, "one column of sentences, not 2"),
-        ([1, 2], {}, "a sentence is a string of words"),
-        ([["The", 2]], {}, "a sentence is a string of words"),
-        ([[["The"]]], {}, "a sentence is a string of words"),
-        (["The cat"], {"layers": "bottom"}, "it may be all, top or mean"),
+        ([1, 2], {}, "sentence 0 of the batch is int"),
+        ([["The", 2]], {}, "word 1 of sentence 0 is int"),
+        ([[["The"]]], {}, "word 0 of sentence 0 is list"),
+        (["The cat", ""], {}, "sentence 1 of the batch is empty"),
+        ([None], {}, "sentence 0 of the batch is None"),
+        (None, {}, "sentence 0 of the batch is None"),
+        (b"The cat", {}, "sentence 0 of the batch is bytes"),
+        (["The cat"], {"layers": "bottom"}, "is none of all, top, mean, 0 … 2"),
+        (["The cat"], {"layers": "3"}, "is none of all, top, mean, 0 … 2"),
+        (["The cat"], {"pool": "sum"}, "pool is 'sum'"),
     ],
 )
 def test_what_is_no_list_of_sentences_is_refused(
@@ -139,3 +182,37 @@ def test_tokenised_sentences_reach_the_service_whole(served: Any, bundle: Path) 
         found = json.loads(answer.response)["predictions"]
         for got, expected in zip(found, Elmo.from_pretrained(bundle).embed(SENTENCES), strict=True):
             np.testing.assert_allclose(np.array(got), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("layers", "take"), [("0", 0), ("2", 2), ("top", 2)])
+def test_a_layer_is_chosen_by_its_number(served: Any, bundle: Path, layers: str, take: int) -> None:
+    given = ["The old cat", ["A", "bird"]]
+    wanted = Elmo.from_pretrained(bundle).embed(given)
+    for got, vectors in zip(served.predict(given, {"layers": layers}), wanted, strict=True):
+        np.testing.assert_allclose(got, vectors[take : take + 1], atol=1e-6)
+
+
+def test_many_threads_get_the_vectors_of_embed(bundle: Path) -> None:
+    """A server calls predict in several threads, and each brings words that are new."""
+    embedder = Embedder(bundle)
+    batches = [
+        [[f"new{n}x{word}" for word in range(1 + n % 7)] for n in range(start, start + 5)]
+        for start in range(0, 200, 5)
+    ]
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(embedder.predict, batches))
+    elmo = Elmo.from_pretrained(bundle)
+    for batch, answer in zip(batches, answers, strict=True):
+        for got, wanted in zip(answer, elmo.embed(batch), strict=True):
+            np.testing.assert_allclose(got, wanted, atol=1e-6)
+
+
+@pytest.mark.heavy
+def test_eight_clients_at_once_are_all_answered(bundle: Path) -> None:
+    """The bench itself, for some seconds."""
+    bench = Path(__file__).parents[1] / "bench" / "bench_serving.py"
+    command = [sys.executable, str(bench), str(bundle), "--seconds", "5", "--clients", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sentences/s" in done.stdout
+    assert "0 requests failed" in done.stdout

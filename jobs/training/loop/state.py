@@ -5,6 +5,7 @@ is one, else by another model (`train.init_from`). That happens in place, becaus
 parameters.
 """
 
+import json
 import logging
 import shutil
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from elmwright.jobs.bundles.base_model import base_model
 from elmwright.jobs.checkpoints.checkpoint import fetch, folder_name, newest_valid, read_state
 from elmwright.jobs.checkpoints.contents import (
     NUMERICS,
@@ -46,10 +48,13 @@ from elmwright.model.formats.folder import (
 )
 from elmwright.model.optim import Optimizer
 from elmwright.model.softmax import Softmax
+from elmwright.model.text.text_input import config_entries
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import Stream, keyed_hash
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.vocab import Counts, load_counts
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import at, join
 
 log = logging.getLogger("elmwright")
@@ -79,6 +84,8 @@ class Trainer:
     """The average of the weights, if `train.average_steps` is set."""
     warnings: list[str] = field(default_factory=list)
     """What the user should know about the checkpoints it was restored from."""
+    adopted: str = ""
+    """A sentence about what was taken from `train.init_from`, if training begins with that."""
 
     @property
     def step(self) -> int:
@@ -162,7 +169,7 @@ def _beginning(
     is_unigram = config.train.softmax_init == "unigram"
     counts = _train_counts(folder, manifest) if is_unigram else None
     trainer = _create(config, manifest, ranks, counts)
-    adopt(trainer, config, folder, find_model)
+    adopt(trainer, config, folder, find_model, ranks)
     return trainer
 
 
@@ -299,18 +306,28 @@ def _read_fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: FindModel) -> None:
+def adopt(
+    trainer: Trainer,
+    config: RunConfig,
+    folder: RunFolder,
+    find_model: FindModel,
+    ranks: Ranks = Ranks(),  # noqa: B008 - it is frozen
+) -> None:
     """Start from the model that `train.init_from` names, if it names one: take its biLM, and the
-    softmax rows of the words that both have."""
+    softmax rows of the words that both have. Note in base.json what it is."""
     name = config.train.init_from
     if not name:
         return
-    other = load_folder(find_model(name), with_softmax=True)
+    found = find_model(name)
+    other = load_folder(found, with_softmax=True)
     if problem := shape_problem(config.model, other.config):
         raise UserError("model-invalid", problem)
     load_tensors(trainer.bilm, model_tensors(other.bilm), source=name)
+    if ranks.rank == 0:
+        note = json.dumps(to_data(base_model(name, found)), indent=1)
+        at(join(folder.train, "base.json")).write_bytes(note.encode())
     if other.softmax is None or other.vocab is None:
-        log.info("train.init_from %s has no softmax: that starts fresh", name)
+        trainer.adopted = f"train.init_from {name} has no softmax, so all of its rows start fresh"
         return
     words = at(join(folder.corpus, "vocab.txt")).read_bytes().decode("utf-8")
     other_ids = {word: number for number, word in enumerate(other.vocab)}
@@ -325,11 +342,9 @@ def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: Fi
     for key, tensor in trainer.softmax.state().items():
         values = other.softmax.state()[key].index_select(0, other_rows)
         tensor.index_copy_(0, rows, values.to(device))
-    log.info(
-        "train.init_from %s: %d of %d words take their softmax rows from it",
-        name,
-        len(shared),
-        trainer.softmax.vocab_size,
+    trainer.adopted = (
+        f"{len(shared):,} of {trainer.softmax.vocab_size:,} softmax rows are those of the same "
+        f"words in {name}"
     )
 
 
@@ -387,6 +402,7 @@ def snapshot(
             "format": FORMAT,
             "model": to_dict(config)["model"],
             **(OF_AVERAGE if trainer.ready_average else {}),
+            **config_entries(Tokenisation.of_corpus(config.corpus, manifest.rules)),
             "run_config": store_all(for_checkpoint(to_dict(config))),
         },
         perplexity=perplexity,

@@ -12,7 +12,7 @@ from elmwright.jobs.cli.command import main
 from elmwright.jobs.using.embed import Recipe, embed_file
 from elmwright.jobs.using.fill_cache import write_table
 from elmwright.model.encoder import TokenEncoder
-from elmwright.model.inference.elmo import TypeCache
+from elmwright.model.inference.word_types import TypeCache
 from tests.support.embedded import read_vectors
 from tests.support.mistakes import mistake
 from tests.support.random_model import write_random_model

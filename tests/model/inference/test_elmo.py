@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmwright.model.bilm import BiLM
-from elmwright.model.inference import elmo as module
-from elmwright.model.inference.elmo import Elmo, ScalarMix, batch_to_ids
+from elmwright.model.inference import reading, word_types
+from elmwright.model.inference.elmo import Elmo
+from elmwright.model.inference.mixes import ScalarMix
+from elmwright.model.inference.word_types import batch_to_ids
 from elmwright.model.reference import ReferenceBiLM
 from tests.support.mistakes import mistake
 from tests.support.shapes import TINY, configs, write_model
@@ -53,7 +55,7 @@ def test_a_sentence_has_the_same_vectors_in_any_batch(elmo):
 
 def test_windows_of_any_size_give_the_same_vectors(elmo, monkeypatch):
     wanted = elmo.embed(SENTENCES)
-    monkeypatch.setattr(module, "WINDOW", 3)
+    monkeypatch.setattr(reading, "WINDOW", 3)
     for a, b in zip(wanted, elmo.embed(SENTENCES), strict=True):
         np.testing.assert_allclose(a, b, **CLOSE)
 
@@ -122,7 +124,7 @@ def test_mixes_are_independent_and_the_frozen_bilm_gets_no_gradient():
 
 
 def test_a_trainable_bilm_gets_gradients_through_all_windows(monkeypatch):
-    monkeypatch.setattr(module, "WINDOW", 3)
+    monkeypatch.setattr(reading, "WINDOW", 3)
     elmo = Elmo(BiLM(TINY, 7), trainable_bilm=True, dropout=0.0)
     elmo(SENTENCES).mixes[0].square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in elmo.bilm.parameters())
@@ -164,23 +166,25 @@ def test_carried_states_belong_to_rows(tmp_path):
 def test_cached_types_follow_the_weights(elmo, monkeypatch):
     before = elmo.embed(SENTENCES)[0]
     calls = []
-    encoder = elmo.bilm.encoder
-    encoder.register_forward_hook(lambda *_: calls.append(1))
+    encoder, encode = elmo.bilm.encoder, word_types.encode_types
+    monkeypatch.setattr(
+        word_types, "encode_types", lambda *given: [calls.append(1), encode(*given)][1]
+    )
     elmo.embed(SENTENCES)
     assert calls == []  # everything was known
     with torch.no_grad():
         encoder.char_embed.mul_(2)
     assert not np.allclose(elmo.embed(SENTENCES)[0], before)
     assert calls
-    monkeypatch.setattr(module, "CACHE_BYTES", 4 * TINY.projection_dim * 8)
+    monkeypatch.setattr(word_types, "CACHE_BYTES", 4 * TINY.projection_dim * 8)
     changed = elmo.embed(SENTENCES, max_tokens=1)
     for a, b in zip(changed, elmo.embed(SENTENCES), strict=True):
         np.testing.assert_allclose(a, b, **CLOSE)
 
 
 def test_user_errors_and_from_pretrained(elmo, tmp_path):
-    with mistake("input", "not a list"):
-        elmo.embed(["not a list"])
+    with mistake("input", "sentence 0 of the batch is int (3)"):
+        elmo.embed([3])
     with mistake("input", "(2, 3, 50)", "12"):
         elmo(torch.zeros(2, 3, 50))
     with mistake("input", "elmwright.Elmo.from_pretrained('models:/demo@champion')"):
