@@ -9,16 +9,24 @@ one version in another's place, and only `elmwright.Elmo` or a signature would n
 The input is a list (or a column) of sentences, each a raw sentence as a string, or a list of words.
 (A model that an earlier version published splits a string at spaces, and so gives the same vectors
 as before.) The answer has, for each, the vectors of `elmwright embed`:
-[layers + 1][words][2 × projection_dim], or with the parameter `layers` = "top" or "mean" one layer.
+[layers + 1][words][2 × projection_dim]. The parameter `layers` = "top", "mean" or the number of a
+layer chooses one. Where the model reads pieces of words, `pool` = "first", "last" or "mean" chooses
+how a list of words gets one vector for each word, and "none" takes lists as pieces.
+
+A server calls `predict` in a thread for each request. One request at a time is computed, because
+torch has all cores for it, and `pool` is a setting of the model. So the others wait, and none is
+refused.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from elmwright.jobs.using.layer_choice import LAYERS, choose_layers
+from elmwright.jobs.using.layer_choice import check_layers, choose_layers
 from elmwright.pipeline.errors import UserError
 
 BATCH = 32
@@ -38,20 +46,25 @@ class Embedder:
             )
         self.elmo = Elmo.from_pretrained(resolve(str(folder)))
         self.elmo.eval()
+        self._lock = Lock()
 
     def predict(
         self, model_input: Any, params: dict[str, Any] | None = None
     ) -> list[npt.NDArray[np.float32]]:
         """Vectors of each sentence."""
-        layers = (params or {}).get("layers", "all")
-        if layers not in LAYERS:
-            raise _mistake(f"layers is {layers!r}; it may be all, top or mean")
+        given = params or {}
         sentences = _column(model_input)
         if self.elmo.text.tokenisation is None:
             split = self.elmo.text.words  # at spaces, and an empty string has no words
             sentences = [split(item) if isinstance(item, str) else item for item in sentences]
         try:
-            embedded = self.elmo.embed(sentences, batch_size=BATCH)
+            layers = str(given.get("layers", "all"))
+            check_layers(layers, self.elmo.bilm.config.n_layers)
+            name = str(given.get("pool", "default"))
+            pool = self.elmo.text.pool_of(None if name == "none" else name)
+            with self._lock:
+                self.elmo.pool = pool
+                embedded = self.elmo.embed(sentences, batch_size=BATCH)
         except UserError as error:
             raise _mistake(str(error)) from error
         return [choose_layers(vectors, layers) for vectors in embedded]
@@ -69,7 +82,8 @@ def _column(model_input: Any) -> list[Any]:
         (model_input,) = model_input.values()
     if isinstance(model_input, np.ndarray) and model_input.ndim == 0:
         model_input = model_input.item()
-    return [model_input] if isinstance(model_input, str) else list(model_input)
+    is_batch = isinstance(model_input, Iterable) and not isinstance(model_input, str | bytes)
+    return list(model_input) if is_batch else [model_input]
 
 
 def _mistake(sentence: str) -> Exception:

@@ -99,10 +99,8 @@ UNTIL = arg("--until", "the last stage to run", choices=STAGES, default=STAGES[-
 JSON = flag("--json", "print the result as JSON")
 QUIET = flag("-q --quiet", "print only warnings, errors and the result")
 SENTENCES_HELP = "raw text, one sentence per line, or - for stdin"
-TEXT_KIND = one_of(
-    flag("--split", "the text is running text: find its sentences"),
-    flag("--tokenized", "words are separated by spaces already, as the model's own words"),
-)
+TOKENIZED = flag("--tokenized", "words are separated by spaces already, as the model's own words")
+TEXT_KIND = one_of(flag("--split", "the text is running text: find its sentences"), TOKENIZED)
 NAME = arg("name NAME", "name of the model")
 REGISTRY = arg(
     "--to URI",
@@ -204,11 +202,34 @@ COMMANDS = {
     "score": command(
         "use.score",
         *(MODEL, SIGNED, DEVICE),
-        arg("input TEXT", SENTENCES_HELP),
-        arg("-o --output OUT", "file to write: .tsv or .jsonl (TSV on stdout)"),
+        arg("input TEXT", SENTENCES_HELP, nargs="?"),
+        arg(
+            "--pairs FILE",
+            "instead of TEXT: two sentences per line with a tab between them; how often is the "
+            "first one more probable?",
+        ),
+        arg(
+            "-o --output OUT",
+            "file to write, a row per sentence or pair: .tsv or .jsonl (by default sentences go "
+            "to stdout as TSV)",
+        ),
         TEXT_KIND,
         flag("--words", "also score every word"),
         flag("--force", "replace OUT if it exists"),
+        flag("--json", "with --pairs: print the result as JSON"),
+    ),
+    "substitutes": command(
+        "use.substitutes",
+        *(MODEL, SIGNED, DEVICE),
+        arg(
+            "--in SENTENCE",
+            "a sentence with brackets around the word to replace, or around nothing",
+            required=True,
+            dest="sentence",
+        ),
+        TOKENIZED,
+        arg("-k", "how many words (10)", type=int, default=10),
+        JSON,
     ),
     "neighbours": command(
         "use.neighbours",

@@ -17,7 +17,8 @@ from elmwright.jobs.runbook.find_corpus import corpus_of
 from elmwright.jobs.runbook.find_run import find_run, is_run
 from elmwright.jobs.runbook.runbook import is_name
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.using.sentences import is_stream, pieces
+from elmwright.jobs.using.text.pairs_file import read_pairs
+from elmwright.jobs.using.text.sentences import is_stream, pieces
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import at, join
@@ -30,6 +31,14 @@ def check_text(source: str) -> None:
     if Path(source).is_dir():
         raise UserError("argument", f"{source} is a folder; name a file of one sentence per line")
     pieces(Path(source), None)
+
+
+def check_pairs(source: str) -> None:
+    """Refuse a file of sentence pairs that does not exist or has a line that is no pair."""
+    if Path(source).is_dir():
+        raise UserError("argument", f"{source} is a folder; name a file of sentence pairs")
+    if not is_stream(source):
+        read_pairs(Path(source))
 
 
 def check_file(path: str, what: str) -> None:

@@ -39,6 +39,7 @@ Inspect runs:
 Use a model:
   embed        write the vectors of every word of a text to a file
   score        compute the log-probability of every sentence, or word, of a text
+  substitutes  list the words that fit where a sentence marks one
   neighbours   find where a text uses a word as a given sentence does
   tokenize     print the words that a model makes of raw text
   eval         measure held-out perplexity with the full softmax
@@ -91,6 +92,7 @@ EXAMPLES = {
     "prune": "elmwright prune demo --dry-run",
     "embed": "echo 'The quick brown fox' | elmwright embed demo - -o fox.hdf5",
     "score": "elmwright score demo sentences.txt -o scores.tsv",
+    "substitutes": "elmwright substitutes demo --in 'it [returns] the value .'",
     "neighbours": "elmwright neighbours demo --word value --in 'returns the value .'",
     "tokenize": 'echo "I don\'t know." | elmwright tokenize demo -',
     "eval": "elmwright eval demo",

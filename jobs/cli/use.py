@@ -1,4 +1,4 @@
-"""The commands that use a model: embed, score, neighbours, tokenize, eval, fill-cache.
+"""The commands that use a model, from embed to fill-cache.
 
 Each checks its arguments first and then imports what loads torch.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from elmwright.jobs.cli.early import (
     check_file,
     check_model,
+    check_pairs,
     check_split,
     check_text,
     run_of,
@@ -20,13 +21,20 @@ from elmwright.jobs.cli.early import (
 from elmwright.jobs.cli.output import print_json
 from elmwright.jobs.runbook.find_corpus import corpus_of
 from elmwright.jobs.terminal.wording import tell, terminal_width
-from elmwright.jobs.using.argument_checks import check_output, check_query, check_score_output
+from elmwright.jobs.using.argument_checks import (
+    check_count,
+    check_output,
+    check_query,
+    check_score_input,
+    check_score_output,
+)
+from elmwright.jobs.using.text.marked_sentence import find_mark
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import silent
 from elmwright.pipeline.records import to_data
 
 if TYPE_CHECKING:
-    from elmwright.jobs.using.text_lines import Reading
+    from elmwright.jobs.using.text.text_lines import Reading
 
 
 def embed(options: Namespace) -> None:
@@ -78,9 +86,19 @@ def _numbers(text: str) -> list[float]:
 
 def score(options: Namespace) -> None:
     output = None if options.output is None else Path(options.output)
+    check_score_input(
+        options.input,
+        options.pairs,
+        words=options.words,
+        split=options.split,
+        as_json=options.json,
+    )
     if output is not None:
         check_score_output(output, options.force)
     check_model(options.model, options.require_signature)
+    if options.pairs is not None:
+        _score_pairs(options, output)
+        return
     check_text(options.input)
     from elmwright.jobs.using.score import score_file
 
@@ -94,6 +112,40 @@ def score(options: Namespace) -> None:
         force=options.force,
     )
     tell(sentence, sys.stderr)
+
+
+def _score_pairs(options: Namespace, output: Path | None) -> None:
+    check_pairs(options.pairs)
+    from elmwright.jobs.using.score_pairs import as_text, score_pairs
+
+    result = score_pairs(
+        options.model,
+        options.pairs,
+        output,
+        reading=_reading(options),
+        device=options.device,
+        force=options.force,
+    )
+    if options.json:
+        print_json(result)
+    else:
+        tell(as_text(result, terminal_width(sys.stdout)))
+
+
+def substitutes(options: Namespace) -> None:
+    find_mark(options.sentence)
+    check_count(options.k)
+    check_model(options.model, options.require_signature)
+    from elmwright.jobs.using.pretrained import Elmo
+    from elmwright.jobs.using.substitutes import as_table
+
+    elmo = Elmo.from_pretrained(options.model, device=options.device, pool=None)
+    sentence = options.sentence.split() if options.tokenized else options.sentence
+    (result,) = elmo.substitutes([sentence], options.k)
+    if options.json:
+        print(json.dumps(to_data(result), indent=1, ensure_ascii=False))
+    else:
+        print(as_table(result, terminal_width(sys.stdout)))
 
 
 def neighbours(options: Namespace) -> None:
@@ -127,7 +179,7 @@ def neighbours(options: Namespace) -> None:
 
 
 def _reading(options: Namespace) -> "Reading":
-    from elmwright.jobs.using.text_lines import Reading
+    from elmwright.jobs.using.text.text_lines import Reading
 
     return Reading(tokenized=options.tokenized, split=options.split)
 
@@ -135,7 +187,7 @@ def _reading(options: Namespace) -> "Reading":
 def tokenize(options: Namespace) -> None:
     check_model(options.model, options.require_signature)
     check_text(options.input)
-    from elmwright.jobs.using.tokenize import tokenize_file
+    from elmwright.jobs.using.text.tokenize import tokenize_file
 
     tokenize_file(options.model, options.input, split=options.split, as_json=options.json)
 

@@ -72,8 +72,10 @@ class TrainSection:
     """Windows of every lane whose gradients are added up in one step; multiplies the tokens per
     step."""
     init_from: str = ""
-    """MODEL to start from (a bundle, checkpoint, bilm folder, registry or store URI) instead of
-    random weights. If it has a softmax, the rows of words that both know are copied."""
+    """MODEL to start from (a run, bundle, checkpoint, bilm folder, registry or store URI) instead
+    of random weights. A relative path means the folder in which the command is typed. Settings of
+    [model] that are left at their defaults become those of this model. If it has a softmax, the
+    rows of words that both know are copied."""
     softmax_init: Literal["unigram", "zero"] = "unigram"
     """How the softmax starts. "unigram": biases are the log of each word's share of the training
     text, with small random rows. "zero": biases of 0 and larger rows, as in the original. Rows

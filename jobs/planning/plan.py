@@ -39,12 +39,12 @@ from elmwright.jobs.stages.places import check_places
 from elmwright.jobs.stages.preflight import preflight
 from elmwright.jobs.stages.problems import Problems
 from elmwright.jobs.stages.stage import Run, find_run
-from elmwright.jobs.stages.train import find_init_from
 from elmwright.jobs.stages.workflow import ALL_STAGES, pending
 from elmwright.jobs.terminal.wording import size
 from elmwright.jobs.tracking.check_server import check_server
 from elmwright.jobs.tracking.tracker import tracking_uri
 from elmwright.jobs.upkeep.list_runs import statuses
+from elmwright.model.config import shape_problem
 from elmwright.pipeline.build.corpus_folder import DISK_FACTOR
 from elmwright.pipeline.build.preview import Preview, preview_text, text_bytes
 from elmwright.pipeline.config import EMBEDDED
@@ -79,7 +79,8 @@ def describe(config: RunConfig, *, measure: bool = False) -> Plan:
         else:
             speed = Speed(estimate.rule_of_thumb(config, words, cores))
         time = _time(config, folder, stages, speed, text, words, cores)
-    base = Problems().catch(find_init_from, config, folder)
+    fits = not shape_problem(config.model, run.base.shape or config.model)
+    base = run.base.folder if fits else None
     parts = config.model.parameter_counts()
     softmax = vocabulary.words * (config.model.projection_dim + 1)
     parameters = Parameters(parts["encoder"], parts["lstm"], softmax)

@@ -18,9 +18,9 @@ from typing import Any
 
 from elmwright.jobs.planning.estimate import HARVEST_BYTES, HARVEST_TOKENS
 from elmwright.pipeline.build.preview import Preview, preview_text, text_bytes
-from elmwright.pipeline.cleaning.pieces import WITHOUT_SPACES
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Source
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.pieces import WITHOUT_SPACES
 from elmwright.pipeline.reading import sources
 from elmwright.pipeline.reading.decode import blocks, decode
 from elmwright.pipeline.reading.sources import SourceFile

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from elmwright.pipeline.cleaning.pieces import text_of
 from elmwright.pipeline.cleaning.words import ptb
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.format.pieces import text_of
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.storage.files import join
 

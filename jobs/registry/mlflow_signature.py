@@ -17,7 +17,7 @@ def example(bundle: Path) -> list[str]:
 
 
 def signature() -> Any:
-    """What MLflow checks requests against: the parameter alone.
+    """What MLflow checks requests against: the parameters alone.
 
     By a schema of one column of strings MLflow would turn a list of tokenised sentences into a
     table with a column for each position and drop all but the first, without a word.
@@ -25,4 +25,6 @@ def signature() -> Any:
     from mlflow.models import ModelSignature
     from mlflow.types import DataType, ParamSchema, ParamSpec
 
-    return ModelSignature(params=ParamSchema([ParamSpec("layers", DataType.string, "all")]))
+    parameters = {"layers": "all", "pool": "default"}
+    specs = [ParamSpec(name, DataType.string, value) for name, value in parameters.items()]
+    return ModelSignature(params=ParamSchema(specs))

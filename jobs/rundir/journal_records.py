@@ -133,8 +133,17 @@ class CheckpointPruned(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarningGiven(Record):
+class NoteGiven(Record):
     """A sentence that the terminal shows."""
+
+    kind = "note"
+    identified_by = "text"
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarningGiven(Record):
+    """A sentence that the terminal shows as a warning."""
 
     kind = "warning"
     identified_by = "text"

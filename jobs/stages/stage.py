@@ -18,9 +18,12 @@ from elmwright.jobs.checkpoints.checkpoint import (
 from elmwright.jobs.config.resume_settings import keep_former_defaults
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.layout import RunFolder
+from elmwright.jobs.stages.base_model import NO_BASE, Base, find_base, take_shape
 from elmwright.jobs.stages.problems import Problems
 from elmwright.jobs.terminal.console import Console
 from elmwright.jobs.terminal.signals import Stop
+from elmwright.model.config import ModelConfig
+from elmwright.pipeline.records import from_data
 
 
 @dataclass(frozen=True)
@@ -29,14 +32,26 @@ class Run:
 
     config: RunConfig
     folder: RunFolder
+    base: Base = NO_BASE
+    """The model to start from, until there is a checkpoint."""
 
 
 def find_run(config: RunConfig, folder: RunFolder) -> Run:
-    """The run of a config. One that an early version began keeps the defaults of that version."""
-    saved = newest_config(folder)
+    """The run of a config. One that an early version began keeps the defaults of that version, and
+    one that starts from a model (train.init_from) takes its shape."""
+    saved, base = newest_config(folder), NO_BASE
     if saved and saved.numerics == 1:
         config = keep_former_defaults(config, saved.settings)
-    return Run(config, folder)
+    if config.train.init_from:
+        if not saved:
+            base = find_base(config)
+        shape = _saved_shape(saved) if saved else base.shape
+        config = take_shape(config, shape) if shape else config
+    return Run(config, folder, base)
+
+
+def _saved_shape(saved: "SavedConfig") -> ModelConfig:
+    return from_data(ModelConfig, saved.settings["model"], ignore_unknown=True)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from elmwright.jobs.cluster.connection import is_remote, local_cpus, machines_fo
 from elmwright.jobs.config.resume_settings import changed_settings
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import to_dict
-from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.stages.places import check_tracking
 from elmwright.jobs.stages.problems import Problems
@@ -25,8 +24,7 @@ from elmwright.jobs.tracking.check_server import check_server
 from elmwright.jobs.tracking.tracker import Tracker, tracking_uri
 from elmwright.jobs.training.driver.devices import bound_device, settle_device
 from elmwright.jobs.training.driver.launch import check_resumable, check_size, launch
-from elmwright.model.config import shape_problem
-from elmwright.pipeline.errors import Interrupted, UserError
+from elmwright.pipeline.errors import Interrupted
 from elmwright.pipeline.format.manifest import Manifest
 
 CLOSING = 5.0
@@ -68,7 +66,7 @@ class Train:
         if self.name in pending:
             problems.note(_resume_problem(run))
             _check_machine(problems, run.config)
-            problems.catch(find_init_from, run.config, run.folder)
+            problems.catch(run.base.check, run.config.model)
             problems.catch(check_tracking, run.config, run.folder)
 
     def run(self, run: Run, console: Console, stop: Stop) -> None:
@@ -150,24 +148,3 @@ def has_gpu() -> bool:
     """Whether there is an NVIDIA GPU, or in WSL one of the Windows host."""
     devices = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()]
     return bool(devices) or Path("/dev/dxg").exists()
-
-
-def find_init_from(config: RunConfig, folder: RunFolder) -> Path | None:
-    """The verified folder of the model to start from (train.init_from).
-
-    None if the run has no such model or already has a checkpoint, or if only the machines of a
-    cluster can find it.
-    """
-    if not config.train.init_from or list_checkpoints(folder.checkpoints):
-        return None
-    try:
-        path = resolve(config.train.init_from)
-    except UserError as error:
-        if is_remote(config):
-            return None
-        raise error.saying(f"train.init_from: {error}") from error
-    from elmwright.model.formats.folder import read_shape
-
-    if problem := shape_problem(config.model, read_shape(path)):
-        raise UserError("model-invalid", problem)
-    return path

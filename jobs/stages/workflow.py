@@ -16,6 +16,7 @@ from elmwright.jobs.rundir.layout import open_run_folder
 from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.secrets.in_configs import take_out_secrets
+from elmwright.jobs.stages.base_model import taken_settings
 from elmwright.jobs.stages.closing import Outcome, closing_lines, find_outcome
 from elmwright.jobs.stages.corpus import Corpus, kept_sentence
 from elmwright.jobs.stages.export import Export
@@ -57,6 +58,7 @@ def run(
         stages = (Corpus(force=True), *stages[1:])
     current = find_run(config, open_run_folder(config))
     kept = kept_settings(config, current.config)
+    taken = taken_settings(config, current.config) if config.train.init_from else ""
     config, folder = current.config, current.folder
     requested = stages[: STAGES.index(until) + 1]
     with locked(folder), open_console(folder.log, to_stderr=quiet, quiet=brief) as console:
@@ -76,8 +78,8 @@ def run(
             return _close(current, until, config_name, console)
         at(folder.config).write_json(to_dict(config))
         console.say(f"Run {config.run.name} in {folder.root} (log: {folder.log})")
-        if kept:
-            console.say(kept)
+        for note in filter(None, (kept, taken)):
+            console.say(note)
         done = [stage.name for stage in requested if stage not in remaining]
         if done:
             console.say(f"Already done: {', '.join(done)}.")

@@ -71,6 +71,11 @@ def tell(text: str, stream: TextIO | None = None) -> None:
     print(wrap(from_here(for_others(text)), terminal_width(stream)), file=stream, flush=True)
 
 
+def printable(text: str) -> str:
+    """The text with � for characters that could control a terminal."""
+    return "".join(char if char.isprintable() else "�" for char in text)
+
+
 def nearby(path: str | Path) -> str:
     """A path relative to the current folder, if it is inside it."""
     try:

@@ -33,7 +33,7 @@ from elmwright.jobs.terminal.signals import stop_signals
 from elmwright.jobs.using.argument_checks import check_output
 from elmwright.jobs.using.embed_output import Vectors, as_type, output_format, vectors_file
 from elmwright.jobs.using.layer_choice import choose_layers
-from elmwright.jobs.using.sentences import (
+from elmwright.jobs.using.text.sentences import (
     Piece,
     batches,
     is_stream,
@@ -41,7 +41,7 @@ from elmwright.jobs.using.sentences import (
     read_sentences,
     text_file,
 )
-from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
+from elmwright.jobs.using.text.text_lines import Reading, line_reader, split_file, warn_of_text
 from elmwright.model.text.text_input import Pool
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import Advance, Progress, plural, silent
@@ -164,14 +164,14 @@ def embed_file(
     embedder = Embedder(folder, recipe)
     can_resume = not is_stream(source)  # a stream cannot be read again
     with _work_folder(output, can_resume) as work, text_file(source, work) as given:
-        text, status = given, given.stat()
+        text = given
         if recipe.reading.split:
             text = split_file(embedder.elmo.text, given, work / "sentences.txt")
         warn_of_text(Path(folder), embedder.elmo.text, text, recipe.reading)
         size = None if recipe.carry_state else PART_BYTES
         # Before the parts are cleared: it refuses a text that is missing or empty.
         parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, size))}
-        key = None
+        status, key = given.stat(), None
         if can_resume:
             digest = tensors_digest(embedder.elmo.bilm.state_dict())
             path, how = str(given.absolute()), to_data(embedder.elmo.text.tokenisation)

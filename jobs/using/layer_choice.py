@@ -10,13 +10,17 @@ LAYERS = ("all", "top", "mean")
 
 def choose_layers(vectors: NDArray[np.float32], layers: str) -> NDArray[np.float32]:
     """(layers + 1, words, width) → (chosen layers, words, width)."""
+    check_layers(layers, len(vectors) - 1)
     if layers == "all":
         return vectors
     if layers == "mean":
         return np.asarray(vectors.mean(axis=0, keepdims=True), np.float32)
-    number = len(vectors) - 1 if layers == "top" else int(layers) if layers.isdecimal() else -1
-    if not 0 <= number < len(vectors):
-        raise UserError(
-            "argument", f"layer {layers} is none of all, top, mean, 0 … {len(vectors) - 1}"
-        )
+    number = len(vectors) - 1 if layers == "top" else int(layers)
     return vectors[number : number + 1]
+
+
+def check_layers(layers: str, top: int) -> None:
+    """Refuse what names no layer of a model whose last one has the number `top`."""
+    if layers in LAYERS or (layers.isascii() and layers.isdecimal() and int(layers[:9]) <= top):
+        return
+    raise UserError("argument", f"layer {layers:.40} is none of all, top, mean, 0 … {top}")

@@ -24,18 +24,19 @@ import numpy as np
 import numpy.typing as npt
 
 from elmwright.jobs.registry.resolve import resolve
+from elmwright.jobs.terminal.wording import printable
 from elmwright.jobs.using.argument_checks import check_query, no_word
 from elmwright.jobs.using.layer_choice import choose_layers
 from elmwright.jobs.using.pretrained import Elmo
-from elmwright.jobs.using.sentences import batches, pieces, read_lines, text_file
-from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
+from elmwright.jobs.using.text.sentences import batches, pieces, read_lines, text_file
+from elmwright.jobs.using.text.text_lines import Reading, line_reader, split_file, warn_of_text
 from elmwright.model.inference.pooling import mean_of_pieces
 from elmwright.model.text.text_input import Span, spans_of
-from elmwright.pipeline.cleaning.pieces import text_of
 from elmwright.pipeline.cleaning.tokeniser import Tokeniser
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.format.pieces import text_of
 from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.report.page import render_page
@@ -257,7 +258,7 @@ def as_table(result: Neighbours, bold: bool = False, width: int | None = None) -
     begin, end = ("\033[1m", "\033[0m") if bold else ("[", "]")
 
     def sentence(occurrence: Occurrence) -> str:
-        before, word, after = map(_printable, occurrence.parts())
+        before, word, after = map(printable, occurrence.parts())
         if width is not None:
             columns = width - LEFT - 2 - len(word)
             before, after = around(before.split(), after.split(), columns)
@@ -289,11 +290,6 @@ def around(before: list[str], after: list[str], width: int) -> tuple[str, str]:
         else:
             after, cut_after = after[:-1], True
     return "…" if cut_before else "", "…" if cut_after else ""
-
-
-def _printable(text: str) -> str:
-    """The text with � for characters that could control a terminal."""
-    return "".join(char if char.isprintable() else "�" for char in text)
 
 
 def write_page(result: Neighbours, source: str, path: Path) -> None:

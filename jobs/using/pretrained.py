@@ -4,6 +4,7 @@ The layer itself (`model/inference/elmo.py`) reads folders and knows no registry
 bundle, a checkpoint, `models:/name@alias`, a bilm folder) is first resolved to a verified folder.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,18 @@ import torch
 
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.save_pretrained import Opened, save_finetuned
+from elmwright.jobs.using.substitutes import Substitutes, Vocabulary, substitutes_of
+from elmwright.jobs.using.text.marked_sentence import (
+    MarkedWords,
+    find_mark,
+    marked_list,
+    words_around,
+)
 from elmwright.model.bilm import BiLM
 from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference import elmo
 from elmwright.model.softmax import Softmax
+from elmwright.model.text.text_input import Batch
 from elmwright.pipeline.errors import UserError
 
 
@@ -24,6 +33,8 @@ class Elmo(elmo.Elmo):
 
     opened: Opened | None = None
     """The MODEL that it was opened from."""
+    _vocabulary: Vocabulary | None = None
+    """The softmax, once `substitutes` has needed it."""
 
     @classmethod
     def from_pretrained(
@@ -60,6 +71,37 @@ class Elmo(elmo.Elmo):
         save_finetuned(
             self.bilm, self.opened, Path(folder), name=name, licence=licence, force=force
         )
+
+    def substitutes(self, sentences: Batch, k: int = 10) -> list[Substitutes]:
+        """The `k` most probable words in the place that each sentence marks, as in
+        `they [play] in the garden`: forward × backward probability over the vocabulary.
+
+        A sentence is raw text or a list of words, in which the brackets are part of words. The
+        softmax is read at the first call.
+        """
+        batch = [sentences] if isinstance(sentences, str) else sentences
+        marked = [self._marked(sentence) for sentence in batch]
+        if self._vocabulary is None:
+            if self.opened is None:
+                raise UserError(
+                    "model-incomplete",
+                    "this Elmo was not opened with from_pretrained, so it has no softmax",
+                )
+            model = load_language_model(self.opened.folder, str(self._device), self.opened.called)
+            self._vocabulary = Vocabulary(model.softmax, tuple(model.word_ids), model.word_ids)
+        return substitutes_of(self.bilm, self._vocabulary, marked, k)
+
+    def _marked(self, sentence: str | Sequence[str]) -> MarkedWords:
+        """The model's own words around the mark of a sentence."""
+        if isinstance(sentence, str):
+            mark = find_mark(sentence)
+            return words_around(mark, self.tokenize(mark.text))
+        given = marked_list(sentence)
+        words, spans = self.pieces([*given.before, *given.words, *given.after])
+        first, last = len(given.before), len(given.before) + len(given.words)
+        start = spans[first][0] if first < len(spans) else len(words)
+        end = spans[last - 1][1] if last > first else start
+        return MarkedWords(tuple(words[:start]), tuple(words[start:end]), tuple(words[end:]))
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ import torch
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.argument_checks import check_score_output
 from elmwright.jobs.using.pretrained import choose_device, load_language_model
-from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
-from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
+from elmwright.jobs.using.text.sentences import batches, pieces, read_sentences, text_file
+from elmwright.jobs.using.text.text_lines import Reading, line_reader, split_file, warn_of_text
 from elmwright.model.bilm import States
 from elmwright.model.inference.reading import WINDOW
 from elmwright.model.inference.word_types import TypeCache
@@ -176,7 +176,7 @@ def score_file(
         text = split_file(given, file, sentences) if reading.split else file
         (whole,) = pieces(text, None)
         warn_of_text(model_folder, given, text, reading)
-        with _open_output(output) as out:
+        with open_output(output) as out:
             if not as_json:
                 print(*(WORD_COLUMNS if words else COLUMNS), sep="\t", file=out)
             read = read_sentences(text, whole, line_reader(given, reading))
@@ -234,7 +234,8 @@ def _write(out: TextIO, line: int, score: SentenceScore, words: bool, as_json: b
 
 
 @contextmanager
-def _open_output(output: Path | None) -> Iterator[TextIO]:
+def open_output(output: Path | None) -> Iterator[TextIO]:
+    """The file for a table, which appears when it is complete, or standard output."""
     if output is None:
         yield sys.stdout
         return

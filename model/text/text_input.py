@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from elmwright.model.text.unknown_words import Watch
-from elmwright.pipeline.cleaning.pieces import WITHOUT_SPACES
 from elmwright.pipeline.cleaning.tokeniser import Sentence, Tokenisation, Tokeniser, Word
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.format.pieces import WITHOUT_SPACES
 from elmwright.pipeline.records import from_data, to_data
 from elmwright.pipeline.storage.untrusted import COPY_AGAIN, read_object
 
@@ -91,6 +91,7 @@ class TextInput:
         """Without a tokenisation, strings are split at white space. `pieces` is the
         sentencepiece model. Words are compared with the list `vocab`, if there is one."""
         self.tokenisation = tokenisation
+        self.pieces_file = pieces
         self.watch = Watch(vocab)
         self._tokeniser = Tokeniser(tokenisation, pieces) if tokenisation else None
         self._has_warned = False

@@ -7,7 +7,10 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +161,11 @@ def test_a_version_that_was_published_before_splits_strings_at_spaces(
         ([[["The"]]], {}, "word 0 of sentence 0 is list"),
         (["The cat", ""], {}, "sentence 1 of the batch is empty"),
         ([None], {}, "sentence 0 of the batch is None"),
-        (["The cat"], {"layers": "bottom"}, "it may be all, top or mean"),
+        (None, {}, "sentence 0 of the batch is None"),
+        (b"The cat", {}, "sentence 0 of the batch is bytes"),
+        (["The cat"], {"layers": "bottom"}, "is none of all, top, mean, 0 … 2"),
+        (["The cat"], {"layers": "3"}, "is none of all, top, mean, 0 … 2"),
+        (["The cat"], {"pool": "sum"}, "pool is 'sum'"),
     ],
 )
 def test_what_is_no_list_of_sentences_is_refused(
@@ -175,3 +182,37 @@ def test_tokenised_sentences_reach_the_service_whole(served: Any, bundle: Path) 
         found = json.loads(answer.response)["predictions"]
         for got, expected in zip(found, Elmo.from_pretrained(bundle).embed(SENTENCES), strict=True):
             np.testing.assert_allclose(np.array(got), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("layers", "take"), [("0", 0), ("2", 2), ("top", 2)])
+def test_a_layer_is_chosen_by_its_number(served: Any, bundle: Path, layers: str, take: int) -> None:
+    given = ["The old cat", ["A", "bird"]]
+    wanted = Elmo.from_pretrained(bundle).embed(given)
+    for got, vectors in zip(served.predict(given, {"layers": layers}), wanted, strict=True):
+        np.testing.assert_allclose(got, vectors[take : take + 1], atol=1e-6)
+
+
+def test_many_threads_get_the_vectors_of_embed(bundle: Path) -> None:
+    """A server calls predict in several threads, and each brings words that are new."""
+    embedder = Embedder(bundle)
+    batches = [
+        [[f"new{n}x{word}" for word in range(1 + n % 7)] for n in range(start, start + 5)]
+        for start in range(0, 200, 5)
+    ]
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(embedder.predict, batches))
+    elmo = Elmo.from_pretrained(bundle)
+    for batch, answer in zip(batches, answers, strict=True):
+        for got, wanted in zip(answer, elmo.embed(batch), strict=True):
+            np.testing.assert_allclose(got, wanted, atol=1e-6)
+
+
+@pytest.mark.heavy
+def test_eight_clients_at_once_are_all_answered(bundle: Path) -> None:
+    """The bench itself, for some seconds."""
+    bench = Path(__file__).parents[1] / "bench" / "bench_serving.py"
+    command = [sys.executable, str(bench), str(bundle), "--seconds", "5", "--clients", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sentences/s" in done.stdout
+    assert "0 requests failed" in done.stdout

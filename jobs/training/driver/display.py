@@ -17,6 +17,7 @@ from elmwright.jobs.rundir.journal_records import (
     CheckpointSaved,
     Evaluation,
     Metrics,
+    NoteGiven,
     Record,
     Scoring,
     StepDone,
@@ -48,7 +49,7 @@ class Watcher:
         begun: threading.Event | None = None,
         repeated: range | None = None,
     ) -> None:
-        """Warnings that are in the journal already are not shown again.
+        """Warnings and notes that are in the journal already are not shown again.
 
         `begun` is set while the processes of an attempt are training. `repeated` are the steps of a
         replay, which makes no evaluations.
@@ -92,6 +93,8 @@ class Watcher:
             self._apply(record)
             if isinstance(record, WarningGiven):
                 self._console.warn(record.text)
+            elif isinstance(record, NoteGiven):
+                self._console.say(record.text)
         if self._begun:
             self._begun_event.set()
         self._show()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from elmwright.jobs.training.loop.block_cache import BlockCache
 from elmwright.model.chars import char_ids
-from elmwright.pipeline.cleaning import pieces
+from elmwright.pipeline.format import pieces
 from elmwright.pipeline.format.block import Block, remap, streams
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader

@@ -82,6 +82,8 @@ class Trainer:
     includes steps that are still to come, after a rollback."""
     average: Average | None = None
     """The average of the weights, if `train.average_steps` is set."""
+    adopted: str = ""
+    """A sentence about what was taken from `train.init_from`, if training begins with that."""
 
     @property
     def step(self) -> int:
@@ -288,7 +290,7 @@ def adopt(
         note = json.dumps(to_data(base_model(name, found)), indent=1)
         at(join(folder.train, "base.json")).write_bytes(note.encode())
     if other.softmax is None or other.vocab is None:
-        log.info("train.init_from %s has no softmax: that starts fresh", name)
+        trainer.adopted = f"train.init_from {name} has no softmax, so all of its rows start fresh"
         return
     words = at(join(folder.corpus, "vocab.txt")).read_bytes().decode("utf-8")
     other_ids = {word: number for number, word in enumerate(other.vocab)}
@@ -303,11 +305,9 @@ def adopt(
     for key, tensor in trainer.softmax.state().items():
         values = other.softmax.state()[key].index_select(0, other_rows)
         tensor.index_copy_(0, rows, values.to(device))
-    log.info(
-        "train.init_from %s: %d of %d words take their softmax rows from it",
-        name,
-        len(shared),
-        trainer.softmax.vocab_size,
+    trainer.adopted = (
+        f"{len(shared):,} of {trainer.softmax.vocab_size:,} softmax rows are those of the same "
+        f"words in {name}"
     )
 
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elmwright.jobs.checkpoints.checkpoint import folder_name, list_checkpoints
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.rundir.journal_records import WarningGiven
+from elmwright.jobs.rundir.journal_records import NoteGiven, WarningGiven
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
 from elmwright.jobs.training.loop.block_cache import block_cache
@@ -88,6 +88,8 @@ def train(
     recorder = Recorder()
     if ranks.rank == 0:
         recorder = RunRecorder(config, folder, attempt, ranks, trainer.step)
+    if trainer.adopted:
+        recorder.write(NoteGiven(step=trainer.step, text=trainer.adopted))
     cache = block_cache(folder.corpus, folder.scratch / "blocks", settings.cache_mb)
     blocks = Blocks(
         folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes), cache=cache

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,14 @@ import pytest
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
 from elmwright.jobs.config.resume_settings import changed_settings
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.config.toml_file import config_hash, load_config, to_dict
+from elmwright.jobs.config.toml_file import load_config, to_dict
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.stages import train
+from elmwright.jobs.stages.base_model import taken_settings
 from elmwright.jobs.stages.preflight import preflight
 from elmwright.jobs.stages.problems import as_text
-from elmwright.jobs.stages.stage import Run
+from elmwright.jobs.stages.stage import find_run
 from elmwright.jobs.stages.workflow import ALL_STAGES
 from elmwright.model.config import ModelConfig, shape_problem
 from elmwright.pipeline.cleaning.language import code_problem
@@ -31,7 +33,7 @@ def problems_of(tmp_path: Path, text: object = None, **changes: object) -> list[
 
 
 def problems_in(config: RunConfig) -> list[str]:
-    return preflight(Run(config, RunFolder.of(config)), ALL_STAGES, STAGES)
+    return preflight(find_run(config, RunFolder.of(config)), ALL_STAGES, STAGES)
 
 
 def test_sound_config_has_no_problems_and_nothing_is_written(tmp_path: Path) -> None:
@@ -261,6 +263,54 @@ def test_init_from_model_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "model.projection_dim is 4, but the model in train.init_from has 8" in problem
 
 
+def leave_out_model(path: Path) -> None:
+    """Remove the section [model] from a config."""
+    written = re.sub(r"(?m)^\[model\]\n(?:\w+ = .*\n)*", "", path.read_text())
+    assert "projection_dim" not in written
+    path.write_text(written)
+
+
+def test_settings_of_the_model_that_are_not_given_come_from_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = write_text(tmp_path / "text.txt", 30)
+    base = load_config(str(write_config(tmp_path, text)))
+    write_model(tmp_path / "base", base)
+    path = write_config(tmp_path, text, train_init_from="base")
+    leave_out_model(path)
+    monkeypatch.chdir(tmp_path)
+    config = load_config(str(path))
+    assert config.model == ModelConfig()
+    run = find_run(config, RunFolder.of(config))
+    assert run.config.model == base.model
+    assert problems_in(config) == []
+    told = taken_settings(config, run.config)
+    assert "dim = 16" in told
+    assert "from base" in told
+    assert "residual" not in told, "that was the same before"
+    config = load_config(str(path), ["model.dim=24", "model.n_highway=0"])
+    [problem] = problems_in(config)
+    assert "model.dim is 24, but the model in train.init_from has 16" in problem
+    assert "model.n_highway is 0" in problem
+    assert "projection_dim" not in problem
+
+
+def test_a_base_that_is_missing_or_damaged_is_reported_before_the_corpus_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = write_text(tmp_path / "text.txt", 30)
+    config = load_config(str(write_config(tmp_path, text, train_init_from="base")))
+    monkeypatch.chdir(tmp_path)
+    assert problems_in(config) == [
+        "train.init_from: there is no model folder 'base' and no run of that name; give a run, a "
+        "bundle, a checkpoint, a folder with options.json and one .hdf5, or models:/NAME@ALIAS"
+    ]
+    write_model(tmp_path / "base", config)
+    (tmp_path / "base" / "options.json").write_text("{")
+    [problem] = problems_in(config)
+    assert "options.json" in problem
+
+
 @pytest.mark.heavy
 def test_relative_init_from_is_resolved_before_workers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -270,14 +320,17 @@ def test_relative_init_from_is_resolved_before_workers_start(
     path = write_config(tmp_path, text, train_init_from="base", train_max_steps=2)
     config = load_config(str(path))
     write_model(tmp_path / "base", config)
+    leave_out_model(path)
     monkeypatch.chdir(tmp_path)
     done = elmwright("train", path)
     assert done.returncode == 0, done.stdout + done.stderr
     [*_, info] = list_checkpoints(RunFolder.of(config).checkpoints)
     saved = json.loads((Path(info.path) / "config.json").read_text())["run_config"]
     assert saved["train"]["init_from"] == "base"
-    assert config_hash(load_config(str(path))) == config_hash(config)
+    assert saved["model"] == to_dict(config)["model"]
+    assert "[model] has from base: dim = 16" in done.stdout
     os.rename(tmp_path / "base", tmp_path / "gone")
+    assert "train.init_from base has no softmax" in done.stdout
     again = elmwright("train", path, "--set", "train.max_steps=3")
     assert again.returncode == 0, "resuming does not need init_from" + again.stderr
 

@@ -13,6 +13,7 @@ from elmwright.jobs.bundles.bundle import read_sums
 from elmwright.jobs.bundles.bundle_json import read_bundle_config
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt
 from elmwright.jobs.cli.command import main
+from elmwright.jobs.cluster.local_ray import start_local_ray
 from elmwright.jobs.config.toml_file import load_config, to_dict
 from elmwright.jobs.publishing.export import export_run
 from elmwright.jobs.rundir.layout import RunFolder
@@ -22,7 +23,7 @@ from elmwright.jobs.training.loop.train import train
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.pipeline.build.driver import build_corpus
 from elmwright.pipeline.build.sample import try_rules
-from elmwright.pipeline.cleaning.pieces import text_of
+from elmwright.pipeline.format.pieces import text_of
 from elmwright.pipeline.progress import silent
 from elmwright.pipeline.storage.files import at
 from tests.support.made_once import made_once
@@ -52,7 +53,7 @@ def make_run(home: Path) -> None:
     settings = {**SETTINGS, "train_max_steps": 20, "train_processes": 1}
     config = load_config(str(write_config(home, home / "ko.txt", **settings)))
     run = RunFolder.of(config)
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    start_local_ray(1)
     try:
         build_corpus(
             config.corpus,

@@ -6,8 +6,8 @@ import pytest
 
 from elmwright.jobs.cli import command
 from elmwright.pipeline.build.sample import try_rules
-from elmwright.pipeline.cleaning.pieces import SPACE, text_of
 from elmwright.pipeline.config import CorpusConfig, Pieces
+from elmwright.pipeline.format.pieces import SPACE, text_of
 from tests.support.tiny import write_config, write_text
 
 SMALL = Pieces(size=60)

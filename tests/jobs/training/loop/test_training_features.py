@@ -16,15 +16,19 @@ from elmwright.jobs.bundles.base_model import recorded_base
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
 from elmwright.jobs.checkpoints.contents import SavedScore
 from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.journal_lines import read_journal
-from elmwright.jobs.rundir.journal_records import WarningGiven
+from elmwright.jobs.rundir.journal_records import NoteGiven, WarningGiven
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.metrics import Regime
+from elmwright.jobs.stages.base_model import NO_BASE
+from elmwright.jobs.stages.stage import find_run
 from elmwright.jobs.training.loop import training_step
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.state import Trainer
 from elmwright.jobs.training.loop.train import train
+from elmwright.model.config import ModelConfig
 from elmwright.model.formats.bilm_format import write_options, write_weights
 from elmwright.model.formats.folder import load_folder, model_tensors
 from elmwright.model.optim import Optimizer
@@ -246,12 +250,23 @@ def test_init_from_copies_the_bilm_and_the_softmax_rows_of_shared_words(
     model = list_checkpoints(first.checkpoints)[-1].path
     same = {"train_init_from": model, "train_dropout": 0.0, "train_negatives": 10_000}
     second = trained(tmp_path / "second", corpus, train_max_steps=1, **same)
+    notes = [r.text for r, _ in read_journal(second.journal, 0) if isinstance(r, NoteGiven)]
+    size = len(Path(corpus, "vocab.txt").read_text().splitlines())
+    told = f"{size:,} of {size:,} softmax rows are those of the same words in {model}"
+    assert notes == [told]
     fresh = trained(tmp_path / "fresh", corpus, train_max_steps=1, train_negatives=10_000)
     assert losses(second)[1] < losses(fresh)[1] - 0.1
     base = recorded_base(second.train)
     assert base is not None
     assert base.sha256 == list_checkpoints(first.checkpoints)[-1].sha256
     assert recorded_base(fresh.train) is None
+
+    # Once there is a checkpoint, its shape counts, and the base may be gone.
+    config = load_config(str(tmp_path / "second" / "tiny.toml"))
+    moved = replace(config.train, init_from="gone")
+    again = find_run(replace(config, model=ModelConfig(), train=moved), second)
+    assert again.config.model == config.model
+    assert again.base == NO_BASE
 
     folder = tmp_path / "other"
     folder.mkdir()
@@ -275,6 +290,7 @@ def test_init_from_copies_the_bilm_and_the_softmax_rows_of_shared_words(
     assert torch.equal(trainer.softmax.weight[4], theirs[3])
     assert torch.equal(trainer.softmax.weight[5], untouched)
     assert torch.equal(trainer.softmax.bias[7], loaded.softmax.bias[7])
+    assert trainer.adopted.startswith(f"{len(words) - 1:,} of {len(words):,} softmax rows")
 
 
 def prepare_blank(folder: Path, corpus: Path) -> tuple[RunConfig, RunFolder]:
