@@ -2,9 +2,9 @@
 
 `from elmwright import Elmo` is all that a user of a finished model needs. `SentenceVectors` is for
 scikit-learn, `CachedLayers` and `LayerMixes` are for a task that trains from vectors in a file,
-`Sentences` for torch.compile, and `shards` gives the sentences of a corpus. A mistake of the caller
-raises `UserError`. Names are resolved on first use, so `import elmwright` (and the command's `--help`)
-does not import torch.
+`Sentences` is for torch.compile, and `shards` gives the sentences of a corpus. A mistake of the
+caller raises `UserError`. Names are resolved on first use, so `import elmwright` (and the command's
+`--help`) does not import torch.
 
 The top room of jobs/: it may import every other room. They take only `__version__` from it.
 """

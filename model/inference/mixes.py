@@ -25,8 +25,15 @@ class ElmoOutput:
     a sentence has no word."""
     mask: Tensor
     """True where a sentence has a word, [sentences, words]."""
-    layers: tuple[Tensor, ...]
-    """Each layer by itself, the encoder's first, in the shape of a mix and without dropout."""
+    words: tuple[Tensor, ...]
+    """Each layer's vectors of all words, [words of all sentences, 2·projection_dim]."""
+    places: Tensor
+    """Where these words are in the flat mask."""
+
+    @property
+    def layers(self) -> tuple[Tensor, ...]:
+        """Each layer by itself, the encoder's first, in the shape of a mix and without dropout."""
+        return tuple(_spread(layer, self.mask, self.places) for layer in self.words)
 
 
 class ScalarMix(nn.Module):
@@ -104,7 +111,7 @@ class Mixes(nn.Module):
         """
         is_word = torch.ones_like(places, dtype=torch.bool)
         mixes = [_spread(self.dropout(mix(layers, is_word)), mask, places) for mix in self.mixes]
-        return ElmoOutput(mixes, mask, tuple(_spread(layer, mask, places) for layer in layers))
+        return ElmoOutput(mixes, mask, tuple(layers), places)
 
     def regularization(self, strength: float) -> Tensor:
         """λ‖w‖² over all mixes. Added to a task's loss, it pulls them towards the plain average."""
