@@ -68,7 +68,7 @@ def measure(
 
 
 def _process(config: RunConfig, vocabulary: int) -> Process:
-    """What `train` and `state.begin` set up, for one process without a corpus."""
+    """What `train` and `starting.begin` set up, for one process without a corpus."""
     ranks = Ranks()
     bilm = BiLM(config.model, 1)
     softmax = Softmax.create(vocabulary, config.model.projection_dim, 2)

@@ -15,8 +15,8 @@ The dev part is for scoring once, after the last change of a rule.
   as in the first task of a build, and is then asked again, as in all others. The old rules are
   loaded from git, at the commit before the new ones.
 
-Required on dev are F1 0.975, 1,800 exact sentences of 2,001, F1 0.90 of sentence ends, and no less
-speed than before. UD splits `well - known` and Penn does not: one sentence in twenty cannot be exact.
+Required on dev are F1 0.975, 1,800 exact sentences of 2,001, F1 0.90 of sentence ends, and no
+less speed than before. UD splits `well - known` and Penn does not: one sentence in twenty cannot be exact.
 """
 
 import argparse

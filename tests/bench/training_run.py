@@ -28,7 +28,8 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.metrics import LOSS
 from elmwright.jobs.training.loop import train as loop
 from elmwright.jobs.training.loop.exchange import Ranks
-from elmwright.jobs.training.loop.state import Trainer, begin
+from elmwright.jobs.training.loop.starting import begin
+from elmwright.jobs.training.loop.state import Trainer
 from elmwright.pipeline.records import from_data
 
 

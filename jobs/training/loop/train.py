@@ -39,14 +39,8 @@ from elmwright.jobs.training.loop.heldout_pass import HeldOut
 from elmwright.jobs.training.loop.measurements import Clock
 from elmwright.jobs.training.loop.recorder import Recorder, RunRecorder
 from elmwright.jobs.training.loop.rewind import BadSteps
-from elmwright.jobs.training.loop.state import (
-    FindModel,
-    Trainer,
-    begin,
-    restore,
-    snapshot,
-    start_over,
-)
+from elmwright.jobs.training.loop.starting import FindModel, begin, restore, start_over
+from elmwright.jobs.training.loop.state import Trainer, snapshot
 from elmwright.jobs.training.loop.stream import Prefetch, Reading
 from elmwright.jobs.training.loop.training_step import Process, make_step
 from elmwright.pipeline.format.lanes import skipped_windows

@@ -30,7 +30,7 @@ from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop.block_cache import BlockCache
 from elmwright.jobs.training.loop.exchange import Ranks
-from elmwright.jobs.training.loop.state import begin
+from elmwright.jobs.training.loop.starting import begin
 from elmwright.jobs.using.evaluate_model import recorded_lanes
 from elmwright.jobs.using.fill_cache import use_table, write_table
 from elmwright.model.formats.folder import load_folder

@@ -20,7 +20,7 @@ from elmwright.jobs.training.loop import train as loop
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.heldout_pass import HeldOut
-from elmwright.jobs.training.loop.state import adopt, begin
+from elmwright.jobs.training.loop.starting import adopt, begin
 from elmwright.jobs.training.loop.stream import Batch
 from elmwright.jobs.training.loop.train import train
 from elmwright.jobs.training.loop.training_step import Process, StepResult

@@ -19,7 +19,7 @@ from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.journal_records import WarningGiven
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop.exchange import Ranks
-from elmwright.jobs.training.loop.state import begin, restore
+from elmwright.jobs.training.loop.starting import begin, restore
 from elmwright.jobs.training.loop.train import train
 from elmwright.model.softmax import Softmax
 from elmwright.pipeline.errors import UserError

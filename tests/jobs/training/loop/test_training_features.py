@@ -278,7 +278,7 @@ def test_init_from_copies_the_bilm_and_the_softmax_rows_of_shared_words(
     mine = tmp_path / "corpus"
     mine.mkdir()
     (mine / "vocab.txt").write_text("\n".join(swapped) + "\n")
-    from elmwright.jobs.training.loop.state import adopt, begin
+    from elmwright.jobs.training.loop.starting import adopt, begin
     from elmwright.pipeline.format.manifest import Manifest
 
     blank, _ = prepare_blank(tmp_path / "blank", corpus)
