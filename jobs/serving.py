@@ -18,6 +18,7 @@ torch has all cores for it, and `pool` is a setting of the model. So the others 
 refused.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -81,7 +82,8 @@ def _column(model_input: Any) -> list[Any]:
         (model_input,) = model_input.values()
     if isinstance(model_input, np.ndarray) and model_input.ndim == 0:
         model_input = model_input.item()
-    return [model_input] if isinstance(model_input, str) else list(model_input)
+    is_batch = isinstance(model_input, Iterable) and not isinstance(model_input, str | bytes)
+    return list(model_input) if is_batch else [model_input]
 
 
 def _mistake(sentence: str) -> Exception:

@@ -175,6 +175,12 @@ COMMANDS = {
             arg("--mix W0,W1,…", "one vector per word: the layers times these weights, added"),
         ),
         arg("--gamma", "with --mix: scales the sum (1)", type=float, default=1.0),
+        arg(
+            "--dtype",
+            "type of the numbers (float32); float16 takes half the space",
+            choices=("float32", "float16"),
+            default="float32",
+        ),
         arg("--batch-size N", "sentences per batch (32)", type=int, default=32),
         arg("--workers N", "Ray worker processes (1)", type=int, default=1),
         TEXT_KIND,

@@ -17,8 +17,8 @@ from elmwright.jobs.runbook.find_corpus import corpus_of
 from elmwright.jobs.runbook.find_run import find_run, is_run
 from elmwright.jobs.runbook.runbook import is_name
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.using.pairs_file import read_pairs
-from elmwright.jobs.using.sentences import is_stream, pieces
+from elmwright.jobs.using.text.pairs_file import read_pairs
+from elmwright.jobs.using.text.sentences import is_stream, pieces
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.storage.files import at, join

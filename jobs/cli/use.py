@@ -28,13 +28,13 @@ from elmwright.jobs.using.argument_checks import (
     check_score_input,
     check_score_output,
 )
-from elmwright.jobs.using.marked_sentence import find_mark
+from elmwright.jobs.using.text.marked_sentence import find_mark
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import silent
 from elmwright.pipeline.records import to_data
 
 if TYPE_CHECKING:
-    from elmwright.jobs.using.text_lines import Reading
+    from elmwright.jobs.using.text.text_lines import Reading
 
 
 def embed(options: Namespace) -> None:
@@ -57,6 +57,7 @@ def embed(options: Namespace) -> None:
         batch_size=options.batch_size,
         carry_state=options.carry_state,
         device=options.device,
+        dtype=options.dtype,
         table=options.cache,
         reading=_reading(options),
         pool=options.pool,
@@ -178,7 +179,7 @@ def neighbours(options: Namespace) -> None:
 
 
 def _reading(options: Namespace) -> "Reading":
-    from elmwright.jobs.using.text_lines import Reading
+    from elmwright.jobs.using.text.text_lines import Reading
 
     return Reading(tokenized=options.tokenized, split=options.split)
 
@@ -186,7 +187,7 @@ def _reading(options: Namespace) -> "Reading":
 def tokenize(options: Namespace) -> None:
     check_model(options.model, options.require_signature)
     check_text(options.input)
-    from elmwright.jobs.using.tokenize import tokenize_file
+    from elmwright.jobs.using.text.tokenize import tokenize_file
 
     tokenize_file(options.model, options.input, split=options.split, as_json=options.json)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from elmwright.jobs.bundles.base_model import recorded_base
 from elmwright.jobs.bundles.bundle import (
     FILES,
     OPTIONAL,
@@ -268,6 +269,7 @@ def _write(
         step=info.step,
         sha256=info.sha256,
         weights=weights,
+        base=recorded_base(folder.train),
         run_id=read_run_id(folder),
         tracking_uri=tracking_uri(config, folder),
     )
@@ -377,6 +379,7 @@ def _describe(
         facts,
         state=state,
         weights=weights,
+        base=recorded_base(folder.train),
         example=Example(example, tuple(TextInput.of_folder(target).words(example))),
         has_softmax=(target / "softmax.safetensors").exists(),
         has_curve=picture is not None,

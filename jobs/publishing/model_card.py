@@ -11,6 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from elmwright import __version__
+from elmwright.jobs.bundles.base_model import BaseModel
 from elmwright.jobs.checkpoints.contents import CheckpointState, Scores
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.publishing.examples import PLAIN, Example
@@ -31,6 +32,7 @@ def model_card(
     *,
     state: CheckpointState,
     weights: str,
+    base: BaseModel | None = None,
     has_softmax: bool,
     has_curve: bool,
     example: Example = PLAIN,
@@ -65,6 +67,7 @@ def model_card(
         facts=facts,
         state=state,
         weights=weights,
+        base=base,
         example=example,
         version=__version__,
         scored_part=scored_part,

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from elmwright.jobs.bundles.base_model import BaseModel
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash, to_dict
 from elmwright.jobs.environment.checkout import commit_of
@@ -48,6 +49,8 @@ class Provenance:
     """Which weights of the checkpoint these are: the last, or an average."""
     mlflow_run_id: str
     mlflow_tracking_uri: str
+    base: BaseModel | None
+    """The model in train.init_from, if training began with one."""
 
 
 def provenance(
@@ -60,6 +63,7 @@ def provenance(
     weights: str,
     run_id: str,
     tracking_uri: str,
+    base: BaseModel | None = None,
 ) -> Provenance:
     """Code, config, corpus, checkpoint, tracking, packages, seeds, machine and time.
 
@@ -79,6 +83,7 @@ def provenance(
         weights=weights,
         mlflow_run_id=run_id,
         mlflow_tracking_uri=relative_uri(without_secret(tracking_uri), run),
+        base=base,
     )
 
 

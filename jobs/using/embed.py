@@ -4,11 +4,10 @@ The text is cut at line ends into pieces of 256 KB. The vectors of each piece ar
 file beside the output. When all parts exist they are joined, in order, and the result is renamed to
 the output. So several Ray workers can make parts at the same time, and a command that was killed
 resumes from its parts if model, text and options are unchanged. This needs disk space for the
-vectors twice. (Two runs give the same vectors up to rounding, about 1e-6, because word types are
-encoded together with those that occur near them.)
+vectors twice. (Parts that were made with another number of threads differ by rounding.)
 
-A part contains only float32 numbers, sentence after sentence. Their words are in the text, which is
-read again when the parts are joined.
+A part contains only numbers of the output's type, sentence after sentence. Their words are in the
+text, which is read again when the parts are joined.
 
 With `carry_state` a sentence depends on those before it, so the text is one piece, made by one
 process, and a killed command starts again from the beginning.
@@ -32,9 +31,9 @@ from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.work_folder import alone_in
 from elmwright.jobs.terminal.signals import stop_signals
 from elmwright.jobs.using.argument_checks import check_output
-from elmwright.jobs.using.embed_output import Vectors, output_format, vectors_file
+from elmwright.jobs.using.embed_output import Vectors, as_type, output_format, vectors_file
 from elmwright.jobs.using.layer_choice import choose_layers
-from elmwright.jobs.using.sentences import (
+from elmwright.jobs.using.text.sentences import (
     Piece,
     batches,
     is_stream,
@@ -42,7 +41,7 @@ from elmwright.jobs.using.sentences import (
     read_sentences,
     text_file,
 )
-from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
+from elmwright.jobs.using.text.text_lines import Reading, line_reader, split_file, warn_of_text
 from elmwright.model.text.text_input import Pool
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import Advance, Progress, plural, silent
@@ -68,6 +67,8 @@ class Recipe:
     """Whether line n continues the states of line n − batch_size."""
     device: str = "cpu"
     """Where to compute."""
+    dtype: str = "float32"
+    """The type of the numbers in the output: one of `DTYPES`."""
     table: str = ""
     """A file of `elmwright fill-cache`."""
     reading: Reading = field(default_factory=Reading)
@@ -113,7 +114,8 @@ class Embedder:
         with at(part).writing() as file:
             for batch, read in batches(read_sentences(text, piece, self.words), exactly):
                 for vectors in self.elmo.embed(batch, batch_size=size):
-                    file.write(np.ascontiguousarray(_combine(vectors, self.recipe)).data)
+                    numbers = as_type(_combine(vectors, self.recipe), self.recipe.dtype)
+                    file.write(np.ascontiguousarray(numbers).data)
                 words += sum(map(len, batch))
                 advance(read, f"{words / (time.monotonic() - start):,.0f} words/s")
         return piece.end - piece.start
@@ -189,7 +191,9 @@ def embed_file(
             elif missing:
                 _embed_on_ray(folder, recipe, text, missing, workers, advance)
         shape = embedder.n_layers, embedder.elmo.width
-        lines, words = _join(text, embedder.words, parts, shape, work / "joined", kind)
+        lines, words = _join(
+            text, embedder.words, parts, shape, work / "joined", kind, recipe.dtype
+        )
         with explained(output):
             sync_to_disk(work / "joined")
             os.replace(work / "joined", output)
@@ -243,18 +247,20 @@ def _join(
     shape: tuple[int, int],
     joined: Path,
     kind: str,
+    dtype: str,
 ) -> tuple[int, int]:
     """Join parts into one file; return the numbers of sentences and words."""
     line = words = 0
     n_layers, width = shape
-    with explained(joined), vectors_file(joined, kind) as add:
+    size = np.dtype(dtype).itemsize
+    with explained(joined), vectors_file(joined, kind, dtype) as add:
         for part, piece in parts.items():
             with open(part, "rb") as file:
                 for sentence, _ in read_sentences(text, piece, words_of):
-                    data = file.read(4 * n_layers * len(sentence) * width)
-                    if len(data) != 4 * n_layers * len(sentence) * width:
+                    data = file.read(size * n_layers * len(sentence) * width)
+                    if len(data) != size * n_layers * len(sentence) * width:
                         raise Failed(f"{part} is too short for its text; remove {part.parent}")
-                    vectors = np.frombuffer(data, np.float32)
+                    vectors = np.frombuffer(data, dtype)
                     add(line, sentence, vectors.reshape(n_layers, len(sentence), width))
                     line += 1
                     words += len(sentence)

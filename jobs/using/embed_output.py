@@ -1,12 +1,12 @@
 """Writes files of vectors, sentence by sentence.
 
-    .hdf5      dataset "0", "1", … (line numbers): float32 (layers, words, width), as in bilm-tf
-    .parquet   a row per sentence: line, tokens, shape [layers, words, width], vectors (float32)
+    .hdf5      dataset "0", "1", … (line numbers): (layers, words, width), as in bilm-tf
+    .parquet   a row per sentence: line, tokens, shape [layers, words, width], vectors
     .npz       array "0", "1", …: the same arrays for `numpy.load`, without pickle
 
-The same vectors give the same bytes. HDF5 and Parquet are written in bounded memory. npz, a zip,
-keeps a directory of its entries (about half a kilobyte per sentence) until it is closed, so corpora
-belong in the other two.
+Numbers are float32, or float16 in half the space. The same vectors give the same bytes. HDF5 and
+Parquet are written in bounded memory. npz, a zip, keeps a directory of its entries (about half a
+kilobyte per sentence) until it is closed, so corpora belong in the other two.
 """
 
 import zipfile
@@ -21,11 +21,13 @@ import numpy.typing as npt
 from elmwright.pipeline.errors import UserError
 
 Vectors = npt.NDArray[np.float32]
-Add = Callable[[int, list[str], Vectors], None]
+Numbers = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+Add = Callable[[int, list[str], Numbers], None]
 """Line number, words, vectors (layers, words, width)."""
 
 SUFFIXES = {".hdf5": "hdf5", ".h5": "hdf5", ".parquet": "parquet", ".npz": "npz"}
 FORMATS = ("hdf5", "parquet", "npz")
+DTYPES = ("float32", "float16")
 ROW_GROUP_FLOATS = 1 << 22
 """Numbers in a Parquet row group: 16 MB, unless a single sentence has more."""
 
@@ -41,9 +43,22 @@ def output_format(path: Path, kind: str | None) -> str:
     return kind
 
 
-def vectors_file(path: Path, kind: str) -> AbstractContextManager[Add]:
+def as_type(vectors: Vectors, dtype: str) -> Numbers:
+    """The vectors in another type; UserError if one of its numbers is too large for that."""
+    with np.errstate(over="ignore"):
+        numbers: Numbers = vectors.astype(dtype, copy=False)
+    if dtype != "float32" and not np.isfinite(numbers).all():
+        raise UserError(
+            "argument", f"a vector has a number that {dtype} cannot hold; leave out --dtype"
+        )
+    return numbers
+
+
+def vectors_file(path: Path, kind: str, dtype: str = "float32") -> AbstractContextManager[Add]:
     """Create a file of vectors; the context is a function that adds a sentence."""
-    return {"hdf5": _hdf5, "parquet": _parquet, "npz": _npz}[kind](path)
+    if kind == "parquet":
+        return _parquet(path, dtype)
+    return {"hdf5": _hdf5, "npz": _npz}[kind](path)
 
 
 @contextmanager
@@ -52,7 +67,7 @@ def _hdf5(path: Path) -> Iterator[Add]:
 
     with h5py.File(path, "w") as file:
 
-        def add(line: int, _tokens: list[str], vectors: Vectors) -> None:
+        def add(line: int, _tokens: list[str], vectors: Numbers) -> None:
             file.create_dataset(str(line), data=vectors, track_times=False)
 
         yield add
@@ -62,7 +77,7 @@ def _hdf5(path: Path) -> Iterator[Add]:
 def _npz(path: Path) -> Iterator[Add]:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as file:
 
-        def add(line: int, _tokens: list[str], vectors: Vectors) -> None:
+        def add(line: int, _tokens: list[str], vectors: Numbers) -> None:
             entry = zipfile.ZipInfo(f"{line}.npy")  # dated 1980: the same bytes every time
             with file.open(entry, "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, vectors, allow_pickle=False)
@@ -71,7 +86,7 @@ def _npz(path: Path) -> Iterator[Add]:
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[Add]:
+def _parquet(path: Path, dtype: str) -> Iterator[Add]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -80,10 +95,10 @@ def _parquet(path: Path) -> Iterator[Add]:
             ("line", pa.int64()),
             ("tokens", pa.list_(pa.string())),
             ("shape", pa.list_(pa.int32())),
-            ("vectors", pa.list_(pa.float32())),
+            ("vectors", pa.list_(pa.from_numpy_dtype(np.dtype(dtype)))),
         ]
     )
-    rows: list[tuple[int, list[str], Vectors]] = []
+    rows: list[tuple[int, list[str], Numbers]] = []
 
     def table() -> Any:
         ends = np.cumsum([0, *(vectors.size for _, _, vectors in rows)])
@@ -100,7 +115,7 @@ def _parquet(path: Path) -> Iterator[Add]:
     options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
     with parquet.ParquetWriter(path, schema, **options) as file:
 
-        def add(line: int, tokens: list[str], vectors: Vectors) -> None:
+        def add(line: int, tokens: list[str], vectors: Numbers) -> None:
             rows.append((line, tokens, vectors))
             if sum(vectors.size for _, _, vectors in rows) >= ROW_GROUP_FLOATS or (
                 len(rows) >= 4096

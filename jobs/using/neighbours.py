@@ -28,8 +28,8 @@ from elmwright.jobs.terminal.wording import printable
 from elmwright.jobs.using.argument_checks import check_query, no_word
 from elmwright.jobs.using.layer_choice import choose_layers
 from elmwright.jobs.using.pretrained import Elmo
-from elmwright.jobs.using.sentences import batches, pieces, read_lines, text_file
-from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
+from elmwright.jobs.using.text.sentences import batches, pieces, read_lines, text_file
+from elmwright.jobs.using.text.text_lines import Reading, line_reader, split_file, warn_of_text
 from elmwright.model.inference.pooling import mean_of_pieces
 from elmwright.model.text.text_input import Span, spans_of
 from elmwright.pipeline.cleaning.tokeniser import Tokeniser

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from elmwright.jobs.registry.resolve import resolve
-from elmwright.jobs.using.marked_sentence import (
+from elmwright.jobs.using.save_pretrained import Opened, save_finetuned
+from elmwright.jobs.using.substitutes import Substitutes, Vocabulary, substitutes_of
+from elmwright.jobs.using.text.marked_sentence import (
     MarkedWords,
     find_mark,
     marked_list,
     words_around,
 )
-from elmwright.jobs.using.substitutes import Substitutes, Vocabulary, substitutes_of
 from elmwright.model.bilm import BiLM
 from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference import elmo
@@ -30,9 +31,8 @@ from elmwright.pipeline.errors import UserError
 class Elmo(elmo.Elmo):
     """`elmwright.model.inference.elmo.Elmo` whose `from_pretrained` takes any MODEL."""
 
-    _folder: Path | None = None
-    _name = ""
-    """The folder that was opened, and the user's name for it."""
+    opened: Opened | None = None
+    """The MODEL that it was opened from."""
     _vocabulary: Vocabulary | None = None
     """The softmax, once `substitutes` has needed it."""
 
@@ -52,8 +52,25 @@ class Elmo(elmo.Elmo):
         )
         layer = super().from_pretrained(verified, device=choose_device(str(device)), **options)
         assert isinstance(layer, cls)  # noqa: S101 - for the type checker
-        layer._folder, layer._name = verified, str(folder)
+        layer.opened = Opened(str(folder), verified)
         return layer
+
+    def save_pretrained(
+        self, folder: Path | str, *, name: str = "", licence: str = "", force: bool = False
+    ) -> None:
+        """Save a biLM that was fine-tuned in a task as a bundle, which `from_pretrained` and every
+        command can open. Its card and `provenance.json` name the model that it was opened from, and
+        the sources of that. The mixes are not in it: they are in `state_dict`.
+
+        `name` is by default that of the folder. A bundle that exists is replaced with `force`.
+        """
+        if self.opened is None:
+            raise UserError(
+                "input", "only an Elmo that from_pretrained opened can be saved; open one first"
+            )
+        save_finetuned(
+            self.bilm, self.opened, Path(folder), name=name, licence=licence, force=force
+        )
 
     def substitutes(self, sentences: Batch, k: int = 10) -> list[Substitutes]:
         """The `k` most probable words in the place that each sentence marks, as in
@@ -65,12 +82,12 @@ class Elmo(elmo.Elmo):
         batch = [sentences] if isinstance(sentences, str) else sentences
         marked = [self._marked(sentence) for sentence in batch]
         if self._vocabulary is None:
-            if self._folder is None:
+            if self.opened is None:
                 raise UserError(
                     "model-incomplete",
                     "this Elmo was not opened with from_pretrained, so it has no softmax",
                 )
-            model = load_language_model(self._folder, str(self._device), self._name)
+            model = load_language_model(self.opened.folder, str(self._device), self.opened.called)
             self._vocabulary = Vocabulary(model.softmax, tuple(model.word_ids), model.word_ids)
         return substitutes_of(self.bilm, self._vocabulary, marked, k)
 

@@ -35,8 +35,8 @@ import torch
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.argument_checks import check_score_output
 from elmwright.jobs.using.pretrained import choose_device, load_language_model
-from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
-from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
+from elmwright.jobs.using.text.sentences import batches, pieces, read_sentences, text_file
+from elmwright.jobs.using.text.text_lines import Reading, line_reader, split_file, warn_of_text
 from elmwright.model.bilm import States
 from elmwright.model.inference.reading import WINDOW
 from elmwright.model.inference.word_types import TypeCache

@@ -27,11 +27,11 @@ import numpy as np
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.terminal.listing import table
 from elmwright.jobs.using.argument_checks import check_score_output
-from elmwright.jobs.using.pairs_file import Pair, read_pairs
 from elmwright.jobs.using.pretrained import choose_device
 from elmwright.jobs.using.score import Logs, Scorer, SentenceScore, open_output
-from elmwright.jobs.using.sentences import text_file
-from elmwright.jobs.using.text_lines import AT_SPACES, SAMPLE_SENTENCES, Reading, line_reader
+from elmwright.jobs.using.text.pairs_file import Pair, read_pairs
+from elmwright.jobs.using.text.sentences import text_file
+from elmwright.jobs.using.text.text_lines import AT_SPACES, SAMPLE_SENTENCES, Reading, line_reader
 from elmwright.model.text.text_input import TextInput
 from elmwright.model.text.unknown_words import unknown_warning
 from elmwright.pipeline.progress import plural

@@ -26,7 +26,7 @@ from torch import Tensor
 from elmwright.jobs.terminal.listing import table
 from elmwright.jobs.terminal.wording import printable
 from elmwright.jobs.using.argument_checks import check_count
-from elmwright.jobs.using.marked_sentence import MarkedWords
+from elmwright.jobs.using.text.marked_sentence import MarkedWords
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.inference.reading import WINDOW
 from elmwright.model.inference.word_types import TypeCache

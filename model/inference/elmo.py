@@ -16,9 +16,9 @@ Layer 0 is the encoder's output twice, [x; x]; layer j is [forward; backward] of
 `carry_state=True` row i of a call starts with the state in which row i of the call before ended, as
 the reference implementations always do.
 
-A word type is encoded once (in `embed`, once for all batches, until the weights change). Time is
-cut into windows that pass on their states, so a sentence of any length needs the memory of its
-output and one window.
+A word type is encoded once, until the weights change. A frozen biLM reads sentences without padding
+(`packed.py`), a trained one with it. Both read in portions that pass on their states, so a sentence
+of any length needs the memory of its output and one portion.
 """
 
 from collections.abc import Sequence
@@ -45,6 +45,7 @@ from elmwright.model.inference.task_state import (
 from elmwright.model.inference.word_types import (
     Key,
     Row,
+    Sentences,
     TypeCache,
     ids_of,
     types_of_ids,
@@ -144,7 +145,7 @@ class Elmo(Mixes):
         given = self.text.read([words], self.pool)
         return given.tokens[0], given.spans_at([0])[0]
 
-    def forward(self, sentences: Batch | Tensor) -> ElmoOutput:
+    def forward(self, sentences: Batch | Sentences | Tensor) -> ElmoOutput:
         """Mix the layers for a batch of sentences, or of character ids [N, T, max_chars] in the
         stored numbering with all-zero rows as padding, as from AllenNLP's `batch_to_ids`."""
         if torch.compiler.is_compiling():
@@ -153,13 +154,15 @@ class Elmo(Mixes):
             return self.mix(*read_outside_graph(self, sentences))
         return self.mix(*self.read(sentences))
 
-    def read(self, sentences: Batch | Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    def read(self, sentences: Batch | Sentences | Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         """Every layer [words, width] without padding, the mask [N, T] of the words, and where they
         are in it when it is flat.
 
         What is trained of the biLM has a graph, if gradients are enabled.
         """
         given: Read | None = None
+        if isinstance(sentences, Sentences):
+            sentences = sentences.batch
         if isinstance(sentences, Tensor):
             keys, rows = types_of_ids(sentences, self.bilm.config.max_chars)
         else:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from elmwright.model.bilm import BiLM, LSTMLayer, States
 from elmwright.model.inference.word_types import Row
-from elmwright.model.lstm_step import gate_views
 
 POSITIONS = 512
 """Positions whose gates are in memory at a time. Larger buffers (16 MB here for the small model)
@@ -101,23 +100,25 @@ def _run_layer(
     bias[:, 2 * dim : 3 * dim] += 1.0  # the forget bias that no file stores
     w_in, w_rec = w[:, :width], w[:, width:]
     y = x.new_empty(2, x.size(1), proj)
-    hidden = torch.empty_like(c)
+    sigmoids, j = x.new_empty(2, c.size(1), 4 * dim), torch.empty_like(c)
+    hidden, (i, _, f, o) = torch.empty_like(c), sigmoids.chunk(4, dim=-1)
     for first, last in _portions(active):
         steps = active[first:last].tolist()
         start = int(active[:first].sum())
         portion = slice(start, start + sum(steps))
         z = torch.baddbmm(bias.unsqueeze(1), x[:, portion], w_in)
-        # Views of all steps at once, and in-place methods: a step of few rows costs little more
-        # than its calls.
-        parts = [part.split(steps, 1) for part in (z, *gate_views(z, -1), y[:, portion])]
-        for gates, i, j, f_o, f, o, out in zip(*parts, strict=True):
+        # A step of few rows costs little more than its calls. So there are few of them: views of
+        # all steps are taken at once, and one sigmoid has all gates, that of j in vain.
+        parts = (z, z[..., dim : 2 * dim], y[:, portion])
+        for gates, gate_j, out in zip(*(part.split(steps, 1) for part in parts), strict=True):
             rows = gates.size(1)
             if rows < m.size(1):
-                c, m, hidden = c[:, :rows], m[:, :rows], hidden[:, :rows]
+                m, c, hidden, sigmoids, i, j, f, o = (
+                    each[:, :rows] for each in (m, c, hidden, sigmoids, i, j, f, o)
+                )
             gates.baddbmm_(m, w_rec)
-            i.sigmoid_()
-            j.tanh_()
-            f_o.sigmoid_()
+            torch.sigmoid(gates, out=sigmoids)
+            torch.tanh(gate_j, out=j)
             c.mul_(f).addcmul_(i, j).clamp_(-cell_clip, cell_clip)
             torch.tanh(c, out=hidden).mul_(o)
             m = torch.bmm(hidden, w_proj, out=out).clamp_(-proj_clip, proj_clip)

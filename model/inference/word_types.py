@@ -26,6 +26,18 @@ Key = str | bytes
 Row = npt.NDArray[np.int64]
 """A sentence as indices into a list or a table of word types."""
 
+
+class Sentences:
+    """A batch of sentences for a model in torch.compile.
+
+    torch.compile looks into lists, and compiles again where one has another length. It does not
+    look into this.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+
 LIMITS = (*GROUP_LIMITS, 50, 100, 200, 400, 800)
 """Classes of word lengths."""
 CONVOLVED, ENCODED = 16, 64
@@ -38,10 +50,10 @@ CACHE_BYTES = 1 << 28
 def types_of_words(sentences: Iterable[Sentence]) -> tuple[list[Key], list[Row]]:
     """The distinct words, `<S>` and `</S>` first, and each sentence as indices into them."""
     place: dict[Key, int] = {BEGIN_SENTENCE: 0, END_SENTENCE: 1}
-    rows = []
-    for sentence in sentences:
-        row = [place.setdefault(word, len(place)) for word in sentence]
-        rows.append(np.array(row, np.int64))
+    rows = [
+        np.array([place.setdefault(word, len(place)) for word in sentence], dtype=np.int64)
+        for sentence in sentences
+    ]
     return list(place), rows
 
 

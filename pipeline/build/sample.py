@@ -10,7 +10,7 @@ whose pieces are fewer and shorter.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ from elmwright.pipeline.build.up_to_date import find_inputs
 from elmwright.pipeline.cleaning import words
 from elmwright.pipeline.cleaning.cleaner import Cleaner, rule_names
 from elmwright.pipeline.cleaning.funnel import BROKEN, KEPT, READ, Counts, Funnel
-from elmwright.pipeline.config import EMBEDDED, CorpusConfig
+from elmwright.pipeline.config import EMBEDDED, CorpusConfig, as_settings
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import keyed_hash
 from elmwright.pipeline.format.manifest import finished_corpus
@@ -76,7 +76,7 @@ def _model_of(folder: str, config: CorpusConfig) -> bytes | None:
     manifest = finished_corpus(folder)
     if manifest is None or PIECES_MODEL not in manifest.extra_files:
         return None
-    if manifest.config["corpus"].get("sentencepiece") != asdict(config.sentencepiece):
+    if manifest.config["corpus"].get("sentencepiece") != as_settings(config)["sentencepiece"]:
         return None
     return at(join(folder, PIECES_MODEL)).read_bytes()
 

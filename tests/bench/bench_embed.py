@@ -41,10 +41,10 @@ def real_sentences(count: int) -> list[list[str]]:
     return cut[:count]
 
 
-def write_folder(text: list[list[str]]) -> Path:
+def write_folder(text: list[list[str]], config: ModelConfig = CONFIG) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="elmwright-bench-"))
-    write_options(folder / "options.json", CONFIG)
-    write_weights(folder / "weights.hdf5", CONFIG, model_tensors(BiLM(CONFIG, 0)))
+    write_options(folder / "options.json", config)
+    write_weights(folder / "weights.hdf5", config, model_tensors(BiLM(config, 0)))
     (folder / "sentences.json").write_text(json.dumps(text))
     return folder
 

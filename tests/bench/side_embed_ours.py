@@ -1,7 +1,8 @@
-"""Our side of the embedding benchmark: `python side_embed_ours.py FOLDER THREADS`.
+"""Our side of the embedding benchmarks: `python side_embed_ours.py FOLDER THREADS [forward]`.
 
 Every line on standard input is one pass over all sentences with a fresh, empty cache; what is kept
-for the comparison is the plain average of the layers.
+for the comparison is the plain average of the layers. With `forward`, batches of 32
+are mixed in the order given, and nothing is kept.
 """
 
 import json
@@ -15,6 +16,8 @@ import torch
 from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference.elmo import Elmo
 
+BATCH = 32
+
 
 def main() -> None:
     folder = Path(sys.argv[1])
@@ -24,7 +27,15 @@ def main() -> None:
     print("ready", flush=True)
     for _ in sys.stdin:
         start = time.perf_counter()
-        vectors = Elmo(bilm).embed(sentences)
+        elmo = Elmo(bilm, dropout=0.0)
+        if "forward" in sys.argv:
+            with torch.no_grad():
+                for first in range(0, len(sentences), BATCH):
+                    elmo(sentences[first : first + BATCH])
+            seconds = time.perf_counter() - start
+            print(json.dumps({"seconds": seconds, "loss": 0.0}), flush=True)
+            continue
+        vectors = elmo.embed(sentences)
         seconds = time.perf_counter() - start
         np.save(folder / "ours.npy", np.concatenate([layers.mean(axis=0) for layers in vectors]))
         print(json.dumps({"seconds": seconds, "loss": 0.0}), flush=True)

@@ -161,6 +161,8 @@ def test_a_version_that_was_published_before_splits_strings_at_spaces(
         ([[["The"]]], {}, "word 0 of sentence 0 is list"),
         (["The cat", ""], {}, "sentence 1 of the batch is empty"),
         ([None], {}, "sentence 0 of the batch is None"),
+        (None, {}, "sentence 0 of the batch is None"),
+        (b"The cat", {}, "sentence 0 of the batch is bytes"),
         (["The cat"], {"layers": "bottom"}, "is none of all, top, mean, 0 … 2"),
         (["The cat"], {"layers": "3"}, "is none of all, top, mean, 0 … 2"),
         (["The cat"], {"pool": "sum"}, "pool is 'sum'"),

@@ -5,6 +5,7 @@ is one, else by another model (`train.init_from`). That happens in place, becaus
 parameters.
 """
 
+import json
 import logging
 import shutil
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elmwright.jobs.bundles.base_model import base_model
 from elmwright.jobs.checkpoints.checkpoint import fetch, folder_name, newest_valid, read_state
 from elmwright.jobs.checkpoints.contents import (
     NUMERICS,
@@ -52,6 +54,7 @@ from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import Stream, keyed_hash
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.vocab import Counts, load_counts
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import at, join
 
 log = logging.getLogger("elmwright")
@@ -137,7 +140,7 @@ def begin(
     """A trainer at the newest valid checkpoint, or at the beginning of training."""
     trainer = _create(config, folder, manifest, ranks)
     if not resume(trainer, config, folder, ranks):
-        adopt(trainer, config, folder, find_model)
+        adopt(trainer, config, folder, find_model, ranks)
     return trainer
 
 
@@ -203,7 +206,7 @@ def start_over(
     if resume(trainer, config, folder, ranks, before) or resume(trainer, config, folder, ranks):
         return
     fresh = _create(config, folder, manifest, ranks)
-    adopt(fresh, config, folder, find_model)
+    adopt(fresh, config, folder, find_model, ranks)
     load_tensors(trainer.bilm, model_tensors(fresh.bilm))
     trainer.softmax.load(fresh.softmax.state())
     trainer.optimizer.load_state_dict(fresh.optimizer.state_dict())
@@ -266,16 +269,26 @@ def _read_fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def adopt(trainer: Trainer, config: RunConfig, folder: RunFolder, find_model: FindModel) -> None:
+def adopt(
+    trainer: Trainer,
+    config: RunConfig,
+    folder: RunFolder,
+    find_model: FindModel,
+    ranks: Ranks = Ranks(),  # noqa: B008 - it is frozen
+) -> None:
     """Start from the model that `train.init_from` names, if it names one: take its biLM, and the
-    softmax rows of the words that both have."""
+    softmax rows of the words that both have. Note in base.json what it is."""
     name = config.train.init_from
     if not name:
         return
-    other = load_folder(find_model(name), with_softmax=True)
+    found = find_model(name)
+    other = load_folder(found, with_softmax=True)
     if problem := shape_problem(config.model, other.config):
         raise UserError("model-invalid", problem)
     load_tensors(trainer.bilm, model_tensors(other.bilm), source=name)
+    if ranks.rank == 0:
+        note = json.dumps(to_data(base_model(name, found)), indent=1)
+        at(join(folder.train, "base.json")).write_bytes(note.encode())
     if other.softmax is None or other.vocab is None:
         trainer.adopted = f"train.init_from {name} has no softmax, so all of its rows start fresh"
         return

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from elmwright.jobs.cli.command import main
-from elmwright.jobs.using.pairs_file import read_pairs
 from elmwright.jobs.using.score import Scorer
 from elmwright.jobs.using.score_pairs import score_pairs
-from elmwright.jobs.using.text_lines import Reading
+from elmwright.jobs.using.text.pairs_file import read_pairs
+from elmwright.jobs.using.text.text_lines import Reading
 from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.pipeline.cleaning.words import VERSION
 from tests.support.mistakes import mistake

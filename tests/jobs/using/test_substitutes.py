@@ -11,7 +11,7 @@ from sentencepiece import SentencePieceProcessor
 
 import elmwright
 from elmwright.jobs.cli.command import main
-from elmwright.jobs.using.marked_sentence import (
+from elmwright.jobs.using.text.marked_sentence import (
     MarkedWords,
     find_mark,
     marked_list,

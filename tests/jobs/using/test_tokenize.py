@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from elmwright.jobs.cli.command import main
-from elmwright.jobs.using import text_lines
+from elmwright.jobs.using.text import text_lines
 from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.pipeline.cleaning.words import VERSION
 from tests.support.random_model import write_random_model

@@ -10,8 +10,8 @@ import torch
 from elmwright.model.inference.elmo import Elmo
 from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.pipeline.cleaning.words import VERSION
+from tests.support.corpus.korean import KOREAN, TEXT, korean_pieces
 from tests.support.mistakes import mistake
-from tests.support.pieces import KOREAN, TEXT, korean_pieces
 from tests.support.random_model import write_random_model
 
 RAW = "The cat sees the dog's house."

@@ -16,8 +16,8 @@ from elmwright.model.text.text_input import TextInput, config_entries, spans_of
 from elmwright.pipeline.cleaning.tokeniser import Tokenisation, Word
 from elmwright.pipeline.cleaning.words import VERSION
 from elmwright.pipeline.records import to_data
+from tests.support.corpus.korean import KOREAN, TEXT, korean_pieces
 from tests.support.mistakes import mistake
-from tests.support.pieces import KOREAN, TEXT, korean_pieces
 
 PTB = Tokenisation("ptb", VERSION)
 RAW = "I don't know."

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from elmwright.jobs.bundles.base_model import recorded_base
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt, list_checkpoints
 from elmwright.jobs.checkpoints.contents import SavedScore
 from elmwright.jobs.config.sections import RunConfig
@@ -255,6 +256,10 @@ def test_init_from_copies_the_bilm_and_the_softmax_rows_of_shared_words(
     assert notes == [told]
     fresh = trained(tmp_path / "fresh", corpus, train_max_steps=1, train_negatives=10_000)
     assert losses(second)[1] < losses(fresh)[1] - 0.1
+    base = recorded_base(second.train)
+    assert base is not None
+    assert base.sha256 == list_checkpoints(first.checkpoints)[-1].sha256
+    assert recorded_base(fresh.train) is None
 
     # Once there is a checkpoint, its shape counts, and the base may be gone.
     config = load_config(str(tmp_path / "second" / "tiny.toml"))

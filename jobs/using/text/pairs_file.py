@@ -8,7 +8,7 @@ about 20 MB), and a line that is something else is named by its number.
 from dataclasses import dataclass
 from pathlib import Path
 
-from elmwright.jobs.using.sentences import BOM, MAX_LINE_BYTES, pieces
+from elmwright.jobs.using.text.sentences import BOM, MAX_LINE_BYTES, pieces
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import plural
 

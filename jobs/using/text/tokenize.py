@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from elmwright.jobs.registry.resolve import resolve
-from elmwright.jobs.using.sentences import pieces, read_lines, text_file
-from elmwright.jobs.using.text_lines import Reading, read_parts, warn_of_text
+from elmwright.jobs.using.text.sentences import pieces, read_lines, text_file
+from elmwright.jobs.using.text.text_lines import Reading, read_parts, warn_of_text
 from elmwright.model.text.text_input import TextInput
 from elmwright.pipeline.cleaning.tokeniser import Word
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from elmwright.jobs.using.sentences import pieces, read_lines, read_sentences
+from elmwright.jobs.using.text.sentences import pieces, read_lines, read_sentences
 from elmwright.model.text.text_input import VOCAB, TextInput
 from elmwright.model.text.unknown_words import read_known, unknown_warning
 from elmwright.pipeline.errors import UserError
