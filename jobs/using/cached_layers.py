@@ -34,7 +34,7 @@ class CachedLayers(Dataset[Tensor]):
             raise UserError(
                 "file-missing", f"there is no file {path}; write it with elmwright embed"
             )
-        self._size = sum(name.isdecimal() for name in self._opened())
+        self._size: int = sum(name.isdecimal() for name in self._opened())
         if self._size and str(self._size - 1) not in self._opened():
             raise self._damaged("its sentences are not numbered from 0")
 

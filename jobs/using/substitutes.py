@@ -111,7 +111,7 @@ def _top_outputs(bilm: BiLM, cache: TypeCache, sentences: Sequence[MarkedWords])
         for direction, row in enumerate(pair):
             index[direction, n, : len(row)] = [place[word] for word in row]
     inputs = torch.from_numpy(index).to(device)
-    states = States.zeros(bilm.config, len(read), device)
+    states = States.zeros(bilm.config, len(read), device, types.dtype)
     outputs = types.new_zeros(len(read), 2, bilm.config.projection_dim)
     for start in range(0, inputs.size(2), WINDOW):
         window = inputs[:, :, start : start + WINDOW]

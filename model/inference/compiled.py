@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from elmwright.model.inference.elmo import Elmo
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def read_outside_graph(elmo: "Elmo", sentences: Any) -> tuple[list[Tensor], Tensor, Tensor]:
     """`Elmo.read`, as a break in the graph."""
     return elmo.read(sentences)

@@ -109,7 +109,7 @@ class Elmo(Mixes):
         self._cache = TypeCache()
         self._was_trained = False
         self._versions, self._digest, self._left_out = versions(bilm), digest_of(bilm), ""
-        self.register_load_state_dict_post_hook(forgive_left_out)
+        self.register_load_state_dict_post_hook(forgive_left_out)  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_pretrained(

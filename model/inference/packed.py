@@ -110,7 +110,9 @@ def _run_layer(
         # A step of few rows costs little more than its calls. So there are few of them: views of
         # all steps are taken at once, and one sigmoid has all gates, that of j in vain.
         parts = (z, z[..., dim : 2 * dim], y[:, portion])
-        for gates, gate_j, out in zip(*(part.split(steps, 1) for part in parts), strict=True):
+        for gates, gate_j, out in zip(
+            *(torch.split(part, steps, 1) for part in parts), strict=True
+        ):
             rows = gates.size(1)
             if rows < m.size(1):
                 m, c, hidden, sigmoids, i, j, f, o = (

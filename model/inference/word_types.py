@@ -103,14 +103,14 @@ def encode_types(bilm: BiLM, ids: CharIds, device: torch.device) -> Tensor:
     for limit in (*(n for n in LIMITS if n < ids.shape[1]), ids.shape[1]):
         (members,) = torch.where((varying > previous) & (varying <= limit))
         previous = limit
-        for part in members.split(CONVOLVED) if len(members) else ():
+        for part in torch.split(members, CONVOLVED) if len(members) else ():
             values = encoder.convolve(_filled(chars.index_select(0, part), CONVOLVED), limit)
             if convolved is None:
                 convolved = values.new_empty(len(ids), values.size(1))
             convolved[part] = values[: len(part)]
     if convolved is None:
         return encoder.char_embed.new_zeros(0, bilm.config.projection_dim)
-    parts = convolved.split(ENCODED)
+    parts = torch.split(convolved, ENCODED)
     return torch.cat([encoder.above(_filled(part, ENCODED))[: len(part)] for part in parts])
 
 

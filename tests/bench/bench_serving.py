@@ -29,11 +29,15 @@ from typing import Any
 
 import mlflow
 import numpy as np
+from safetensors.torch import save_file
 
 from elmwright.jobs.bundles.bundle import write_sums
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.using.layer_choice import choose_layers
 from elmwright.jobs.using.pretrained import Elmo
+from elmwright.model.bilm import BiLM
+from elmwright.model.formats.bilm_format import write_weights
+from elmwright.model.formats.folder import model_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -89,6 +93,10 @@ def demo_model(folder: Path) -> Path:
     config = load_config("demo")
     words = [f"w{number}" for number in range(config.vocab.max_size - 3)]
     write_random_model(folder, ["<S>", "</S>", "<UNK>", *words], shape=config.model)
+    # Not its large weights, whose states grow the smallest difference with every step.
+    tensors = model_tensors(BiLM(config.model, 1))
+    save_file(tensors, folder / "model.safetensors")
+    write_weights(folder / "weights.hdf5", config.model, tensors)
     (folder / "README.md").write_text("# A model for a bench\n")
     (folder / "provenance.json").write_text("{}\n")
     write_sums(folder)
@@ -170,7 +178,9 @@ def ask(
     """Send one request and compare its answer."""
     numbers = draw.sample(range(len(text)), draw.randint(1, MOST))
     layers = draw.choice(["all", "top", "mean", "0", "1", "2"])
-    body = {"inputs": [text[n] for n in numbers], "params": {"layers": layers}}
+    # As `inputs` MLflow would refuse lists of several lengths.
+    rows = {"data": [[text[n]] for n in numbers]}
+    body = {"dataframe_split": rows, "params": {"layers": layers}}
     request = urllib.request.Request(  # noqa: S310 - our own server
         f"{url}/invocations", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

@@ -184,6 +184,16 @@ def test_tokenised_sentences_reach_the_service_whole(served: Any, bundle: Path) 
             np.testing.assert_allclose(np.array(got), expected, atol=1e-6)
 
 
+def test_lists_of_several_lengths_reach_the_service_as_a_table(served: Any, bundle: Path) -> None:
+    given = ["The old cat", ["A"], ["The", "old", "cat", "sees"]]
+    body = {"dataframe_split": {"data": [[sentence] for sentence in given]}}
+    schema = served.metadata.get_input_schema()
+    answer = invocations(json.dumps(body), "application/json", served, schema)
+    found = json.loads(answer.response)["predictions"]
+    for got, expected in zip(found, Elmo.from_pretrained(bundle).embed(given), strict=True):
+        np.testing.assert_allclose(np.array(got), expected, atol=1e-6)
+
+
 @pytest.mark.parametrize(("layers", "take"), [("0", 0), ("2", 2), ("top", 2)])
 def test_a_layer_is_chosen_by_its_number(served: Any, bundle: Path, layers: str, take: int) -> None:
     given = ["The old cat", ["A", "bird"]]

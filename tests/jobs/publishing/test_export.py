@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import elmwright
+from elmwright.jobs.bundles.base_model import BaseModel, TextSource, base_model
 from elmwright.jobs.bundles.bundle import FILES, SUMS, digest, verify_bundle
 from elmwright.jobs.checkpoints.checkpoint import list_checkpoints
 from elmwright.jobs.cli.command import main
@@ -38,6 +39,7 @@ from elmwright.pipeline.cleaning.words import train_sentencepiece
 from elmwright.pipeline.config import Pieces
 from elmwright.pipeline.errors import Failed
 from elmwright.pipeline.format.manifest import Manifest
+from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import at
 from tests.support.bundles import contents, copy
 from tests.support.mistakes import mistake
@@ -209,6 +211,24 @@ def test_licences_of_sources_and_of_the_model_are_told(trained: Path, tmp_path: 
     card = (target / "README.md").read_text(encoding="utf-8")
     assert "| stories \\| tales | CC BY 4.0 | 1 |" in card
     assert yaml.safe_load(card.split("---")[1])["license"] == 'mine: "all"'
+
+
+def test_a_model_that_began_with_another_names_it_and_its_sources(
+    trained: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, symlinks=True)
+    base = BaseModel("/home/me/base", "wiki", "ab" * 32, (TextSource("Wikipedia", "CC-BY-SA"),))
+    (run / "train/base.json").write_text(json.dumps(to_data(base)))
+    target, _ = export_run(str(run), "latest", "", overrides=[])
+    card = (target / "README.md").read_text()
+    assert "**wiki**" in card
+    assert "| Wikipedia | CC-BY-SA |" in card
+    assert "/home/me" not in card
+    assert json.loads((target / "provenance.json").read_text())["base"] == to_data(base)
+    found = base_model("tuned", target)  # what is trained from this one has all sources
+    assert found.sources[0] == base.sources[0]
+    assert len(found.sources) > 1
 
 
 def test_lanes_that_changed_since_do_not_change_the_perplexity(
