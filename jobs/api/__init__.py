@@ -13,10 +13,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elmwright.jobs.using.cached_layers import CachedLayers
     from elmwright.jobs.using.pretrained import Elmo
     from elmwright.jobs.using.sentence_shards import shards
     from elmwright.jobs.using.sentence_vectors import SentenceVectors
+    from elmwright.model.inference.cached_layers import CachedLayers
     from elmwright.model.inference.mixes import LayerMixes
     from elmwright.model.inference.word_types import Sentences
     from elmwright.pipeline.errors import UserError
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CachedLayers": "elmwright.jobs.using.cached_layers",
+    "CachedLayers": "elmwright.model.inference.cached_layers",
     "Elmo": "elmwright.jobs.using.pretrained",
     "LayerMixes": "elmwright.model.inference.mixes",
     "SentenceVectors": "elmwright.jobs.using.sentence_vectors",

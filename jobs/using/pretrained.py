@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from elmwright.jobs.bundles.finetuned import Opened, save_finetuned
 from elmwright.jobs.registry.resolve import resolve
-from elmwright.jobs.using.save_pretrained import Opened, save_finetuned
 from elmwright.jobs.using.substitutes import Substitutes, Vocabulary, substitutes_of
 from elmwright.jobs.using.text.marked_sentence import (
     MarkedWords,
