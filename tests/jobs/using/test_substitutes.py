@@ -21,8 +21,8 @@ from elmwright.model.bilm import BiLM
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.pipeline.cleaning.words import VERSION
+from tests.support.corpus.korean import KOREAN, TEXT, korean_pieces
 from tests.support.mistakes import mistake
-from tests.support.pieces import KOREAN, TEXT, korean_pieces
 from tests.support.random_model import SHAPE, VOCAB, write_random_model
 
 pytestmark = [pytest.mark.slow(5), pytest.mark.filterwarnings("ignore:this model does not carry")]
