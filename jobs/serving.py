@@ -6,8 +6,9 @@ it was written for; where ELMWRIGHT_REQUIRE_SIGNATURE names a public key, its si
 too. MLflow does not tell us which version it was asked for: who can write MLmodel as well can put
 one version in another's place, and only `elmwright.Elmo` or a signature would notice.
 
-The input is a list (or a column) of tokenised sentences, each a string of words separated by spaces
-or a list of words; the answer has, for each, the vectors of `elmwright embed`:
+The input is a list (or a column) of sentences, each a raw sentence as a string, or a list of words.
+(A model that an earlier version published splits a string at spaces, and so gives the same vectors
+as before.) The answer has, for each, the vectors of `elmwright embed`:
 [layers + 1][words][2 × projection_dim], or with the parameter `layers` = "top" or "mean" one layer.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elmwright.jobs.using.layer_choice import LAYERS, choose_layers
+from elmwright.pipeline.errors import UserError
 
 BATCH = 32
 
@@ -29,7 +31,6 @@ class Embedder:
         from elmwright.jobs.bundles.bundle import digest
         from elmwright.jobs.registry.resolve import resolve
         from elmwright.model.inference.elmo import Elmo
-        from elmwright.pipeline.errors import UserError
 
         if expected not in ("", digest(folder)):  # which there must be: a bundle has a list
             raise UserError(
@@ -45,8 +46,14 @@ class Embedder:
         layers = (params or {}).get("layers", "all")
         if layers not in LAYERS:
             raise _mistake(f"layers is {layers!r}; it may be all, top or mean")
-        sentences = [_words(sentence) for sentence in _column(model_input)]
-        embedded = self.elmo.embed(sentences, batch_size=BATCH)
+        sentences = _column(model_input)
+        if self.elmo.text.tokenisation is None:
+            split = self.elmo.text.words  # at spaces, and an empty string has no words
+            sentences = [split(item) if isinstance(item, str) else item for item in sentences]
+        try:
+            embedded = self.elmo.embed(sentences, batch_size=BATCH)
+        except UserError as error:
+            raise _mistake(str(error)) from error
         return [choose_layers(vectors, layers) for vectors in embedded]
 
 
@@ -63,15 +70,6 @@ def _column(model_input: Any) -> list[Any]:
     if isinstance(model_input, np.ndarray) and model_input.ndim == 0:
         model_input = model_input.item()
     return [model_input] if isinstance(model_input, str) else list(model_input)
-
-
-def _words(sentence: Any) -> list[str]:
-    if isinstance(sentence, str):
-        return sentence.split()
-    words = list(sentence) if isinstance(sentence, list | tuple | np.ndarray) else [None]
-    if not all(isinstance(word, str) for word in words):
-        raise _mistake("a sentence is a string of words separated by spaces, or a list of words")
-    return [str(word) for word in words]
 
 
 def _mistake(sentence: str) -> Exception:

@@ -35,11 +35,17 @@ class States:
     """Projected outputs before the residual sum, [2, layers, rows, projection_dim]."""
 
     @classmethod
-    def zeros(cls, config: ModelConfig, rows: int, device: torch.device | str = "cpu") -> "States":
+    def zeros(
+        cls,
+        config: ModelConfig,
+        rows: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> "States":
         lead = (2, config.n_layers, rows)
         return cls(
-            torch.zeros(*lead, config.dim, device=device),
-            torch.zeros(*lead, config.projection_dim, device=device),
+            torch.zeros(*lead, config.dim, device=device, dtype=dtype),
+            torch.zeros(*lead, config.projection_dim, device=device, dtype=dtype),
         )
 
     def detach(self) -> "States":

@@ -117,12 +117,17 @@ class TokenEncoder(nn.Module):
                 for start, end, longest in groups(varying)
             ]
         )
+        # Back to the caller's order, by a lookup with a deterministic backward.
+        return F.embedding(order.argsort(), self.above(x))
+
+    def above(self, x: Tensor) -> Tensor:
+        """The layers above the convolutions: [U, filters] → [U, projection_dim]."""
         x = x.relu() if self.config.activation == "relu" else x.tanh()
         for highway in self.highway:
             x = highway(x)
         if self.projection is not None:
             x = self.projection(x)
-        return F.embedding(order.argsort(), x)  # back to the caller's order; deterministic backward
+        return x
 
     def convolve(self, chars: Tensor, longest: int) -> Tensor:
         """The maxima of every filter for words that vary over at most `longest` positions."""

@@ -5,7 +5,7 @@ published rule sets (`gopher_quality` and so on) are applied only if `corpus.rul
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from elmwright.pipeline.bounds import Bound, Count, Natural, Share
 
@@ -59,6 +59,10 @@ class Pieces:
     """Kind of model."""
     byte_fallback: bool = False
     """Encode characters that the model does not know as bytes, so that nothing is unknown."""
+    normalisation: Literal["nfkc", "none"] = "nfkc"
+    """sentencepiece's own normalisation, in addition to corpus.normalise: NFKC, which makes `ﬁ` of
+    two letters `fi`, `²` of a raised two `2`, and full-width letters ordinary, or none, which keeps
+    every character. It is stored in the model, so text is always read as in training."""
     sample: Count = 200_000
     """Largest number of sentences to train on, chosen by their hash."""
 
@@ -235,8 +239,13 @@ class CorpusConfig:
     """Replace e-mail addresses, IP addresses and telephone numbers with fixed harmless ones."""
     sentences: Literal["split", "line"] = "split"
     """Find sentence boundaries in the text, or treat every line as one sentence."""
+    paragraphs: Literal["wrapped", "line"] = "wrapped"
+    """What a line break means when sentences are found: "wrapped" treats it as a blank within
+    wrapped text, which is text with hardly any line of 120 characters or more between two blank
+    lines; "line" makes every line a paragraph. Set it for text with one paragraph per line, such
+    as dialogue or titles, where a sentence may end without a final mark."""
     language: str = "en"
-    """Language code for sentence splitting."""
+    """Language code for sentence splitting, abbreviations and ordinals."""
     tokenizer: Literal["ptb", "whitespace", "sentencepiece"] = "ptb"
     """How sentences become words: Penn Treebank style, already tokenised (split at white space),
     or subword pieces trained on this corpus."""
@@ -271,17 +280,24 @@ class CorpusConfig:
         object.__setattr__(self, "sources", tuple(sources))
 
 
-ADDED_LATER = {"cut_documents": 0}
+ADDED_LATER = {"cut_documents": 0, "paragraphs": "wrapped"}
 """Settings of `[corpus]` that earlier versions did not have, with the value that has no effect."""
+PIECES_ADDED_LATER = {"normalisation": "nfkc"}
+"""The same of `[corpus.sentencepiece]`."""
 
 
 def as_settings(corpus: CorpusConfig) -> dict[str, object]:
-    """The settings as plain data, for digests, without those of `ADDED_LATER` that have no effect.
+    """The settings as plain data, for digests, without those added later that have no effect.
 
     So the digests of a corpus that an earlier version built, and of its work files, still match.
     """
     settings = asdict(corpus)
-    return {k: v for k, v in settings.items() if k not in ADDED_LATER or v != ADDED_LATER[k]}
+    settings["sentencepiece"] = _without(settings["sentencepiece"], PIECES_ADDED_LATER)
+    return _without(settings, ADDED_LATER)
+
+
+def _without(settings: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in settings.items() if k not in added or v != added[k]}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from elmwright.jobs.checkpoints.contents import Scores
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.records import from_data
 from elmwright.pipeline.storage.untrusted import read_object
@@ -37,6 +38,12 @@ class BundleConfig:
     sentences: str = ""
     """How text is split into sentences."""
     language: str = ""
+    input: int = 1
+    """2 where the model carries its tokenisation; 1 where a string is split at white space."""
+    tokenisation: Tokenisation | None = None
+    """How raw text becomes words, where `input` is 2."""
+    example: str = ""
+    """A sentence for the card and the registry; empty in earlier bundles."""
 
 
 @dataclass(frozen=True, kw_only=True)

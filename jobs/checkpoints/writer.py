@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger("elmwright")
+CORPUS_FILES = ("vocab.txt", "sentencepiece.model")
+"""Files of the corpus that a checkpoint has copies of, to be a complete MODEL."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class CheckpointWriter:
 
     def __init__(self, run: RunFolder, attempt: int, keep: Keep, journal: Journal) -> None:
         self._folder = run.checkpoints
-        self._vocab = join(run.corpus, "vocab.txt")
+        self._corpus = run.corpus
         self._root = run.root
         self._attempt_file = run.attempt
         self._attempt = attempt
@@ -170,7 +172,10 @@ class CheckpointWriter:
                 save_file(dict(tensors), beside / f"{stem}.safetensors")
             (beside / "state.json").write_text(json.dumps(contents_data(snapshot.state), indent=1))
             (beside / "config.json").write_text(json.dumps(snapshot.config, indent=1))
-            (beside / "vocab.txt").write_bytes(at(self._vocab).read_bytes())
+            for name_in_corpus in CORPUS_FILES:
+                source = at(join(self._corpus, name_in_corpus))
+                if name_in_corpus == "vocab.txt" or source.exists():
+                    (beside / name_in_corpus).write_bytes(source.read_bytes())
             files = {
                 file.name: FileEntry(file.stat().st_size, at(file).sha256())
                 for file in sorted(beside.iterdir())

@@ -98,7 +98,11 @@ DEVICE = arg("--device", "where to compute", default="cpu", choices=("cpu", "cud
 UNTIL = arg("--until", "the last stage to run", choices=STAGES, default=STAGES[-1])
 JSON = flag("--json", "print the result as JSON")
 QUIET = flag("-q --quiet", "print only warnings, errors and the result")
-SENTENCES_HELP = "one tokenised sentence per line, or - for stdin"
+SENTENCES_HELP = "raw text, one sentence per line, or - for stdin"
+TEXT_KIND = one_of(
+    flag("--split", "the text is running text: find its sentences"),
+    flag("--tokenized", "words are separated by spaces already, as the model's own words"),
+)
 NAME = arg("name NAME", "name of the model")
 REGISTRY = arg(
     "--to URI",
@@ -139,6 +143,7 @@ COMMANDS = {
         "run.corpus",
         *(CONFIG, SET, JSON, QUIET),
         arg("--sample N", "only show what the rules do to N documents", type=int),
+        flag("--force", "build it anew even if the run was trained on the one it has"),
         until="corpus",
     ),
     "train": command("run.run_stages", CONFIG, SET, JSON, QUIET, until="train"),
@@ -174,6 +179,13 @@ COMMANDS = {
         arg("--gamma", "with --mix: scales the sum (1)", type=float, default=1.0),
         arg("--batch-size N", "sentences per batch (32)", type=int, default=32),
         arg("--workers N", "Ray worker processes (1)", type=int, default=1),
+        TEXT_KIND,
+        arg(
+            "--pool",
+            "with --tokenized, if the model reads pieces of words: one vector for each given "
+            "word, of its pieces",
+            choices=("first", "last", "mean"),
+        ),
         flag(
             "--carry-state",
             "line n continues the LSTM states of line n minus batch size; by default every "
@@ -188,6 +200,7 @@ COMMANDS = {
         *(MODEL, SIGNED, DEVICE),
         arg("input TEXT", SENTENCES_HELP),
         arg("-o --output OUT", "file to write: .tsv or .jsonl (TSV on stdout)"),
+        TEXT_KIND,
         flag("--words", "also score every word"),
         flag("--force", "replace OUT if it exists"),
     ),
@@ -195,12 +208,13 @@ COMMANDS = {
         "use.neighbours",
         *(MODEL, SIGNED, DEVICE),
         arg("--word", "a word of the sentence", required=True),
-        arg("--in SENTENCE", "the tokenised sentence", required=True, dest="sentence"),
+        arg("--in SENTENCE", "the sentence", required=True, dest="sentence"),
         arg(
             "--corpus TEXT",
-            "a file of one tokenised sentence per line, or a RUN or corpus folder, whose "
-            "held-out sentences are read (if MODEL is a RUN, its own)",
+            "raw text, one sentence per line, or a RUN or corpus folder, whose held-out "
+            "sentences are read (if MODEL is a RUN, its own)",
         ),
+        TEXT_KIND,
         arg("-k", "how many neighbours (10)", type=int, default=10),
         arg("--layer", "top, mean, or the number of a layer (top)", default="top"),
         flag("--any-word", "compare with all words, not only the same word"),
@@ -208,6 +222,14 @@ COMMANDS = {
         flag("--force", "replace that page if it exists"),
         JSON,
         aliases=("neighbors",),
+    ),
+    "tokenize": command(
+        "use.tokenize",
+        *(MODEL, SIGNED),
+        arg("input TEXT", SENTENCES_HELP),
+        flag("--split", "the text is running text: find its sentences"),
+        flag("--json", "print a JSON object per sentence, with the places of its words"),
+        aliases=("tokenise",),
     ),
     "eval": command(
         "use.evaluate",

@@ -28,9 +28,7 @@ def check_text(source: str) -> None:
     if is_stream(source):
         return
     if Path(source).is_dir():
-        raise UserError(
-            "argument", f"{source} is a folder; name a file of one tokenised sentence per line"
-        )
+        raise UserError("argument", f"{source} is a folder; name a file of one sentence per line")
     pieces(Path(source), None)
 
 

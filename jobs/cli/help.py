@@ -40,6 +40,7 @@ Use a model:
   embed        write the vectors of every word of a text to a file
   score        compute the log-probability of every sentence, or word, of a text
   neighbours   find where a text uses a word as a given sentence does
+  tokenize     print the words that a model makes of raw text
   eval         measure held-out perplexity with the full softmax
   fill-cache   encode a vocabulary once, to speed up many short embeds
 
@@ -91,6 +92,7 @@ EXAMPLES = {
     "embed": "echo 'The quick brown fox' | elmwright embed demo - -o fox.hdf5",
     "score": "elmwright score demo sentences.txt -o scores.tsv",
     "neighbours": "elmwright neighbours demo --word value --in 'returns the value .'",
+    "tokenize": 'echo "I don\'t know." | elmwright tokenize demo -',
     "eval": "elmwright eval demo",
     "fill-cache": "elmwright fill-cache demo -o demo.table",
     "export": "elmwright export demo --step best -o best-bundle",

@@ -27,6 +27,7 @@ def run_stages(options: Namespace) -> None:
         config_name=options.config,
         quiet=options.json,
         brief=options.quiet,
+        force=getattr(options, "force", False),
     )
     if options.json:
         print_json(outcome.as_data())

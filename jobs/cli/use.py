@@ -1,4 +1,4 @@
-"""The commands that use a model: embed, score, neighbours, eval, fill-cache.
+"""The commands that use a model: embed, score, neighbours, tokenize, eval, fill-cache.
 
 Each checks its arguments first and then imports what loads torch.
 """
@@ -7,6 +7,7 @@ import json
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elmwright.jobs.cli.early import (
     check_file,
@@ -23,6 +24,9 @@ from elmwright.jobs.using.argument_checks import check_output, check_query, chec
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.progress import silent
 from elmwright.pipeline.records import to_data
+
+if TYPE_CHECKING:
+    from elmwright.jobs.using.text_lines import Reading
 
 
 def embed(options: Namespace) -> None:
@@ -46,6 +50,8 @@ def embed(options: Namespace) -> None:
         carry_state=options.carry_state,
         device=options.device,
         table=options.cache,
+        reading=_reading(options),
+        pool=options.pool,
     )
     sentence = embed_file(
         options.model,
@@ -82,6 +88,7 @@ def score(options: Namespace) -> None:
         options.input,
         output,
         words=options.words,
+        reading=_reading(options),
         device=options.device,
         force=options.force,
     )
@@ -105,6 +112,7 @@ def neighbours(options: Namespace) -> None:
         count=options.k,
         layer=options.layer,
         any_word=options.any_word,
+        reading=_reading(options),
         device=options.device,
     )
     if page is not None:
@@ -115,6 +123,20 @@ def neighbours(options: Namespace) -> None:
     print(as_table(result, sys.stdout.isatty(), terminal_width(sys.stdout)))
     if page is not None:
         tell(f"\nwrote {page}")
+
+
+def _reading(options: Namespace) -> "Reading":
+    from elmwright.jobs.using.text_lines import Reading
+
+    return Reading(tokenized=options.tokenized, split=options.split)
+
+
+def tokenize(options: Namespace) -> None:
+    check_model(options.model, options.require_signature)
+    check_text(options.input)
+    from elmwright.jobs.using.tokenize import tokenize_file
+
+    tokenize_file(options.model, options.input, split=options.split, as_json=options.json)
 
 
 def evaluate(options: Namespace) -> None:

@@ -16,6 +16,12 @@ from elmwright.pipeline.errors import UserError
 WIDTH = 160
 """Characters of an example in a pipe or a file; a terminal shows one line of it."""
 INDENT = 4
+KEPT = {
+    "": "Kept, as sentences and words:",
+    "corpus": "Kept, as sentences and pieces:",
+    "sample": "Kept, as sentences and pieces of a model trained on this sample:",
+}
+"""What kept documents are shown as, by `Sample.pieces_of`."""
 
 
 def show_sample(config: RunConfig, documents: int, *, as_json: bool) -> None:
@@ -40,7 +46,7 @@ def show_sample(config: RunConfig, documents: int, *, as_json: bool) -> None:
         tell(f"  {rule}{detail}")
         print(f"{' ' * INDENT}{_line(example.text, columns)}")
     if sample.kept:
-        print("\nKept, as sentences and words:")
+        print(f"\n{KEPT[sample.pieces_of]}")
     for example in sample.kept:
         for sentence in example.text.split("\n")[:2]:
             print(f"{' ' * INDENT}{_line(sentence, columns)}")

@@ -18,6 +18,7 @@ from typing import Any
 
 from elmwright.jobs.planning.estimate import HARVEST_BYTES, HARVEST_TOKENS
 from elmwright.pipeline.build.preview import Preview, preview_text, text_bytes
+from elmwright.pipeline.cleaning.pieces import WITHOUT_SPACES
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig, Source
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.reading import sources
@@ -37,8 +38,6 @@ TEXT = 20
 """The least average length of a field of text, in characters: names and numbers are shorter."""
 USUAL = ("text", "content", "body", "article", "document", "raw_content", "page_content", "story")
 """Usual names of fields of text, the most certain first."""
-WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "km", "my", "bo", "dz"})
-"""Languages that are written without spaces between words."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from elmwright.jobs.config.sections import TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.config.toml_file import config_from, load_config, to_dict
 from elmwright.jobs.publishing.choose_checkpoint import choose, list_scored, recorded
 from elmwright.jobs.publishing.compare_bundle import NEAR, SAME, compare_vectors, measure
+from elmwright.jobs.publishing.examples import Example, example_sentence
 from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.provenance import provenance
 from elmwright.jobs.publishing.training_facts import training_facts, training_svg
@@ -64,6 +65,8 @@ from elmwright.model.formats.folder import (
     write_config,
 )
 from elmwright.model.inference.elmo import Elmo
+from elmwright.model.text.text_input import INPUT, PIECES, TextInput
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.pipeline.errors import Failed, UserError
 from elmwright.pipeline.format.manifest import Manifest, canonical
 from elmwright.pipeline.progress import Progress, counting_bytes, plural, silent
@@ -71,8 +74,6 @@ from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.disk import explain, sha256_bytes
 from elmwright.pipeline.storage.files import at, join
 from elmwright.pipeline.storage.untrusted import read_object
-
-PIECES = "sentencepiece.model"
 
 
 def export(config: RunConfig, folder: RunFolder, progress: Progress = silent) -> str:
@@ -242,6 +243,9 @@ def _write(
         tokenizer=config.corpus.tokenizer,
         sentences=config.corpus.sentences,
         language=config.corpus.language,
+        input=INPUT,
+        tokenisation=Tokenisation.of_corpus(config.corpus, manifest.rules),
+        example=example_sentence(folder.corpus, manifest),
     )
     # Without scores first: the bundle's own files are loaded to measure them.
     write_config(target / "config.json", config.model, to_data(about))
@@ -256,7 +260,7 @@ def _write(
     weights = "last"
     if loaded.is_average:
         weights = f"average over the last {plural(config.train.average_steps, 'step')}"
-    _describe(target, config, folder, info, manifest, evaluation, state, weights)
+    _describe(target, config, folder, info, manifest, evaluation, state, weights, about.example)
     origin = provenance(
         config,
         manifest,
@@ -349,6 +353,7 @@ def _describe(
     evaluation: Scores,
     state: CheckpointState,
     weights: str,
+    example: str,
 ) -> None:
     """Write the training curve and the model card."""
     first = next(iter(evaluation), "heldout")
@@ -372,6 +377,7 @@ def _describe(
         facts,
         state=state,
         weights=weights,
+        example=Example(example, tuple(TextInput.of_folder(target).words(example))),
         has_softmax=(target / "softmax.safetensors").exists(),
         has_curve=picture is not None,
     )

@@ -12,12 +12,13 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from elmwright.jobs.bundles.bundle_json import read_bundle_config
+from elmwright.jobs.bundles.bundle_json import BundleConfig, read_bundle_config
 from elmwright.jobs.registry.contract import About, Registry, Version
 from elmwright.jobs.rundir.metrics import Regime
 from elmwright.jobs.terminal.wording import states_note
-from elmwright.pipeline.cleaning import words as word_rules
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation, Tokeniser
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import from_data
 
 TOLERANCE = 1e-9
 """Relative differences up to this are rounding errors."""
@@ -121,14 +122,28 @@ def _read_text(path: Path) -> str:
 def _sentences(bundle: Path, text: str) -> list[list[str]]:
     """The tokenised sentences of a text, split in the same way as the model's corpus."""
     config = read_bundle_config(bundle)
+    how = config.tokenisation or _earlier_tokenisation(config, bundle)
+    model = bundle / "sentencepiece.model"
+    sentences = Tokeniser(how, model if model.is_file() else None).split(text)
+    return [[word.text for word in sentence.words] for sentence in sentences if sentence.words]
+
+
+def _earlier_tokenisation(config: BundleConfig, bundle: Path) -> Tokenisation:
+    """That of a bundle whose config.json says only three things about it."""
     for key in ("tokenizer", "sentences", "language"):
         if not getattr(config, key):
             raise UserError(
                 "file-damaged", f"{bundle / 'config.json'} does not say its {key}; export again"
             )
-    if config.tokenizer == "sentencepiece":
-        tokenise = word_rules.sentencepiece(bundle / "sentencepiece.model")
-    else:
-        tokenise = word_rules.ptb if config.tokenizer == "ptb" else word_rules.whitespace
-    sentences = word_rules.split(text, config.sentences, config.language).sentences
-    return [words for sentence in sentences if (words := tokenise(sentence).split())]
+    said = {
+        "kind": config.tokenizer,
+        "version": 1,
+        "sentences": config.sentences,
+        "language": config.language,
+    }
+    try:
+        return from_data(Tokenisation, said)
+    except ValueError as error:
+        raise UserError(
+            "file-damaged", f"{bundle / 'config.json'} is not as export writes it ({error})"
+        ) from error

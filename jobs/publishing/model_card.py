@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from elmwright import __version__
 from elmwright.jobs.checkpoints.contents import CheckpointState, Scores
 from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.publishing.examples import PLAIN, Example
 from elmwright.jobs.publishing.training_facts import TrainingFacts
 from elmwright.jobs.terminal.wording import duration
 from elmwright.pipeline.format.manifest import Manifest
@@ -32,8 +33,10 @@ def model_card(
     weights: str,
     has_softmax: bool,
     has_curve: bool,
+    example: Example = PLAIN,
 ) -> str:
-    """The whole card; `config` and `state` are what the checkpoint was trained with."""
+    """The whole card; `config` and `state` are what the checkpoint was trained with, and `example`
+    is a sentence with the model's own words for it."""
 
     def scored_part(name: str) -> str:
         """How much of a held-out set was scored, where that was only its beginning."""
@@ -62,6 +65,7 @@ def model_card(
         facts=facts,
         state=state,
         weights=weights,
+        example=example,
         version=__version__,
         scored_part=scored_part,
         has_softmax=has_softmax,

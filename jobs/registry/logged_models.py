@@ -21,7 +21,7 @@ from urllib.request import url2pathname
 from elmwright.jobs.bundles.bundle import SUMS, digest, verify_bundle
 from elmwright.jobs.bundles.model_folder import cached
 from elmwright.jobs.registry.contract import About
-from elmwright.jobs.registry.mlflow_signature import EXAMPLE, LOADER, signature
+from elmwright.jobs.registry.mlflow_signature import LOADER, example, signature
 from elmwright.jobs.rundir.metrics import Regime, perplexity_metric
 from elmwright.jobs.tracking.metric_names import heldout_metric
 from elmwright.jobs.tracking.store import artifact_folder, remove_logged_model
@@ -71,7 +71,7 @@ class LoggedModels:
         """The logged model with the bundle's files, read back."""
         run_id = model.source_run_id or ""
         with tempfile.TemporaryDirectory() as folder:
-            _write_mlmodel(Path(folder), model.model_id, run_id, about.digest)
+            _write_mlmodel(Path(folder), bundle, model.model_id, run_id, about.digest)
             self._client.log_model_artifacts(model.model_id, folder)
         self._client.log_model_artifacts(model.model_id, str(bundle), DATA)
         if digest(self.download(f"{model.artifact_location}/{DATA}")) != about.digest:
@@ -203,7 +203,7 @@ def all_pages(search: Any, **conditions: Any) -> list[Any]:
     return results
 
 
-def _write_mlmodel(folder: Path, model_id: str, run_id: str, digest: str) -> None:
+def _write_mlmodel(folder: Path, bundle: Path, model_id: str, run_id: str, digest: str) -> None:
     """Write what MLflow needs to load and serve the bundle, with an example of a request."""
     from mlflow.models import Model
     from mlflow.pyfunc import add_to_model
@@ -212,7 +212,7 @@ def _write_mlmodel(folder: Path, model_id: str, run_id: str, digest: str) -> Non
         run_id=run_id or None, model_id=model_id, signature=signature(), metadata={DIGEST: digest}
     )
     add_to_model(model, loader_module=LOADER, data=DATA)
-    _example_writer()(model, EXAMPLE, str(folder))
+    _example_writer()(model, example(bundle), str(folder))
     model.save(str(folder / "MLmodel"))
 
 

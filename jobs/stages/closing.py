@@ -4,14 +4,14 @@
 for the last screen.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from elmwright.jobs.checkpoints.contents import TrainingResult, contents_data, read_result
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.config.toml_file import config_hash
+from elmwright.jobs.publishing.examples import choose_example, heldout_examples
 from elmwright.jobs.publishing.publish import Published, read_published
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.metrics import PERPLEXITY
@@ -19,20 +19,13 @@ from elmwright.jobs.secrets.hiding import without_secret
 from elmwright.jobs.terminal.wording import nearby, states_note, typed
 from elmwright.jobs.tracking.tracker import tracking_uri
 from elmwright.pipeline.config import EMBEDDED
-from elmwright.pipeline.errors import UserError
-from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.format.manifest import Manifest
-from elmwright.pipeline.format.shards import ShardReader
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import join
 
 EXAMPLE = ("file", "open the file and read it")
 """A word of the demo's text, and a sentence that contains it."""
-MAX_WORDS = 12
-"""The most words in an example's sentence."""
-MIN_SENTENCES = 3
-"""The fewest sentences that must contain an example's word, including its own."""
 
 
 @dataclass(frozen=True)
@@ -114,38 +107,9 @@ def _find_example(config: RunConfig, manifest: Manifest, corpus: str) -> tuple[s
     """A word of the held-out text and a sentence that contains it, for `elmwright neighbours`."""
     if any(source.path == EMBEDDED for source in config.corpus.sources):
         return EXAMPLE
-    held_out = [split for name, split in manifest.splits.items() if name != "train"]
-    shards = [shard.tar for split in held_out for shard in split.shards]
-    if not shards:
+    if len(manifest.splits) == 1:
         return None
-    try:
-        block = ShardReader(join(corpus, shards[0])).read(0)
-    except (OSError, UserError):  # an example is not worth failing a finished run
-        return None
-    return choose_example(list(sentences(block)))
-
-
-def choose_example(sentences: Sequence[Sequence[str]]) -> tuple[str, str] | None:
-    """A word that occurs in several sentences, preferably a long word, and a short sentence that
-    contains it; None if there is none."""
-    short = [s for s in sentences if len(s) <= MAX_WORDS and all(map(_is_simple, s))]
-    counts = Counter(word for sentence in sentences for word in set(sentence))
-    candidates = {
-        word
-        for sentence in short
-        for word in sentence
-        if word.isalpha() and word == word.lower() and counts[word] >= MIN_SENTENCES
-    }
-    if not candidates:
-        return None
-    best = min(candidates, key=lambda word: (-min(len(word), 6), -counts[word], word))
-    sentence = min((s for s in short if best in s), key=lambda s: (-len(s), *s))
-    return best, " ".join(sentence)
-
-
-def _is_simple(word: str) -> bool:
-    """Whether a word needs no quoting in a shell."""
-    return all(char.isalnum() or char in ".,;:?-" for char in word)
+    return choose_example(heldout_examples(corpus, manifest))
 
 
 def closing_lines(outcome: Outcome, config_name: str, width: int | None) -> list[str]:

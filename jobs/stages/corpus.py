@@ -12,6 +12,7 @@ from elmwright.jobs.terminal.console import Console
 from elmwright.jobs.terminal.listing import corpus_lines
 from elmwright.jobs.terminal.signals import AGAIN, Stop
 from elmwright.pipeline.build.driver import build_corpus
+from elmwright.pipeline.build.ray_tasks import RECIPE
 from elmwright.pipeline.build.up_to_date import corpus_key, current_manifest
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import Manifest, finished_corpus
@@ -20,10 +21,45 @@ from elmwright.pipeline.storage.files import join
 
 
 def current_corpus(run: Run) -> Manifest | None:
-    """The corpus of a run, if it is complete and made from the current sources and settings."""
-    config, folder = run.config, run.folder
-    key = corpus_key(config.corpus, config.vocab, config.shards, config.run.seed)
-    return current_manifest(folder.corpus, key, config.corpus, config.vocab.file)
+    """The corpus of a run, if it is complete and made from the current sources and settings.
+
+    A run with checkpoints also has one that an earlier recipe made of them: it continues on the
+    text that it was trained on.
+    """
+    return _found(run, RECIPE) or kept_corpus(run)
+
+
+def kept_corpus(run: Run) -> Manifest | None:
+    """The complete corpus that an earlier recipe made, if the run was trained on it."""
+    saved = finished_corpus(run.folder.corpus)
+    if saved is None or not list_checkpoints(run.folder.checkpoints):
+        return None
+    for recipe in range(RECIPE - 1, 0, -1):
+        if saved.key == _key(run, recipe):
+            return _found(run, recipe)
+    return None
+
+
+def kept_sentence(run: Run) -> str:
+    """A sentence about a corpus that is kept although its rules are not today's; else empty."""
+    if _found(run, RECIPE) is not None or kept_corpus(run) is None:
+        return ""
+    return (
+        "This run keeps the corpus that it was trained on, which an earlier version built by other "
+        "rules than today's. elmwright corpus CONFIG --force builds it anew, but then the "
+        "checkpoints no longer fit."
+    )
+
+
+def _key(run: Run, recipe: int) -> str:
+    config = run.config
+    return corpus_key(config.corpus, config.vocab, config.shards, config.run.seed, recipe)
+
+
+def _found(run: Run, recipe: int) -> Manifest | None:
+    config = run.config
+    key = _key(run, recipe)
+    return current_manifest(run.folder.corpus, key, config.corpus, config.vocab.file)
 
 
 class Corpus:
@@ -32,9 +68,13 @@ class Corpus:
     name = "corpus"
     uses_ray = True
 
-    def __init__(self, find: Callable[[Run], Manifest | None] = current_corpus) -> None:
-        """`find` returns the corpus of a run if it is up to date, else None."""
-        self._find = find
+    def __init__(
+        self, find: Callable[[Run], Manifest | None] = current_corpus, *, force: bool = False
+    ) -> None:
+        """`find` returns the corpus of a run if it is up to date, else None. With `force`, only a
+        corpus of today's recipe is, and one that was trained on may be replaced."""
+        self._find = (lambda run: _found(run, RECIPE)) if force else find
+        self._force = force
 
     def is_done(self, run: Run) -> bool:
         return self._find(run) is not None
@@ -44,7 +84,8 @@ class Corpus:
 
     def check(self, run: Run, pending: Collection[str], problems: Problems) -> None:
         if self.name in pending:
-            problems.catch(check_not_trained_on, run.folder)
+            if not self._force:
+                problems.catch(check_not_trained_on, run.folder)
             check_inputs(problems, run.config, run.folder)
 
     def run(self, run: Run, console: Console, stop: Stop) -> None:

@@ -17,7 +17,7 @@ from elmwright.jobs.rundir.run_lock import locked
 from elmwright.jobs.rundir.stage_names import STAGES
 from elmwright.jobs.secrets.in_configs import take_out_secrets
 from elmwright.jobs.stages.closing import Outcome, closing_lines, find_outcome
-from elmwright.jobs.stages.corpus import Corpus
+from elmwright.jobs.stages.corpus import Corpus, kept_sentence
 from elmwright.jobs.stages.export import Export
 from elmwright.jobs.stages.preflight import preflight
 from elmwright.jobs.stages.publish import Publish
@@ -42,6 +42,7 @@ def run(
     config_name: str = "",
     quiet: bool = False,
     brief: bool = False,
+    force: bool = False,
     stages: Sequence[Stage] = ALL_STAGES,
     connect: Connect = ray_cluster,
     open_console: OpenConsole = console_for_run,
@@ -49,7 +50,11 @@ def run(
     """Run every stage up to `until` that is not done yet, and return the outcome.
 
     `quiet` keeps standard output free; `brief` (-q) prints only warnings, errors and the result.
+    `force` builds a corpus of an earlier recipe, or of other settings, anew even if it was trained
+    on.
     """
+    if force:
+        stages = (Corpus(force=True), *stages[1:])
     current = find_run(config, open_run_folder(config))
     kept = kept_settings(config, current.config)
     config, folder = current.config, current.folder
@@ -64,6 +69,8 @@ def run(
         remaining = pending(current, requested, console.warn)
         names = [stage.name for stage in remaining]
         preflight(current, requested, names).raise_all()
+        if requested[0].name == "corpus" and not force and (sentence := kept_sentence(current)):
+            console.say(sentence)
         if not remaining:
             console.say(f"Everything is up to date in {folder.root}.\n")
             return _close(current, until, config_name, console)

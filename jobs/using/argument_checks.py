@@ -1,6 +1,7 @@
 """Mistakes in the arguments of embed, score and neighbours, found before a model is loaded."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from elmwright.pipeline.errors import UserError
@@ -29,13 +30,17 @@ def check_score_output(output: Path, force: bool) -> None:
 
 
 def check_query(word: str, sentence: str, count: int) -> None:
-    """Refuse a word that is not in its sentence, and a count below 1."""
-    words = sentence.split()
-    if word not in words:
-        raise UserError(
-            "argument",
-            f"{word!r} is not a word of the sentence (its words: {' '.join(words)[:200]!r}); words "
-            "are separated by spaces, and capitals count",
-        )
+    """Refuse a word that is nowhere in its sentence, and a count below 1."""
+    if not word or word not in sentence:
+        raise no_word(word, sentence.split())
     if count < 1:
         raise UserError("argument", "-k must be at least 1")
+
+
+def no_word(word: str, words: Sequence[str]) -> UserError:
+    """The mistake of asking for a word that is not among those of the sentence."""
+    return UserError(
+        "argument",
+        f"{word!r} is not a word of the sentence (its words: {' '.join(words)[:200]!r}); capitals "
+        "count, and punctuation is a word",
+    )

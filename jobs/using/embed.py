@@ -18,10 +18,11 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,8 @@ from elmwright.jobs.using.sentences import (
     read_sentences,
     text_file,
 )
-from elmwright.jobs.using.unknown_words import warn_of_unknown_words
+from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
+from elmwright.model.text.text_input import Pool
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import Advance, Progress, plural, silent
 from elmwright.pipeline.records import to_data
@@ -68,6 +70,10 @@ class Recipe:
     """Where to compute."""
     table: str = ""
     """A file of `elmwright fill-cache`."""
+    reading: Reading = field(default_factory=Reading)
+    """How lines become words."""
+    pool: Pool | None = None
+    """With tokenised lines: how the vectors of pieces become one for each word."""
 
 
 class Embedder:
@@ -86,6 +92,9 @@ class Embedder:
             folder, device=recipe.device, carry_state=recipe.carry_state
         )
         self.elmo.eval()
+        self.elmo.text.watch.stop()  # the text is compared with the vocabulary beforehand
+        self.elmo.pool = recipe.pool
+        self.words = line_reader(self.elmo.text, recipe.reading)
         if recipe.table:
             use_table(self.elmo, Path(recipe.table))
         n_layers = self.elmo.bilm.config.n_layers + 1
@@ -102,7 +111,7 @@ class Embedder:
         size, start, words = self.recipe.batch_size, time.monotonic(), 0
         exactly = size if self.recipe.carry_state else None
         with at(part).writing() as file:
-            for batch, read in batches(read_sentences(text, piece), exactly):
+            for batch, read in batches(read_sentences(text, piece, self.words), exactly):
                 for vectors in self.elmo.embed(batch, batch_size=size):
                     file.write(np.ascontiguousarray(_combine(vectors, self.recipe)).data)
                 words += sum(map(len, batch))
@@ -128,7 +137,7 @@ def embed_file(
     force: bool = False,
     progress: Progress = silent,
 ) -> str:
-    """Embed every line of `source` into `output`, and return a sentence about the result."""
+    """Embed every sentence of `source` into `output`, and return a sentence about the result."""
     kind = output_format(output, kind)
     check_output(output, force)
     if recipe.batch_size < 1 or workers < 1:
@@ -136,6 +145,13 @@ def embed_file(
     if recipe.carry_state and workers > 1:
         raise UserError(
             "argument", "--carry-state reads line after line, so it cannot use --workers"
+        )
+    recipe.reading.check()
+    if recipe.pool and not recipe.reading.tokenized:
+        raise UserError(
+            "argument",
+            "--pool makes one vector for each given word; add --tokenized, which says "
+            "that words are separated by spaces",
         )
     folder = str(resolve(model))
     from elmwright.jobs.using.fill_cache import tensors_digest
@@ -145,19 +161,22 @@ def embed_file(
     recipe = replace(recipe, device=choose_device(recipe.device), table=table)
     embedder = Embedder(folder, recipe)
     can_resume = not is_stream(source)  # a stream cannot be read again
-    with _work_folder(output, can_resume) as work, text_file(source, work) as text:
-        warn_of_unknown_words(Path(folder), text)
+    with _work_folder(output, can_resume) as work, text_file(source, work) as given:
+        text = given
+        if recipe.reading.split:
+            text = split_file(embedder.elmo.text, given, work / "sentences.txt")
+        warn_of_text(Path(folder), embedder.elmo.text, text, recipe.reading)
         size = None if recipe.carry_state else PART_BYTES
         # Before the parts are cleared: it refuses a text that is missing or empty.
         parts = {work / f"part-{n:06}": piece for n, piece in enumerate(pieces(text, size))}
-        status = text.stat()
-        key = None
+        status, key = given.stat(), None
         if can_resume:
             digest = tensors_digest(embedder.elmo.bilm.state_dict())
-            path = str(text.absolute())
-            key = PartsKey(digest, path, status.st_size, status.st_mtime_ns, recipe, PART_BYTES)
+            path, how = str(given.absolute()), to_data(embedder.elmo.text.tokenisation)
+            times = status.st_size, status.st_mtime_ns
+            key = PartsKey(digest, path, *times, recipe, how, PART_BYTES)
         _clear_other_parts(work, key)
-        with progress("embedding", status.st_size, "bytes") as advance:
+        with progress("embedding", text.stat().st_size, "bytes") as advance:
             missing = {}
             for part, piece in parts.items():
                 if part.exists():
@@ -170,7 +189,7 @@ def embed_file(
             elif missing:
                 _embed_on_ray(folder, recipe, text, missing, workers, advance)
         shape = embedder.n_layers, embedder.elmo.width
-        lines, words = _join(text, parts, shape, work / "joined", kind)
+        lines, words = _join(text, embedder.words, parts, shape, work / "joined", kind)
         with explained(output):
             sync_to_disk(work / "joined")
             os.replace(work / "joined", output)
@@ -201,6 +220,7 @@ class PartsKey:
     size: int
     mtime_ns: int
     recipe: Recipe
+    tokenisation: dict[str, Any] | None
     part_bytes: int
 
 
@@ -217,7 +237,12 @@ def _clear_other_parts(work: Path, key: PartsKey | None) -> None:
 
 
 def _join(
-    text: Path, parts: dict[Path, Piece], shape: tuple[int, int], joined: Path, kind: str
+    text: Path,
+    words_of: Callable[[str], list[str]],
+    parts: dict[Path, Piece],
+    shape: tuple[int, int],
+    joined: Path,
+    kind: str,
 ) -> tuple[int, int]:
     """Join parts into one file; return the numbers of sentences and words."""
     line = words = 0
@@ -225,7 +250,7 @@ def _join(
     with explained(joined), vectors_file(joined, kind) as add:
         for part, piece in parts.items():
             with open(part, "rb") as file:
-                for sentence, _ in read_sentences(text, piece):
+                for sentence, _ in read_sentences(text, piece, words_of):
                     data = file.read(4 * n_layers * len(sentence) * width)
                     if len(data) != 4 * n_layers * len(sentence) * width:
                         raise Failed(f"{part} is too short for its text; remove {part.parent}")

@@ -4,16 +4,18 @@ This is the paper's demonstration that ELMo distinguishes the senses of a word. 
 word in its sentence is compared, by the cosine of its vectors in one layer, with every occurrence
 of the same word in a text (with `any_word`, of every word). The text is read as a stream, only the
 k nearest are kept, and sentences without the word are not embedded. If a corpus folder is given
-instead of a text, its held-out sentences are read. Training has not seen them, and they are
-tokenised as the model expects.
+instead of a text, its held-out sentences are read, which training has not seen.
+
+Where the model reads pieces of words, words are those of the `ptb` tokeniser, and the vector of a
+word is the mean of those of its pieces.
 
 The sentence itself is skipped if the text contains it, and of equal sentences the first is shown.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,11 +24,15 @@ import numpy as np
 import numpy.typing as npt
 
 from elmwright.jobs.registry.resolve import resolve
-from elmwright.jobs.using.argument_checks import check_query
+from elmwright.jobs.using.argument_checks import check_query, no_word
 from elmwright.jobs.using.layer_choice import choose_layers
 from elmwright.jobs.using.pretrained import Elmo
-from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
-from elmwright.jobs.using.unknown_words import warn_of_unknown_words
+from elmwright.jobs.using.sentences import batches, pieces, read_lines, text_file
+from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
+from elmwright.model.inference.pooling import mean_of_pieces
+from elmwright.model.text.text_input import Span, spans_of
+from elmwright.pipeline.cleaning.pieces import text_of
+from elmwright.pipeline.cleaning.tokeniser import Tokeniser
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import sentences
 from elmwright.pipeline.format.manifest import Manifest
@@ -92,21 +98,25 @@ def find_neighbours(
     count: int = 10,
     layer: str = "top",
     any_word: bool = False,
+    reading: Reading = Reading(),  # noqa: B008 - it is frozen
     device: str = "cpu",
 ) -> Neighbours:
     """The `count` occurrences in the text at `source` that are nearest to `word` in `sentence`."""
-    words = sentence.split()
     check_query(word, sentence, count)
+    reading.check()
     folder = resolve(model)
-    elmo = Elmo.from_pretrained(folder, device=device)
-    elmo.eval()
+    reader = _Reader(folder, device, reading)
+    asked = reader.line(sentence)
+    words = asked.words
+    if word not in words:
+        raise no_word(word, words)
     position = words.index(word)
-    query = _unit(choose_layers(elmo.embed([words])[0], layer)[0, position])
+    query = _unit(choose_layers(reader.embed([asked])[0], layer)[0, position])
     nearest: list[tuple[float, int, int, tuple[str, ...]]] = []  # a heap, the worst on top
     compared = 0
-    with TemporaryDirectory() as scratch, _text(source, Path(scratch)) as text:
-        warn_of_unknown_words(folder, text)
-        for line, other, vectors in _embed_lines(elmo, text, None if any_word else word):
+    with TemporaryDirectory() as scratch, _text(source, Path(scratch), reader) as text:
+        warn_of_text(folder, reader.text, text, reader.reading)
+        for line, other, vectors in _embed_lines(reader, text, None if any_word else word):
             if other == words:
                 continue
             cosines = _unit(choose_layers(vectors, layer)[0]) @ query
@@ -134,15 +144,64 @@ def find_neighbours(
     )
 
 
+@dataclass(frozen=True)
+class _Line:
+    """A sentence of the text."""
+
+    words: list[str]
+    tokens: list[str]
+    """What the model reads: the words, or their pieces."""
+    spans: list[Span] | None
+    """The pieces of each word."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class _Reader:
+    """A model that reads the lines of a text."""
+
+    def __init__(self, folder: Path, device: str, reading: Reading) -> None:
+        self.elmo = Elmo.from_pretrained(folder, device=device, pool=None)
+        self.elmo.eval()
+        self.text, self.reading = self.elmo.text, reading
+        self.text.watch.stop()  # the text is compared with the vocabulary beforehand
+        how = self.text.tokenisation
+        self._words = None
+        if how is not None and how.kind == "sentencepiece":
+            self._words = Tokeniser(replace(how, kind="ptb"))
+
+    def line(self, line: str) -> _Line:
+        """A line, in words and in what the model reads."""
+        if self._words is None:
+            words = line_reader(self.text, self.reading)(line)
+            return _Line(words, words, None)
+        if self.reading.tokenized:
+            line = text_of(line.split())
+        words_in_place = self._words.tokenise(line)
+        tokens, spans = spans_of(self.text.tokenise(line), words_in_place)
+        return _Line([word.text for word in words_in_place], tokens, spans)
+
+    def embed(self, lines: Sequence[_Line]) -> list[npt.NDArray[np.float32]]:
+        """The vectors of the words of each line, all layers."""
+        embedded = self.elmo.embed([line.tokens for line in lines])
+        return [
+            vectors if line.spans is None else mean_of_pieces(vectors, line.spans)
+            for line, vectors in zip(lines, embedded, strict=True)
+        ]
+
+
 @contextmanager
-def _text(source: str, folder: Path) -> Iterator[Path]:
+def _text(source: str, folder: Path, reader: _Reader) -> Iterator[Path]:
     """The text at `source` as a file. For a corpus folder this is a file in `folder` with at most
     `HELDOUT_SENTENCES` held-out sentences."""
     if not at(join(source, "MANIFEST.json")).exists():
         with text_file(source, folder) as text:
-            yield text
+            split = reader.reading.split
+            yield split_file(reader.text, text, folder / "sentences.txt") if split else text
         return
     copy = folder / "heldout.txt"
+    reader.reading = Reading(tokenized=True)
     with copy.open("w", encoding="utf-8") as out:
         for words in islice(heldout_sentences(source), HELDOUT_SENTENCES):
             print(*words, file=out)
@@ -164,21 +223,24 @@ def heldout_sentences(corpus: str) -> Iterator[list[str]]:
 
 
 def _embed_lines(
-    elmo: Elmo, text: Path, word: str | None
+    reader: _Reader, text: Path, word: str | None
 ) -> Iterator[tuple[int, list[str], npt.NDArray[np.float32]]]:
     """Line number, words and vectors of each sentence that contains the word (or any word)."""
     (whole,) = pieces(text, None)
     numbers: list[int] = []
 
-    def matching() -> Iterator[tuple[list[str], int]]:
-        for line, (words, size) in enumerate(read_sentences(text, whole)):
-            if words if word is None else word in words:
-                numbers.append(line)
-                yield words, size
+    def matching() -> Iterator[tuple[_Line, int]]:
+        for number, (line, size) in enumerate(read_lines(text, whole)):
+            if word is not None and word not in line and not reader.reading.tokenized:
+                continue  # before it is tokenised: most lines have not got the word
+            found = reader.line(line)
+            if found.words if word is None else word in found.words:
+                numbers.append(number)
+                yield found, size
 
     for batch, _ in batches(matching()):
-        for words, vectors in zip(batch, elmo.embed(batch), strict=True):
-            yield numbers.pop(0), words, vectors
+        for found, vectors in zip(batch, reader.embed(batch), strict=True):
+            yield numbers.pop(0), found.words, vectors
 
 
 def _unit(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

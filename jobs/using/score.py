@@ -36,11 +36,12 @@ from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.argument_checks import check_score_output
 from elmwright.jobs.using.pretrained import choose_device, load_language_model
 from elmwright.jobs.using.sentences import batches, pieces, read_sentences, text_file
-from elmwright.jobs.using.unknown_words import warn_of_unknown_words
+from elmwright.jobs.using.text_lines import Reading, line_reader, split_file, warn_of_text
 from elmwright.model.bilm import States
 from elmwright.model.inference.reading import WINDOW
 from elmwright.model.inference.word_types import TypeCache
 from elmwright.model.softmax import nll
+from elmwright.model.text.text_input import TextInput
 from elmwright.pipeline.format.block import BOS, BOS_ID, EOS, EOS_ID, UNK_ID
 from elmwright.pipeline.progress import plural
 from elmwright.pipeline.storage.files import at
@@ -154,26 +155,32 @@ def score_file(
     output: Path | None = None,
     *,
     words: bool = False,
+    reading: Reading = Reading(),  # noqa: B008 - it is frozen
     device: str = "cpu",
     force: bool = False,
 ) -> str:
-    """Score every line of `source` to a file or standard output, and return a sentence about the
-    result."""
+    """Score every sentence of `source` to a file or standard output, and return a sentence about
+    the result."""
     if output is not None:
         check_score_output(output, force)
     as_json = output is not None and output.suffix == ".jsonl"
+    reading.check()
     device = choose_device(device)
     model_folder = resolve(model)
     scorer = Scorer(model_folder, device, model)
+    given = TextInput.of_folder(model_folder)
     lines = predictions = 0
     total = np.zeros(2)
-    with TemporaryDirectory() as folder, text_file(source, Path(folder)) as text:
+    with TemporaryDirectory() as folder, text_file(source, Path(folder)) as file:
+        sentences = Path(folder, "sentences.txt")
+        text = split_file(given, file, sentences) if reading.split else file
         (whole,) = pieces(text, None)
-        warn_of_unknown_words(model_folder, text)
+        warn_of_text(model_folder, given, text, reading)
         with _open_output(output) as out:
             if not as_json:
                 print(*(WORD_COLUMNS if words else COLUMNS), sep="\t", file=out)
-            for batch, _ in batches(read_sentences(text, whole)):
+            read = read_sentences(text, whole, line_reader(given, reading))
+            for batch, _ in batches(read):
                 for score in scorer.score(batch):
                     _write(out, lines, score, words, as_json)
                     lines += 1

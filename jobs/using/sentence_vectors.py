@@ -3,7 +3,8 @@
     classifier = make_pipeline(SentenceVectors("runs/demo/bundle"), LogisticRegression())
     classifier.fit(sentences, labels)
 
-A sentence is a string (its words separated by spaces) or a list of words. `fit` learns nothing.
+A string is a raw sentence, which the model's tokeniser splits into words; a list is its words. A
+bare string is a batch of one. `fit` learns nothing.
 scikit-learn is an optional dependency (`elmwright[sklearn]`) that only this file imports.
 """
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, TransformerMixin
 
 from elmwright.jobs.using.layer_choice import LAYERS, choose_layers
+from elmwright.model.text.text_input import items_of
 from elmwright.pipeline.errors import UserError
 
 POOLINGS = ("mean", "max")
@@ -54,22 +56,18 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.elmo_.eval()
         return self
 
-    def transform(self, sentences: Sequence[str | Sequence[str]]) -> npt.NDArray[np.float32]:
+    def transform(self, sentences: str | Sequence[str | Sequence[str]]) -> npt.NDArray[np.float32]:
         """[sentences, features]; a sentence of no words is all zeros."""
-        if isinstance(sentences, str):
-            raise UserError("input", "give a list of sentences, not a single string")
         if not hasattr(self, "elmo_"):
             self.fit()
-        word_lists = [
-            text.split() if isinstance(text, str) else [str(word) for word in text]
-            for text in sentences
-        ]
+        items = items_of(sentences)
+        items = [[] if isinstance(item, str) and not item.strip() else item for item in items]
         width = self.elmo_.width
         if self.layers == "all":
             width *= self.elmo_.bilm.config.n_layers + 1
-        pooled = np.zeros((len(word_lists), width), np.float32)
-        for start in range(0, len(word_lists), 512):
-            batch = word_lists[start : start + 512]
+        pooled = np.zeros((len(items), width), np.float32)
+        for start in range(0, len(items), 512):
+            batch = items[start : start + 512]
             for n, vectors in enumerate(self.elmo_.embed(batch, batch_size=self.batch_size)):
                 if vectors.shape[1]:
                     pooled[start + n] = self._pool(vectors)

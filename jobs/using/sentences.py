@@ -1,8 +1,8 @@
-"""Reads text for a model, one tokenised sentence per line, by byte range and in limited memory.
+"""Reads text for a model, one sentence per line, by byte range and in limited memory.
 
-A line ends with a newline, and white space separates its words. An empty line is a sentence of no
-words, so sentences are numbered as the lines are. Text from a pipe is first copied to a file,
-because only a file can be read in ranges and more than once.
+A line ends with a newline. An empty line is a sentence of no words, so sentences are numbered as
+the lines are. Text from a pipe is first copied to a file, because only a file can be read in ranges
+and more than once.
 
 A whole sentence is in memory, because the backward model begins at its end. So a line of more than
 a megabyte is refused, which is probably a file without line ends.
@@ -11,12 +11,12 @@ a megabyte is refused, which is probably a file without line ends.
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from elmwright.pipeline.errors import UserError
 
@@ -26,6 +26,8 @@ WORDS_AT_ONCE = 8192
 """Words in a batch, which is then sorted so that sentences of similar length are computed together.
 With the original model their vectors take 100 MB."""
 LINES_AT_ONCE = 1024
+S = TypeVar("S", bound=Sized)
+"""A sentence, of which only the number of words matters here."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -44,7 +46,7 @@ def pieces(path: Path, size: int | None) -> list[Piece]:
     with _open(path) as file:
         total = os.fstat(file.fileno()).st_size
         if total == 0:
-            raise UserError("no-text", f"{path} is empty; give one tokenised sentence per line")
+            raise UserError("no-text", f"{path} is empty; give one sentence per line")
         cuts = [0]
         while size is not None and cuts[-1] + size < total:
             file.seek(cuts[-1] + size - 1)
@@ -55,8 +57,16 @@ def pieces(path: Path, size: int | None) -> list[Piece]:
     return [Piece(start, end) for start, end in pairwise(cuts)]
 
 
-def read_sentences(path: Path, piece: Piece) -> Iterator[tuple[list[str], int]]:
+def read_sentences(
+    path: Path, piece: Piece, words: Callable[[str], list[str]] = str.split
+) -> Iterator[tuple[list[str], int]]:
     """The words of each line of a piece, and the line's size in bytes."""
+    for line, size in read_lines(path, piece):
+        yield words(line), size
+
+
+def read_lines(path: Path, piece: Piece) -> Iterator[tuple[str, int]]:
+    """Each line of a piece, and its size in bytes."""
     with _open(path) as file:
         file.seek(piece.start)
         offset = piece.start
@@ -71,30 +81,30 @@ def read_sentences(path: Path, piece: Piece) -> Iterator[tuple[list[str], int]]:
                 raise UserError(
                     "file-unreadable",
                     f"{path}: the line at byte {offset:,} has more than {MAX_LINE_BYTES:,} bytes; "
-                    "give one tokenised sentence per line",
+                    "give one sentence per line",
                 )
             text = line.removeprefix(BOM) if offset == 0 else line
             offset += len(line)
             try:
-                words = text.decode("utf-8").split()
+                decoded = text.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise UserError(
                     "file-unreadable",
                     f"{path} is not UTF-8 ({error.reason} in the line that ends at byte "
                     f"{offset:,}); convert it first",
                 ) from error
-            yield words, len(line)
+            yield decoded, len(line)
 
 
 def batches(
-    sentences: Iterator[tuple[list[str], int]], exactly: int | None = None
-) -> Iterator[tuple[list[list[str]], int]]:
+    sentences: Iterator[tuple[S, int]], exactly: int | None = None
+) -> Iterator[tuple[list[S], int]]:
     """Batches of sentences, each with its size in bytes of text.
 
     A batch has `exactly` that number of sentences, or by default up to `LINES_AT_ONCE` sentences
     and `WORDS_AT_ONCE` words.
     """
-    batch: list[list[str]] = []
+    batch: list[S] = []
     read = words = 0
     for sentence, size in sentences:
         if batch and exactly is None and words + len(sentence) > WORDS_AT_ONCE:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elmwright.model.inference.task_state import DIGEST
 from elmwright.pipeline.errors import UserError
 
 
@@ -53,7 +54,7 @@ class ScalarMix(nn.Module):
         self.layer_norm = layer_norm
 
     def forward(self, layers: Sequence[Tensor], mask: Tensor) -> Tensor:
-        """`layers` [N, T, width] each; `mask` [N, T]."""
+        """`layers` [N, T, width] each and `mask` [N, T], or both without N."""
         shares = self.w.softmax(0)
         mixed = torch.zeros_like(layers[0])
         for share, layer in zip(shares, layers, strict=True):
@@ -68,6 +69,12 @@ def normalised(layer: Tensor, mask: Tensor) -> Tensor:
     centred = layer - (layer * weights).sum() / count
     variance = (centred * weights).square().sum() / count
     return centred / (variance + 1e-12).sqrt()
+
+
+def _spread(words: Tensor, mask: Tensor, places: Tensor) -> Tensor:
+    """[words, width] → [N, T, width], zero where there is no word."""
+    flat = words.new_zeros(mask.numel(), words.size(1)).index_copy(0, places, words)
+    return flat.view(*mask.shape, words.size(1))
 
 
 class Mixes(nn.Module):
@@ -90,20 +97,54 @@ class Mixes(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
 
-    def mix(self, layers: Sequence[Tensor], mask: Tensor) -> ElmoOutput:
-        """Every mix of layers [N, T, width], with dropout in training mode."""
-        mixes = [self.dropout(mix(layers, mask)) for mix in self.mixes]
-        return ElmoOutput(mixes, mask, tuple(layers))
+    def mix(self, layers: Sequence[Tensor], mask: Tensor, places: Tensor) -> ElmoOutput:
+        """Every mix of layers [words, width], with dropout in training mode.
+
+        The result has the shape of `mask` [N, T]. `places` says where the words are in it.
+        """
+        is_word = torch.ones_like(places, dtype=torch.bool)
+        mixes = [_spread(self.dropout(mix(layers, is_word)), mask, places) for mix in self.mixes]
+        return ElmoOutput(mixes, mask, tuple(_spread(layer, mask, places) for layer in layers))
 
     def regularization(self, strength: float) -> Tensor:
         """λ‖w‖² over all mixes. Added to a task's loss, it pulls them towards the plain average."""
-        weights = torch.cat([w for name, w in self.mixes.named_parameters() if name.endswith(".w")])
-        return strength * weights.square().sum()
+        squares = [
+            w.square().sum() for name, w in self.mixes.named_parameters() if name.endswith(".w")
+        ]
+        return strength * torch.stack(squares).sum()
 
 
 class LayerMixes(Mixes):
-    """The mixes of an `Elmo` for layers that were computed before, as by `elmwright embed`."""
+    """The mixes of an `Elmo` for layers that were computed before, as by `elmwright embed`.
 
-    def forward(self, sentences: Sequence[Any]) -> ElmoOutput:
-        """Mix the layers of a batch: (layers, words, width) per sentence, of any lengths."""
-        raise NotImplementedError
+    An `Elmo` with as many mixes can load its state, and the other way round.
+    """
+
+    def forward(self, sentences: Sequence[Tensor]) -> ElmoOutput:
+        """Mix the layers of a batch: (layers, words, width) per sentence, of any lengths.
+
+        They may be in half precision. They are mixed in the type of the weights.
+        """
+        w = next(self.mixes.parameters())
+        _check_layers(sentences, len(w))
+        lengths = torch.tensor([sentence.size(1) for sentence in sentences])
+        mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+        layers = torch.cat([sentence.to(w) for sentence in sentences], dim=1)
+        (places,) = torch.where(mask.flatten())
+        return self.mix(layers.unbind(0), mask.to(w.device), places.to(w.device))
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *arguments: Any) -> None:
+        state.pop(prefix + DIGEST, None)
+        super()._load_from_state_dict(state, prefix, *arguments)
+
+
+def _check_layers(sentences: Sequence[Tensor], n_layers: int) -> None:
+    if not len(sentences):
+        raise UserError("input", "the batch has no sentence; give the layers of one at least")
+    for number, sentence in enumerate(sentences):
+        shape = tuple(getattr(sentence, "shape", ()))
+        if len(shape) != 3 or shape[0] != n_layers or shape[2] != sentences[0].shape[2]:
+            raise UserError(
+                "input",
+                f"sentence {number} has shape {shape}; expected ({n_layers} layers, words, width)",
+            )

@@ -1,10 +1,14 @@
 """The distinct words of a batch, and their encoded vectors, which are kept.
 
 The encoder sees a word without its context, so a word type is encoded once until the encoder
-changes.
+changes. A matrix product of another shape may round in another way, so all products here have one
+shape per class of word lengths. The vector of a word then has the same bits whatever it is encoded
+with, and whatever was encoded before.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,59 +16,113 @@ import torch
 from torch import Tensor
 
 from elmwright.model.bilm import BiLM
-from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE, char_ids
+from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE, N_CHARS, CharIds, char_ids
+from elmwright.model.encoder import GROUP_LIMITS, varying_positions
 from elmwright.pipeline.errors import UserError
 
 Sentence = Sequence[str]
+Key = str | bytes
+"""A word type: the word, or its character ids as int16."""
 Row = npt.NDArray[np.int64]
 """A sentence as indices into a list or a table of word types."""
 
-TYPES_AT_ONCE = 1024
-"""Word types that are encoded together."""
+LIMITS = (*GROUP_LIMITS, 50, 100, 200, 400, 800)
+"""Classes of word lengths."""
+CONVOLVED, ENCODED = 16, 64
+"""Words in a product of the convolutions, and of the layers above. Fewer leave the processor idle.
+More are in vain in a batch with few new words, whose products are filled up with zeros."""
 CACHE_BYTES = 1 << 28
 """Size of the cache of encoded types. When it would need more, it starts afresh."""
 
 
-def types_of_words(
-    sentences: Sequence[Sentence],
-) -> tuple[list[str], list[Row]]:
+def types_of_words(sentences: Iterable[Sentence]) -> tuple[list[Key], list[Row]]:
     """The distinct words, `<S>` and `</S>` first, and each sentence as indices into them."""
-    place = {BEGIN_SENTENCE: 0, END_SENTENCE: 1}
+    place: dict[Key, int] = {BEGIN_SENTENCE: 0, END_SENTENCE: 1}
     rows = []
     for sentence in sentences:
-        if isinstance(sentence, str):
-            raise UserError(
-                "input", f"a sentence is a list of words, not a string: {sentence[:40]!r}"
-            )
-        indices = [place.setdefault(word, len(place)) for word in sentence]
-        rows.append(np.array(indices, dtype=np.int64))
+        row = [place.setdefault(word, len(place)) for word in sentence]
+        rows.append(np.array(row, np.int64))
     return list(place), rows
 
 
-def types_of_ids(ids: Tensor, max_chars: int) -> tuple[Tensor, list[Row]]:
-    """The distinct words as character ids, `<S>` and `</S>` first, and each sentence as indices."""
+def types_of_ids(ids: Tensor, max_chars: int) -> tuple[list[Key], list[Row]]:
+    """The distinct words of character ids, `<S>` and `</S>` first, and each sentence as indices."""
     if ids.dim() != 3 or ids.size(2) != max_chars:
         raise UserError(
             "input",
             f"character ids have shape {tuple(ids.shape)}; "
             f"expected (sentences, words, {max_chars})",
         )
-    ids = ids.cpu()
-    marks = torch.from_numpy(char_ids([BEGIN_SENTENCE, END_SENTENCE], max_chars)).to(ids.dtype)
-    distinct, place = torch.unique(ids.flatten(0, 1), dim=0, return_inverse=True)
-    is_word = (ids != 0).any(dim=2)
-    place = place.view(is_word.shape) + 2
-    rows = [place[n][is_word[n]].numpy() for n in range(len(ids))]
-    return torch.cat([marks, distinct]), rows
+    numbers = ids.detach().cpu().numpy()
+    in_range = numbers.size == 0 or (numbers.min() >= 0 and numbers.max() < N_CHARS)
+    if not np.issubdtype(numbers.dtype, np.integer) or not in_range:
+        raise UserError(
+            "input",
+            f"character ids are integers from 0 to {N_CHARS - 1}, and these are {ids.dtype} "
+            "with other values; make them with batch_to_ids",
+        )
+    marks = char_ids([BEGIN_SENTENCE, END_SENTENCE], max_chars)
+    place: dict[Key, int] = {mark.tobytes(): n for n, mark in enumerate(marks)}
+    rows = []
+    for sentence in np.ascontiguousarray(numbers.astype(np.int16)):
+        words = sentence[(sentence != 0).any(axis=1)]
+        keys = [word.tobytes() for word in words]
+        rows.append(np.array([place.setdefault(key, len(place)) for key in keys], np.int64))
+    return list(place), rows
+
+
+def ids_of(keys: Sequence[Key], max_chars: int) -> CharIds:
+    """The character ids of word types, [types, max_chars]; all are words, or all are ids."""
+    words = [key for key in keys if isinstance(key, str)]
+    if words:
+        return char_ids(words, max_chars)
+    given = b"".join(key for key in keys if isinstance(key, bytes))
+    return np.frombuffer(given, np.int16).reshape(-1, max_chars)
+
+
+@torch.no_grad()
+def encode_types(bilm: BiLM, ids: CharIds, device: torch.device) -> Tensor:
+    """The vectors of word types [types, max_chars], each with bits that depend on it alone."""
+    encoder = bilm.encoder
+    chars = torch.from_numpy(ids.astype(np.int32)).to(device)
+    varying = varying_positions(chars)
+    convolved: Tensor | None = None
+    previous = -1
+    for limit in (*(n for n in LIMITS if n < ids.shape[1]), ids.shape[1]):
+        (members,) = torch.where((varying > previous) & (varying <= limit))
+        previous = limit
+        for part in members.split(CONVOLVED) if len(members) else ():
+            values = encoder.convolve(_filled(chars.index_select(0, part), CONVOLVED), limit)
+            if convolved is None:
+                convolved = values.new_empty(len(ids), values.size(1))
+            convolved[part] = values[: len(part)]
+    if convolved is None:
+        return encoder.char_embed.new_zeros(0, bilm.config.projection_dim)
+    parts = convolved.split(ENCODED)
+    return torch.cat([encoder.above(_filled(part, ENCODED))[: len(part)] for part in parts])
+
+
+def _filled(rows: Tensor, count: int) -> Tensor:
+    """`rows` with zeros below, `count` in all."""
+    missing = count - len(rows)
+    return torch.cat([rows, rows.new_zeros(missing, rows.size(1))]) if missing else rows
 
 
 class TypeCache:
-    """Encoded word types, kept from batch to batch until the encoder changes."""
+    """Encoded word types, kept from batch to batch until the encoder changes.
+
+    Several threads may use one. A copy of it begins empty.
+    """
 
     def __init__(self) -> None:
-        self.place: dict[str, int] = {}
+        self.place: dict[Key, int] = {}
         self.vectors: Tensor | None = None
+        """A row per type, and spare rows below."""
         self.encoder: object = None
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TypeCache, ()
 
     def fill(self, bilm: BiLM, words: Sequence[str], vectors: Tensor) -> None:
         """Replace the content by types that are encoded already."""
@@ -72,34 +130,56 @@ class TypeCache:
             raise ValueError("the first two words must be <S> and </S>, and none may be repeated")
         if vectors.shape != (len(words), bilm.config.projection_dim):
             raise ValueError(f"vectors {tuple(vectors.shape)} do not fit {len(words)} words")
-        self.place = {word: number for number, word in enumerate(words)}
-        self.vectors, self.encoder = vectors, _identity(bilm)
+        with self._lock:
+            self.place = {word: number for number, word in enumerate(words)}
+            self.vectors, self.encoder = vectors, _identity(bilm)
 
+    @torch.no_grad()
     def encode(
-        self, bilm: BiLM, words: list[str], device: torch.device
+        self, bilm: BiLM, keys: Sequence[Key], device: torch.device
     ) -> tuple[Tensor, npt.NDArray[np.int64]]:
-        """A table of encoded types and the row of each word in it; `<S>` and `</S>` are 0 and 1."""
+        """A table of encoded types, and the row of each of these distinct types in it."""
         width = bilm.config.projection_dim
         encoder = _identity(bilm)
-        new = [word for word in words if word not in self.place]
-        is_full = 4 * width * (len(self.place) + len(new)) > CACHE_BYTES
-        if encoder != self.encoder or is_full:
-            self.place, self.vectors, new = {}, None, words
-            self.encoder = encoder
-        encoded = [] if self.vectors is None else [self.vectors]
-        for start in range(0, len(new), TYPES_AT_ONCE):
-            chars = bilm.encoder.ids(new[start : start + TYPES_AT_ONCE])
-            encoded.append(bilm.encoder(chars.to(device)))
-        for word in new:
-            self.place[word] = len(self.place)
-        self.vectors = encoded[0] if len(encoded) == 1 else torch.cat(encoded)
-        return self.vectors, np.array([self.place[word] for word in words], dtype=np.int64)
+        # A table made in inference mode could not be extended outside of it.
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            new = [key for key in keys if key not in self.place]
+            is_full = 4 * width * (len(self.place) + len(new)) > CACHE_BYTES
+            if encoder != self.encoder or is_full:
+                self.place, self.vectors, new = {}, None, list(keys)
+                self.encoder = encoder
+            if new or self.vectors is None:
+                ids = ids_of(new, bilm.config.max_chars)
+                self._append(encode_types(bilm, ids, device))
+                for key in new:
+                    self.place[key] = len(self.place)
+            places = np.array([self.place[key] for key in keys], dtype=np.int64)
+            assert self.vectors is not None  # noqa: S101 - for the type checker
+            return self.vectors, places
+
+    def _append(self, vectors: Tensor) -> None:
+        known, total = len(self.place), len(self.place) + len(vectors)
+        if self.vectors is None:
+            self.vectors = vectors
+            return
+        if total > len(self.vectors):
+            most = max(total, CACHE_BYTES // (4 * vectors.size(1)))
+            table = vectors.new_zeros(min(2 * total, most), vectors.size(1))
+            table[:known] = self.vectors[:known]
+            self.vectors = table
+        self.vectors[known:total] = vectors
 
 
-def _identity(bilm: BiLM) -> list[tuple[int, int, int]]:
-    """A value that changes with the encoder: in-place updates (by an optimiser, load_state_dict)
-    raise a parameter's version."""
-    return [(id(p), p.data_ptr(), p._version) for p in bilm.encoder.parameters()]
+def _identity(bilm: BiLM) -> list[object]:
+    """A value that changes with the encoder's result: in-place updates (by an optimiser,
+    load_state_dict) raise a parameter's version, and autocast changes the type of the result."""
+    kind = bilm.encoder.char_embed.device.type
+    autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+    parameters = [
+        (id(p), p.data_ptr(), p.dtype, 0 if p.is_inference() else p._version)
+        for p in bilm.encoder.parameters()
+    ]
+    return [autocast, *parameters]
 
 
 def batch_to_ids(sentences: Sequence[Sentence], max_chars: int = 50) -> Tensor:

@@ -19,6 +19,7 @@ from elmwright.pipeline.build.state import WORK, Build
 from elmwright.pipeline.build.up_to_date import settings_of
 from elmwright.pipeline.cleaning.cleaner import rule_names
 from elmwright.pipeline.cleaning.funnel import BROKEN, DECONTAMINATE, KEPT, READ, WEIGHT, ZERO
+from elmwright.pipeline.cleaning.words import VERSION
 from elmwright.pipeline.dedup import keys
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.manifest import (
@@ -74,6 +75,7 @@ def finish(build: Build, key: str) -> Manifest:
         long_words=vocab.truncated[50],
         unigram_perplexity=build.perplexity,
         config=json.loads(canonical(settings)),
+        rules=VERSION,
         extra_files=extra_files,
     )
     counts = _statistics(build)

@@ -3,23 +3,33 @@
 Documents come from the beginnings of `PIECES` pieces of the input, chosen by hash. If those have
 too few documents, further pieces are read. So a large corpus takes no longer than a small one. Only
 rules about a single document are tried: near-copies and repeated sentences need the whole corpus.
+
+Kept sentences are shown as the words that the config gives. Pieces of sentencepiece are those of
+the model that a build with these settings has trained. Before it, a model is trained on the sample,
+whose pieces are fewer and shorter.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from elmwright.pipeline.build.finish import PIECES as PIECES_MODEL
 from elmwright.pipeline.build.up_to_date import find_inputs
+from elmwright.pipeline.cleaning import words
 from elmwright.pipeline.cleaning.cleaner import Cleaner, rule_names
 from elmwright.pipeline.cleaning.funnel import BROKEN, KEPT, READ, Counts, Funnel
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import keyed_hash
+from elmwright.pipeline.format.manifest import finished_corpus
 from elmwright.pipeline.reading import harvest, sources
 from elmwright.pipeline.reading.readers import Record, read
 from elmwright.pipeline.reading.sources import Piece, SourceFile
 from elmwright.pipeline.report import statistics
 from elmwright.pipeline.report.statistics import Example, Gathered
+from elmwright.pipeline.storage.files import at, join
 
 PIECES = 32
 """Pieces of input that are read at a time."""
@@ -35,6 +45,8 @@ class Sample:
     """A few documents that each rule dropped."""
     kept: tuple[Example, ...]
     """A few kept documents, tokenised, a sentence per line."""
+    pieces_of: str = ""
+    """Whose pieces they are, where the tokeniser is sentencepiece: "corpus" or "sample"."""
 
 
 def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> Sample:
@@ -46,9 +58,38 @@ def try_rules(config: CorpusConfig, folder: str, documents: int, seed: int) -> S
         )
     train = [file for file in find_inputs(folder, config) if file.split == "train"]
     records = list(take_documents(train, config, documents, seed))
-    if config.tokenizer == "sentencepiece":  # whose model does not exist before the build
-        config = replace(config, tokenizer="ptb")
-    return _clean(records, config)
+    if config.tokenizer != "sentencepiece":
+        return _clean(records, config)
+    with TemporaryDirectory() as scratch:
+        model, pieces_of = Path(scratch, PIECES_MODEL), "corpus"
+        trained = _model_of(folder, config)
+        if trained is None:
+            trained, pieces_of = _train_on(records, config), "sample"
+        if not trained:
+            return _clean(records, config)
+        model.write_bytes(trained)
+        return replace(_clean(records, config, model), pieces_of=pieces_of)
+
+
+def _model_of(folder: str, config: CorpusConfig) -> bytes | None:
+    """The sentencepiece model of the corpus in a folder, if it was trained with these settings."""
+    manifest = finished_corpus(folder)
+    if manifest is None or PIECES_MODEL not in manifest.extra_files:
+        return None
+    if manifest.config["corpus"].get("sentencepiece") != asdict(config.sentencepiece):
+        return None
+    return at(join(folder, PIECES_MODEL)).read_bytes()
+
+
+def _train_on(records: Sequence[tuple[SourceFile, Record]], config: CorpusConfig) -> bytes:
+    """A sentencepiece model of the sample; empty if there is too little text for one."""
+    texts = [record.text for _, record in records if record.text is not None]
+    cleaned = Cleaner(config).clean(texts).texts  # without a model: sentences as they are
+    sentences = [sentence for text in cleaned if text for sentence in text.split("\n")]
+    try:
+        return words.train_sentencepiece(iter(sentences), config.sentencepiece, config.language)
+    except RuntimeError:
+        return b""
 
 
 def take_documents(
@@ -85,7 +126,9 @@ def _take_evenly(
         readers = remaining
 
 
-def _clean(records: Sequence[tuple[SourceFile, Record]], config: CorpusConfig) -> Sample:
+def _clean(
+    records: Sequence[tuple[SourceFile, Record]], config: CorpusConfig, model: Path | None = None
+) -> Sample:
     """The result of cleaning. Examples are the first documents that each rule dropped, because
     `gather` gets an offset or number here in place of a hash."""
     funnel = Funnel()
@@ -102,7 +145,7 @@ def _clean(records: Sequence[tuple[SourceFile, Record]], config: CorpusConfig) -
             statistics.gather(dropped, BROKEN, record.offset, example)
         else:
             readable.append(Example(file.path, record.offset, record.text))
-    cleaned = Cleaner(config).clean([example.text for example in readable])
+    cleaned = Cleaner(config, model=model).clean([example.text for example in readable])
     for number, example in enumerate(readable):
         sentences, words = cleaned.sentences_read[number], cleaned.words_read[number]
         funnel.add(READ, 1, sentences, words)

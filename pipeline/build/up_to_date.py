@@ -38,9 +38,16 @@ _HOW = ("chunk_mb", "keep_work", "dir")
 """Settings that say how the corpus is built, not what comes out."""
 
 
-def corpus_key(corpus: CorpusConfig, vocab: VocabConfig, shards: ShardsConfig, seed: int) -> str:
-    """Digest of the settings that determine the corpus (how much a task reads does not)."""
-    return sha256_bytes(canonical({"recipe": RECIPE, **settings_of(corpus, vocab, shards, seed)}))
+def corpus_key(
+    corpus: CorpusConfig,
+    vocab: VocabConfig,
+    shards: ShardsConfig,
+    seed: int,
+    recipe: int = RECIPE,
+) -> str:
+    """Digest of the settings that determine the corpus (how much a task reads does not), and of the
+    recipe by which it is built."""
+    return sha256_bytes(canonical({"recipe": recipe, **settings_of(corpus, vocab, shards, seed)}))
 
 
 def settings_of(

@@ -12,7 +12,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +85,8 @@ class Cleaner:
         language.check(config.languages)
         self._config = config
         self._filters = filters
-        self._reader = _reader("whitespace" if config.tokenizer == "whitespace" else "ptb")
+        kind = "whitespace" if config.tokenizer == "whitespace" else "ptb"
+        self._reader = _reader(kind, config.language)
         self._encode: Callable[[str], str] | None = None
         if config.tokenizer == "sentencepiece":
             self._encode = words.sentencepiece(model) if model else words.whitespace
@@ -142,7 +143,8 @@ class Cleaner:
         )
 
     def _split(self, text: str) -> Document:
-        parts = words.split(text, self._config.sentences, self._config.language)
+        config = self._config
+        parts = words.split(text, config.sentences, config.language, config.paragraphs)
         return Document(text, parts.sentences, parts.counts, parts.spans)
 
     def _tokenise(self, documents: Sequence[Document]) -> Tokens:
@@ -258,10 +260,10 @@ class Cleaner:
         return tokens.take([n for n, document in enumerate(documents) if not document.verdict])
 
 
-@cache
-def _reader(tokenizer: str) -> Reader:
+@lru_cache(maxsize=4)
+def _reader(tokenizer: str, language: str) -> Reader:
     """The reader of all cleaners in a process, so that every task but the first starts warm."""
-    return Reader(words.whitespace_chunk if tokenizer == "whitespace" else words.ptb_chunk)
+    return Reader(words.chunk_rules(tokenizer, language))
 
 
 def _read(document: Document) -> tuple[int, int]:

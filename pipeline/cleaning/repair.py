@@ -78,16 +78,20 @@ def normalise(text: str) -> str:
         data = _SURROGATE.sub("\ufffd", text).encode()
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    data = data.translate(_REPLACED, _REMOVED)
-    if not text.isascii():
-        data = _ODD_LATIN.sub(_plain_latin, data)
-        data = _ODD_GENERAL.sub(_plain_general, data)
-        for odd, plain in _ODD_REST.items():
-            data = data.replace(odd, plain)
+    data = _plain(data)
     if b"  " in data:
         data = _BLANKS.sub(b" ", data)
     data = data.replace(b" \n", b"\n").replace(b"\n ", b"\n").strip(b" \n")
     return unicodedata.normalize("NFC", data.decode())
+
+
+def plain(character: str) -> str:
+    """What `normalise` makes of a character by itself: a blank, a line break, nothing, or itself.
+
+    Composition of characters (NFC) and runs of blanks are not its concern."""
+    if character == "\r":
+        return "\n"
+    return _plain(_SURROGATE.sub("\ufffd", character).encode()).decode()
 
 
 def tidied(text: str) -> str:
@@ -97,6 +101,17 @@ def tidied(text: str) -> str:
     text = _SURROGATE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
     lines = text.translate(_CONTROLS).split("\n")
     return "\n".join(" ".join(line.split()) for line in lines).strip("\n")
+
+
+def _plain(data: bytes) -> bytes:
+    """UTF-8 text with plain blanks and line breaks, and without invisible characters."""
+    data = data.translate(_REPLACED, _REMOVED)
+    if not data.isascii():
+        data = _ODD_LATIN.sub(_plain_latin, data)
+        data = _ODD_GENERAL.sub(_plain_general, data)
+        for odd, plain in _ODD_REST.items():
+            data = data.replace(odd, plain)
+    return data
 
 
 def _plain_latin(match: re.Match[bytes]) -> bytes:

@@ -259,20 +259,19 @@ class _Chunks(dict[str, int]):
 
     def numbers(self, chunks: list[str]) -> NDArray[np.int32]:
         """The numbers of some chunks; new ones are tokenised."""
-        numbers = list(map(self.get, chunks))
-        new = [place for place, number in enumerate(numbers) if number is None]
+        numbers = np.fromiter(map(self.__getitem__, chunks), np.int32, len(chunks))
+        new = np.flatnonzero(numbers < 0).tolist()
         if new:
             self._learn(list(dict.fromkeys(map(chunks.__getitem__, new))))
-            for place in new:
-                numbers[place] = self[chunks[place]]
-        return np.array(numbers, np.int32)
+            numbers[new] = [self[chunks[place]] for place in new]
+        return numbers
+
+    def __missing__(self, chunk: str) -> int:
+        return -1
 
     def _learn(self, fresh: list[str]) -> None:
         words_of = self._words_of
-        words = [
-            word if (word := chunk[:-1]).isalpha() else words_of(word, chunk[-1] == "\n")
-            for chunk in fresh
-        ]
+        words = [words_of(chunk[:-1], chunk[-1] == "\n") for chunk in fresh]
         self.update(zip(fresh, range(len(self), len(self) + len(fresh)), strict=True))
         self._texts += [word + chunk[-1] for word, chunk in zip(words, fresh, strict=True)]
         self._ids.extend(map(self._number, " ".join(words).split(" ")))

@@ -188,6 +188,9 @@ class Manifest:
     """The `corpus`, `vocab` and `shards` settings that determine the result, and the seed."""
     format: int = FORMAT
     """Version of this layout."""
+    rules: int = 1
+    """Version of the rules that found its sentences and words (`cleaning/words.py`). Manifests of
+    version 1 do not say it."""
     extra_files: Mapping[str, str] = field(default_factory=dict)
     """Other files that belong to the corpus (a sentencepiece model) and their sha256."""
 
@@ -289,6 +292,8 @@ def _problem(manifest: Manifest) -> str:
     """
     if not is_int(manifest.block_steps, 2, MAX_BLOCK_STEPS):
         return f"block_steps is {manifest.block_steps!r:.50}"
+    if not is_int(manifest.rules, 1, LARGEST_COUNT):
+        return f"rules is {manifest.rules!r:.50}"
     if "train" not in manifest.splits:
         return "there is no split train"
     vocab = manifest.vocab

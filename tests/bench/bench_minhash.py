@@ -53,7 +53,7 @@ def read_documents(size: int) -> list[list[str]]:
 
 
 def tokenise(documents: list[list[str]]) -> Tokens:
-    reader = Reader(words.ptb_chunk)
+    reader = Reader(words.chunk_rules("ptb"))
     return reader.read(documents)[1]
 
 

@@ -113,7 +113,7 @@ def ours(folder: Path) -> None:
 
     from elmwright.pipeline.cleaning.cleaner import Cleaner
     from elmwright.pipeline.cleaning.tokens import Reader
-    from elmwright.pipeline.cleaning.words import ptb_chunk
+    from elmwright.pipeline.cleaning.words import chunk_rules
     from elmwright.pipeline.config import CorpusConfig, MinHash
     from elmwright.pipeline.dedup import clusters, minhash
 
@@ -124,7 +124,7 @@ def ours(folder: Path) -> None:
     cleaner = Cleaner(CorpusConfig(rules=("gopher-quality", "c4")))
     warm = cleaner.clean(["A warm sentence â€™, with the words of it that load ftfy. " * 9])
     minhash.bands(warm.tokens, MinHash())
-    cleaner._reader = Reader(ptb_chunk)
+    cleaner._reader = Reader(chunk_rules("ptb"))
 
     start, signing = cpu(), 0.0
     ids: list[str] = []

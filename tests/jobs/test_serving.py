@@ -18,8 +18,11 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.scoring_server import invocations
 
+from elmwright.jobs.bundles.bundle import write_sums
+from elmwright.jobs.bundles.bundle_json import read_bundle_config
 from elmwright.jobs.publishing.promotion import publish_bundle
 from elmwright.jobs.registry.open_registry import open_registry
+from elmwright.jobs.serving import Embedder
 from elmwright.jobs.using.pretrained import Elmo
 from tests.support.places import DOCS
 
@@ -78,8 +81,15 @@ def test_the_way_to_load_with_mlflow_on_the_card_works(
     exec(published, names)  # noqa: S102 - our own card
     np.testing.assert_array_equal(
         names["vectors"][0],
-        Elmo.from_pretrained("runs/demo/bundle").embed([["The", "quick", "brown", "fox"]])[0],
+        Elmo.from_pretrained("runs/demo/bundle").embed(example("runs/demo/bundle"))[0],
     )
+
+
+def example(bundle: str) -> str:
+    """The sentence on the card: a whole one of the corpus's own held-out text."""
+    sentence = read_bundle_config(Path(bundle)).example
+    assert re.fullmatch(r"The \w+ \w+ \w+ the \w+\.", sentence)
+    return sentence
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +124,40 @@ def test_one_string_is_one_sentence(served: Any) -> None:
         assert vectors.shape == (3, 3, 16)
 
 
+def test_strings_are_raw_sentences(served: Any, bundle: Path) -> None:
+    wanted = Elmo.from_pretrained(bundle).embed([["The", "old", "cat", "sees", "it", "."]])
+    for given in (["The old cat sees it."], pd.DataFrame({"text": ["The old cat sees it."]})):
+        np.testing.assert_allclose(served.predict(given)[0], wanted[0], atol=1e-6)
+
+
+def test_a_version_that_was_published_before_splits_strings_at_spaces(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """It must give the vectors that it gave before the upgrade."""
+    copy = shutil.copytree(bundle, tmp_path / "old")
+    content = json.loads((copy / "config.json").read_text())
+    for key in ("input", "tokenisation", "example"):
+        del content[key]
+    (copy / "config.json").write_text(json.dumps(content))
+    write_sums(copy)
+    served = Embedder(copy)
+    with pytest.warns(UserWarning, match="only split at spaces"):
+        found = served.predict(["The old cat.", ""])
+    (wanted,) = Elmo.from_pretrained(bundle).embed([["The", "old", "cat."]])
+    np.testing.assert_allclose(found[0], wanted, atol=1e-6)
+    assert found[1].shape == (3, 0, 16)
+
+
 @pytest.mark.parametrize(
     ("given", "params", "why"),
     [
         (pd.DataFrame({"a": ["The cat"], "b": ["A bird"]}), {}, "one column of sentences, not 2"),
         ({"a": ["The cat"], "b": ["A bird"]}, {}, "one column of sentences, not 2"),
-        ([1, 2], {}, "a sentence is a string of words"),
-        ([["The", 2]], {}, "a sentence is a string of words"),
-        ([[["The"]]], {}, "a sentence is a string of words"),
+        ([1, 2], {}, "sentence 0 of the batch is int"),
+        ([["The", 2]], {}, "word 1 of sentence 0 is int"),
+        ([[["The"]]], {}, "word 0 of sentence 0 is list"),
+        (["The cat", ""], {}, "sentence 1 of the batch is empty"),
+        ([None], {}, "sentence 0 of the batch is None"),
         (["The cat"], {"layers": "bottom"}, "it may be all, top or mean"),
     ],
 )

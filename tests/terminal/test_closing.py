@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from elmwright.jobs.stages.closing import choose_example, closing_lines
+from elmwright.jobs.publishing.examples import Example, choose_example
+from elmwright.jobs.stages.closing import closing_lines
 from elmwright.jobs.terminal.wording import wrap
+from elmwright.pipeline.cleaning.words import ptb
 from tests.support.terminal.closing import outcome
 from tests.support.terminal.screen import Terminal
 from tests.support.tiny import command, write_config, write_text
@@ -120,20 +122,15 @@ def test_a_mistake_fits_the_terminal(tmp_path: Path) -> None:
 
 
 def test_the_example_is_a_word_that_other_held_out_sentences_have() -> None:
-    sentences = [
-        "The river was wide .".split(),
-        "we crossed the river".split(),
-        "a river".split(),
-        "nobody came".split(),
-    ]
-    assert choose_example(sentences) == ("river", "The river was wide .")
-    assert choose_example([["한국어", "문장"], ["한국어"], ["한국어", "글"]]) == (
-        "한국어",
-        "한국어 글",
-    )
-    assert choose_example(sentences[:2]) is None  # too few others have it
-    assert choose_example([["a", "`river`"]] * 3) is None
-    assert choose_example([]) is None
+    def choose(*texts: str) -> tuple[str, str] | None:
+        return choose_example([Example(text, tuple(ptb(text).split())) for text in texts])
+
+    texts = ("The river was wide .", "we crossed the river", "a river", "nobody came")
+    assert choose(*texts) == ("river", "The river was wide .")
+    assert choose("한국어 문장", "한국어", "한국어 글.") == ("한국어", "한국어 글.")
+    assert choose(*texts[:2]) is None  # too few others have it
+    assert choose(*["a `river`"] * 3) is None
+    assert choose() is None
 
 
 def test_no_neighbours_are_proposed_where_there_are_none(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from elmwright.jobs.training.loop.block_cache import BlockCache
 from elmwright.model.chars import char_ids
+from elmwright.pipeline.cleaning import pieces
 from elmwright.pipeline.format.block import Block, remap, streams
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
@@ -53,7 +54,7 @@ class Row:
     ends: Array
     """[sentences] Number of steps up to the end of each sentence."""
     characters: int
-    """Characters of all words, plus one per word."""
+    """Characters of the text, with one space after each word."""
 
 
 class Blocks:
@@ -83,6 +84,8 @@ class Blocks:
         self._loading: dict[int, Future[Row]] = {}
         self._pool = ThreadPoolExecutor(FETCHES, "fetch")
         self.steps = manifest.block_steps
+        corpus_settings = manifest.config.get("corpus", {})
+        self._are_pieces = corpus_settings.get("tokenizer") == "sentencepiece"
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -149,5 +152,13 @@ class Blocks:
             weights=s.weights,
             firsts=ends - block.lengths - 1,
             ends=ends,
-            characters=int(np.array([len(word) + 1 for word in block.types])[block.tokens].sum()),
+            characters=self._characters(block),
         )
+
+    def _characters(self, block: Block) -> int:
+        """Characters of a block's text. Pieces have the spaces in them, words have one between."""
+        if self._are_pieces:
+            sizes = list(map(pieces.characters, block.types))
+        else:
+            sizes = [len(word) + 1 for word in block.types]
+        return int(np.array(sizes)[block.tokens].sum())

@@ -46,6 +46,8 @@ from elmwright.model.formats.folder import (
 )
 from elmwright.model.optim import Optimizer
 from elmwright.model.softmax import Softmax
+from elmwright.model.text.text_input import config_entries
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.lanes import Stream, keyed_hash
 from elmwright.pipeline.format.manifest import Manifest
@@ -361,6 +363,7 @@ def snapshot(
             "format": FORMAT,
             "model": to_dict(config)["model"],
             **(OF_AVERAGE if trainer.ready_average else {}),
+            **config_entries(Tokenisation.of_corpus(config.corpus, manifest.rules)),
             "run_config": _saved_config(config),
         },
         perplexity=perplexity,

@@ -122,7 +122,7 @@ def test_bits_per_character_of_a_long_line_take_the_memory_of_a_window(
     words = (bundle / "vocab.txt").read_text().split()[3:13] * 120
     own = shutil.copytree(bundle, tmp_path / "own")
     config = json.loads((own / "config.json").read_text())
-    config |= {"tokenizer": "whitespace", "sentences": "line"}
+    config |= {"tokenizer": "whitespace", "sentences": "line", "input": 1, "tokenisation": None}
     (own / "config.json").write_text(json.dumps(config))
     path = tmp_path / "text.txt"
     path.write_text(" ".join(words))

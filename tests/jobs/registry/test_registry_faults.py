@@ -255,6 +255,7 @@ def test_a_bundle_that_does_not_say_how_it_tokenises_scores_no_text(
 ) -> None:
     mine = another(bundle, tmp_path / "mine")
     change(mine / "config.json", lambda saved: saved.pop("tokenizer"))
+    change(mine / "config.json", lambda saved: saved.pop("tokenisation"))
     (tmp_path / "text.txt").write_text("The cat\n")
     with mistake("file-damaged", "config.json", "tokenizer"):
         bits_per_character(mine, tmp_path / "text.txt")

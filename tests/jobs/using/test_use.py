@@ -224,7 +224,7 @@ def test_unsuitable_neighbour_queries_are_refused(
     model: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(word: str, sentence: str, *more: str) -> str:
-        common = ["neighbours", str(model), "--word", word, "--in", sentence]
+        common = ["neighbours", str(model), "--tokenized", "--word", word, "--in", sentence]
         assert main([*common, "--corpus", str(text), *more]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         return line
@@ -314,5 +314,6 @@ def test_sentence_vectors_work_in_a_scikit_learn_pipeline(model: Path) -> None:
     assert fitted.score(sentences, labels) == 1.0
     with mistake("input", "'sum'"):
         clone(step).set_params(pooling="sum").fit(sentences)
-    with mistake("input"):
-        step.transform("The cat")
+    with mistake("input", "a batch is None"):
+        step.transform(None)
+    np.testing.assert_array_equal(step.transform("The cat"), step.transform([["The", "cat"]]))

@@ -185,7 +185,7 @@ def test_heldout_files_are_tokenised_and_never_filtered():
     config = replace(EVERYTHING, quotes="straight")
     cleaned = Cleaner(config, filters=False).clean(["“Yes” a@b.org", "", "Home | About us"])
     assert cleaned.verdicts == [None, "empty", None]
-    assert cleaned.texts[0] == '" Yes " email @ example.com'
+    assert cleaned.texts[0] == '" Yes " email@example.com'
     assert cleaned.lost == [{}, {}, {}]
 
 

@@ -18,7 +18,7 @@ BATCH = st.lists(st.lists(SENTENCE.filter(bool), max_size=4), max_size=4)
 @settings(deadline=None)
 @given(BATCH)
 def test_a_reader_gives_the_words_of_the_tokeniser_as_text_and_as_numbers(documents):
-    reader = Reader(words.ptb_chunk)
+    reader = Reader(words.chunk_rules("ptb"))
     for _ in range(2):  # met before or not
         texts, read = reader.read(documents)
         assert texts == [reader.text(sentences) for sentences in documents]
@@ -31,7 +31,7 @@ def test_a_reader_gives_the_words_of_the_tokeniser_as_text_and_as_numbers(docume
 def test_a_full_memory_is_emptied_and_changes_nothing(monkeypatch):
     monkeypatch.setattr(tokens, "MOST_CHUNKS", 3)
     monkeypatch.setattr(tokens, "MOST_TYPES", 5)
-    reader = Reader(words.ptb_chunk)
+    reader = Reader(words.chunk_rules("ptb"))
     for n in range(20):
         reader.refresh()
         texts, read = reader.read([[f"It's number {n}, the {n}th."]])
@@ -87,15 +87,15 @@ def test_sums_and_choices_of_documents():
     ],
 )
 def test_chunks_count_as_spacy_counts_them(chunk, counts):
-    found = words.ptb_chunk(chunk, False).split(" ")
+    found = words.chunk_rules("ptb")(chunk, False).split(" ")
     flags, rows = map(countable.flags_of, found), map(countable.counted_word, found)
     assert countable.counted(found, list(flags), list(rows)) == list(counts)
-    [row] = Reader(words.ptb_chunk).read([[f"{chunk} x"]], counts=True)[1].counts.tolist()
+    [row] = Reader(words.chunk_rules("ptb")).read([[f"{chunk} x"]], counts=True)[1].counts.tolist()
     assert row == [count + more for count, more in zip(counts, (1, 1, 1, 1), strict=True)]
 
 
 def test_counts_are_summed_by_document():
     documents = [["Well-known 1914–1918.", "So."], [], ["x"]]
-    _, read = Reader(words.ptb_chunk).read(documents, counts=True)
+    _, read = Reader(words.chunk_rules("ptb")).read(documents, counts=True)
     assert read.counts.tolist() == [[7, 4, 20, 3], [0, 0, 0, 0], [1, 1, 1, 1]]
     assert read.take([2]).counts.tolist() == [[1, 1, 1, 1]]

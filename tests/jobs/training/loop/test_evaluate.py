@@ -191,3 +191,20 @@ def test_the_softmax_is_computed_at_real_positions_only(
     seen.clear()
     probe = evaluate_probe(heldout, "heldout", 3)
     assert sum(seen) == 2 * probe.tokens
+
+
+def test_bits_per_character_count_the_characters_of_the_text_also_of_pieces(
+    tmp_path: Path,
+) -> None:
+    """A piece has the space before its word in it; it used to count one behind it, too."""
+    pieces = [["▁The", "▁c", "at", "."], ["▁2", "<0xEC>", "<0x95>", "<0x88>"]]
+    words = heldout_of(tmp_path, pieces)
+    settings = {"corpus": {"tokenizer": "sentencepiece"}}
+    heldout = replace(words, manifest=replace(words.manifest, config=settings))
+    saved = evaluate(heldout, "heldout").saved
+    assert saved.characters == len("The cat. ") + len("2안 ")
+    bits = -np.log2(np.exp(-(saved.forward_nll + saved.backward_nll) / 2)) * saved.tokens
+    assert saved.bits_per_character == pytest.approx(bits / 12)
+    assert evaluate(words, "heldout").saved.characters == sum(
+        len(piece) + 1 for sentence in pieces for piece in sentence
+    )
