@@ -18,7 +18,7 @@ from flair.data import Sentence
 from flair.embeddings.base import TokenEmbeddings, register_embeddings
 
 from elmwright.compat.words import check_words
-from elmwright.jobs.using.layer_choice import check_layers, choose_layers
+from elmwright.jobs.using.layer_choice import check_layers, width_of, words_of
 from elmwright.jobs.using.pretrained import Elmo
 
 
@@ -39,8 +39,7 @@ class ElmoEmbeddings(TokenEmbeddings):  # type: ignore[misc]
     @property
     def embedding_length(self) -> int:
         (elmo,) = self._frozen
-        kept = elmo.bilm.config.n_layers + 1 if self.layers == "all" else 1
-        return int(kept * elmo.width)
+        return width_of(self.layers, elmo.bilm.config.n_layers, elmo.width)
 
     def _add_embeddings_internal(self, sentences: list[Sentence]) -> None:
         words = [[token.text for token in sentence] for sentence in sentences]
@@ -48,8 +47,7 @@ class ElmoEmbeddings(TokenEmbeddings):  # type: ignore[misc]
             check_words(sentence, "give its parts as tokens of their own")
         (elmo,) = self._frozen
         for tokens, vectors in zip(sentences, elmo.embed(words), strict=True):
-            chosen = choose_layers(vectors, self.layers).transpose(1, 0, 2)
-            rows = torch.from_numpy(chosen.reshape(len(tokens), -1)).to(flair.device)
+            rows = torch.from_numpy(words_of(vectors, self.layers)).to(flair.device)
             for token, row in zip(tokens, rows, strict=True):
                 token.set_embedding(self.name, row)
 

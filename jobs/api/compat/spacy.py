@@ -27,7 +27,7 @@ from spacy.tokens import Doc
 
 from elmwright.compat.words import check_words
 from elmwright.jobs.registry.resolve import resolve
-from elmwright.jobs.using.layer_choice import check_layers, choose_layers
+from elmwright.jobs.using.layer_choice import check_layers, width_of, words_of
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.model.formats.folder import CONFIG, MODEL, VOCAB, model_tensors, write_config
 from elmwright.pipeline.storage.untrusted import read_object
@@ -73,17 +73,17 @@ class ElmoVectors:
         sentences = [[doc[i].text for i in place] for doc, place in places]
         for sentence in sentences:
             check_words(sentence, "put elmwright before the component that merges tokens")
-        kept = self.elmo.bilm.config.n_layers + 1 if self.layers == "all" else 1
+        top = self.elmo.bilm.config.n_layers
+        width = width_of(self.layers, top, self.elmo.width)
         for doc in documents:
-            doc.tensor = np.zeros((len(doc), kept * self.elmo.width), np.float32)
+            doc.tensor = np.zeros((len(doc), width), np.float32)
             for hooks in (doc.user_hooks, doc.user_span_hooks):
                 hooks.update(vector=_mean, has_vector=_has_vector, similarity=_similarity)
             doc.user_token_hooks.update(
                 vector=_row, has_vector=_has_vector, similarity=_similarity
             )
         for (doc, place), vectors in zip(places, self.elmo.embed(sentences), strict=True):
-            chosen = choose_layers(vectors, self.layers)
-            doc.tensor[place] = chosen.transpose(1, 0, 2).reshape(len(place), -1)
+            doc.tensor[place] = words_of(vectors, self.layers)
 
     def to_disk(self, path: Path | str, *, exclude: Iterable[str] = ()) -> None:
         """Copy the model into a folder."""
