@@ -318,9 +318,7 @@ def _fitted(ids: Tensor, max_chars: int) -> Tensor:
     return ids
 
 
-def _accept_allennlp(
-    module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
-) -> None:
+def _accept_allennlp(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Give AllenNLP's tensors in a state_dict that is being loaded the names that they have here."""
     assert isinstance(module, _ElmoBiLm)  # noqa: S101 - for the type checker
     theirs = {

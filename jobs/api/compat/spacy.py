@@ -79,9 +79,7 @@ class ElmoVectors:
             doc.tensor = np.zeros((len(doc), width), np.float32)
             for hooks in (doc.user_hooks, doc.user_span_hooks):
                 hooks.update(vector=_mean, has_vector=_has_vector, similarity=_similarity)
-            doc.user_token_hooks.update(
-                vector=_row, has_vector=_has_vector, similarity=_similarity
-            )
+            doc.user_token_hooks.update(vector=_row, has_vector=_has_vector, similarity=_similarity)
         for (doc, place), vectors in zip(places, self.elmo.embed(sentences), strict=True):
             doc.tensor[place] = words_of(vectors, self.layers)
 

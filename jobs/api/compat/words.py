@@ -9,7 +9,9 @@ def inner_space(words: Sequence[str]) -> str:
     """What is wrong with the first word that has a space in it, or nothing if none has."""
     for place, word in enumerate(words):
         if any(character.isspace() for character in word):
-            return f"word {place} is {word!r:.60}, with a space inside, which no word of a corpus has"
+            return (
+                f"word {place} is {word!r:.60}, with a space inside, which no word of a corpus has"
+            )
     return ""
 
 

@@ -194,7 +194,9 @@ def test_a_state_saved_with_allennlp_is_loaded() -> None:
         np.testing.assert_allclose(got, vectors, **CLOSE)
         again = Elmo(*FILES, 1, requires_grad=requires_grad, dropout=0)
         again.load_state_dict(elmo.state_dict(), strict=False)
-        np.testing.assert_array_equal(again.scalar_mix_0.gamma.detach(), stored["scalar_mix_0.gamma"])
+        np.testing.assert_array_equal(
+            again.scalar_mix_0.gamma.detach(), stored["scalar_mix_0.gamma"]
+        )
 
 
 def test_parameters_have_the_names_that_regularisers_look_for() -> None:
@@ -266,4 +268,3 @@ def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
     ):
         with mistake("input", words):
             ElmoEmbedder(*FILES).embed_file(io.StringIO(lines), str(tmp_path / "o.hdf5"), **options)
-
