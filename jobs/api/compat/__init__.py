@@ -5,5 +5,6 @@
     elmwright.compat.flair      word embeddings for flair
 
 Each module is used alone. spaCy and flair are optional extras, which only their module imports. It
-may import every room of `elmwright.jobs`, and nothing imports it.
+may import every room of `elmwright.jobs`, and nothing imports it. Its modules import each other
+relatively, because this folder is also below that of the package `elmwright.jobs`.
 """

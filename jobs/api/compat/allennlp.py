@@ -25,8 +25,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
-from elmwright.compat.allennlp_weights import translated
-from elmwright.compat.words import inner_space
 from elmwright.jobs.using.pretrained import choose_device
 from elmwright.model.bilm import BiLM
 from elmwright.model.chars import EOW, N_CHARS, PAD
@@ -35,6 +33,9 @@ from elmwright.model.formats.folder import load_tensors
 from elmwright.model.inference import elmo, word_types
 from elmwright.model.inference.mixes import normalised
 from elmwright.pipeline.errors import UserError
+
+from .allennlp_weights import translated
+from .words import inner_space
 
 __all__ = ["Elmo", "ElmoEmbedder", "batch_to_ids"]
 
@@ -319,7 +320,7 @@ def _fitted(ids: Tensor, max_chars: int) -> Tensor:
 
 
 def _accept_allennlp(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Give AllenNLP's tensors in a state_dict that is being loaded the names that they have here."""
+    """Give AllenNLP's tensors in a state_dict that is being loaded their names here."""
     assert isinstance(module, _ElmoBiLm)  # noqa: S101 - for the type checker
     theirs = {
         name: state.pop(name)

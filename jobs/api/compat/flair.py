@@ -17,9 +17,10 @@ import torch
 from flair.data import Sentence
 from flair.embeddings.base import TokenEmbeddings, register_embeddings
 
-from elmwright.compat.words import check_words
 from elmwright.jobs.using.layer_choice import check_layers, width_of, words_of
 from elmwright.jobs.using.pretrained import Elmo
+
+from .words import check_words
 
 
 class ElmoEmbeddings(TokenEmbeddings):  # type: ignore[misc]

@@ -25,12 +25,13 @@ from safetensors.torch import save_file
 from spacy.language import Language
 from spacy.tokens import Doc
 
-from elmwright.compat.words import check_words
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.using.layer_choice import check_layers, width_of, words_of
 from elmwright.jobs.using.pretrained import Elmo
 from elmwright.model.formats.folder import CONFIG, MODEL, VOCAB, model_tensors, write_config
 from elmwright.pipeline.storage.untrusted import read_object
+
+from .words import check_words
 
 Vectors = npt.NDArray[np.float32]
 COPIED = ("input", "tokenisation")

@@ -53,7 +53,7 @@ def test_every_word_has_the_vector_of_its_sentence_and_spaces_have_zeros(
     np.testing.assert_allclose(doc.tensor[words], np.concatenate([first, second]), atol=1e-6)
     assert not doc.tensor[spaces].any()
     whole = pipeline(model, split=False, layers=layers)(TEXT)
-    (wanted,) = Elmo.from_pretrained(str(model)).embed([sum(SENTENCES, [])])
+    (wanted,) = Elmo.from_pretrained(str(model)).embed([[*SENTENCES[0], *SENTENCES[1]]])
     np.testing.assert_allclose(whole.tensor[words], take(wanted), atol=1e-6)
 
 
@@ -71,7 +71,7 @@ def test_hooks_give_vectors_and_similarities(model: Path) -> None:
     assert doc.similarity(doc) == pytest.approx(1, abs=1e-6)
     assert doc[0:2].similarity(doc[0:2]) == pytest.approx(1, abs=1e-6)
     space = next(token for token in doc if token.is_space)
-    assert doc[0].has_vector and doc.has_vector and not space.has_vector
+    assert [doc[0].has_vector, doc.has_vector, space.has_vector] == [True, True, False]
     assert space.similarity(doc[0]) == 0
     assert doc[0].vector_norm == pytest.approx(np.linalg.norm(one), rel=1e-5)
 
@@ -96,7 +96,9 @@ def test_a_document_without_words_has_zeros(model: Path) -> None:
         doc = nlp(text)
         assert doc.tensor.shape == (len(doc), 16)
         assert rows is None or len(doc) == rows
-        assert not doc.tensor.any() and not doc.has_vector and doc.vector.shape == (16,)
+        assert not doc.tensor.any()
+        assert not doc.has_vector
+        assert doc.vector.shape == (16,)
 
 
 def test_a_saved_pipeline_has_its_own_copy_of_the_model(model: Path, tmp_path: Path) -> None:
