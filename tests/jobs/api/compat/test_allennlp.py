@@ -15,7 +15,7 @@ import torch
 from elmwright import Elmo as OwnElmo
 from elmwright.compat.allennlp import Elmo, ElmoEmbedder, _ElmoBiLm, batch_to_ids
 from elmwright.model.formats.bilm_format import read_options
-from tests.fixtures.old_scripts.make import EXPECTED, MODEL, SCRIPTS, compute, scripts_of
+from tests.fixtures.old_scripts.make import EXPECTED, MODEL, OF_210, compute
 from tests.support.mistakes import mistake
 from tests.support.old_scripts import run
 from tests.support.places import DOCS, GOLDEN
@@ -23,13 +23,7 @@ from tests.support.places import DOCS, GOLDEN
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 FILES = MODEL / "options.json", MODEL / "weights.hdf5"
 SENTENCES = json.loads((MODEL / "sentences.json").read_text(encoding="utf-8"))
-PEERS = {
-    version: Path(os.environ.get(variable, "absent"))
-    for version, variable in (
-        ("2.10", "ELMWRIGHT_PEER_PYTHON"),
-        ("0.9", "ELMWRIGHT_PEER_PYTHON_09"),
-    )
-}
+PEER = Path(os.environ.get("ELMWRIGHT_PEER_PYTHON", "absent"))
 pytestmark = pytest.mark.filterwarnings("ignore:sentence 3. word 4 is 'New York'")
 
 
@@ -61,7 +55,7 @@ def rewritten(script: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "script", [s for s in SCRIPTS if s.stem != "saved"], ids=lambda path: path.stem
+    "script", [s for s in OF_210 if s.stem != "saved"], ids=lambda path: path.stem
 )
 def test_an_old_script_with_one_line_changed_computes_what_allennlp_did(
     script: Path, tmp_path: Path
@@ -74,13 +68,32 @@ def test_an_old_script_with_one_line_changed_computes_what_allennlp_did(
         np.testing.assert_allclose(got[name], array, **CLOSE, err_msg=name)
 
 
+def test_the_embedder_gives_the_layers_of_allennlp(tmp_path: Path) -> None:
+    """AllenNLP 2.10 has no ElmoEmbedder, so it is compared with the single layers of its Elmo."""
+    got = run(rewritten(MODEL.parent / "embedder.py", tmp_path), *FILES, SENTENCES)
+    layers = np.stack([expected("fixed_layers")[f"layer{layer}"] for layer in range(3)], axis=1)
+    for number, sentence in enumerate(SENTENCES):
+        vectors = got[f"batch{number}"]
+        assert vectors.shape == (3, len(sentence), 16)
+        np.testing.assert_allclose(vectors, layers[number, :, : len(sentence)], **CLOSE)
+    for number, line in enumerate(("The cat sat .", "It purred")):
+        (wanted,) = OwnElmo.from_pretrained(str(MODEL)).embed([line.split()])
+        np.testing.assert_allclose(got[f"all-{number}"], wanted, **CLOSE)
+        np.testing.assert_allclose(got[f"top-{number}"], wanted[-1], **CLOSE)
+        average = got[f"average-{line.replace(' ', '_')}"]
+        np.testing.assert_allclose(average, wanted.mean(0), **CLOSE)
+    index = json.loads(got["index"].tobytes())
+    assert index == {"The cat sat .": "0", "It purred": "1"}
+    assert {name for name in got if name.startswith("top")} == {"top-0", "top-1"}
+
+
 @pytest.mark.slow(60)
-@pytest.mark.parametrize("version", PEERS)
-def test_what_is_stored_is_what_allennlp_computes(version: str) -> None:
-    python = PEERS[version]
-    if not python.is_file():
-        pytest.skip(f"no AllenNLP {version}; ELMWRIGHT_PEER_PYTHON names its interpreter")
-    for name, array in compute(python, scripts_of(version_09=version == "0.9")).items():
+def test_what_is_stored_is_what_allennlp_computes() -> None:
+    if not PEER.is_file():
+        pytest.skip("no AllenNLP; ELMWRIGHT_PEER_PYTHON names its interpreter")
+    computed = compute(PEER, OF_210)
+    assert {name.partition("/")[0] for name in computed} == {script.stem for script in OF_210}
+    for name, array in computed.items():
         script, _, key = name.partition("/")
         np.testing.assert_allclose(array, expected(script)[key], atol=1e-6, rtol=1e-5)
 
