@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast check bench chaos publish-test docs-test ui-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
+.PHONY: help setup run test test-fast check bench chaos publish-test docs-test ui-test extras-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	@ln -sfn ../../../pipeline build/types/elmwright/pipeline
 	@ln -sfn ../../../model build/types/elmwright/model
 	@ln -sfn ../../../jobs build/types/elmwright/jobs
+	@ln -sfn ../../../jobs/api/compat build/types/elmwright/compat
 	@ln -sfn ../../../jobs/api/__init__.py build/types/elmwright/__init__.py
 	@touch $@
 
@@ -60,6 +61,20 @@ docs-test: $(READY)  ## type the commands of every page of docs/ as they are wri
 
 ui-test: $(READY)  ## look at MLflow's pages in a real browser, where chromium is installed
 	$(BIN)/python -m pytest -m heavy tests/jobs/upkeep/test_ui.py
+
+# spaCy and flair are large: they get an environment of their own, which borrows our packages.
+EXTRAS := build/extras-venv
+$(EXTRAS)/.ready: $(READY)
+	$(PYTHON) -m venv $(EXTRAS)
+	@for folder in $(EXTRAS)/lib/python*/site-packages; do \
+		ls -d $(CURDIR)/$(VENV)/lib/python*/site-packages > $$folder/borrowed.pth; \
+		echo $(CURDIR)/build/types >> $$folder/borrowed.pth; \
+	done
+	$(EXTRAS)/bin/python -m pip install --quiet -c constraints.txt spacy flair
+	@touch $@
+
+extras-test: $(READY) $(EXTRAS)/.ready  ## the components for spaCy and flair, with the real libraries
+	ELMWRIGHT_EXTRAS=required $(EXTRAS)/bin/python -m pytest tests/jobs/api tests/docs/test_extras.py
 
 # Two validators are large (162 MB) and concern infra/ alone: they get an environment of their own.
 VALIDATORS := build/infra-venv

@@ -89,7 +89,8 @@ class _Project:
 
     requires_python: str
     dependencies: tuple[str, ...]
-    scripts: dict[str, str]
+    entry_points: dict[str, dict[str, str]]
+    """The commands, and what other packages find by name, by group."""
 
 
 def _project() -> _Project:
@@ -97,13 +98,16 @@ def _project() -> _Project:
     folder = checkout()
     if folder is not None:
         table = read_pyproject(folder)["project"]
-        return _Project(table["requires-python"], tuple(table["dependencies"]), table["scripts"])
+        groups = {"console_scripts": table["scripts"], **table["entry-points"]}
+        return _Project(table["requires-python"], tuple(table["dependencies"]), groups)
     installed = metadata.distribution("elmwright")
-    commands = installed.entry_points.select(group="console_scripts")
     return _Project(
         requires_python=installed.metadata["Requires-Python"],
         dependencies=tuple(line for line in installed.requires or () if "extra ==" not in line),
-        scripts={command.name: command.value for command in commands},
+        entry_points={
+            group: {point.name: point.value for point in installed.entry_points.select(group=group)}
+            for group in installed.entry_points.groups
+        },
     )
 
 
@@ -114,13 +118,16 @@ def wheel_members() -> dict[str, bytes]:
     info = f"elmwright-{version}.dist-info"
     project = _project()
     needs = "".join(f"Requires-Dist: {line}\n" for line in sorted(project.dependencies))
-    scripts = "".join(f"{name} = {value}\n" for name, value in sorted(project.scripts.items()))
+    points = "\n".join(
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in sorted(names.items()))
+        for group, names in sorted(project.entry_points.items())
+    )
     about = {
         "METADATA": "Metadata-Version: 2.1\nName: elmwright\n"
         f"Version: {version}\nRequires-Python: {project.requires_python}\n{needs}",
         "WHEEL": "Wheel-Version: 1.0\nGenerator: elmwright\nRoot-Is-Purelib: true\n"
         "Tag: py3-none-any\n",
-        "entry_points.txt": f"[console_scripts]\n{scripts}",
+        "entry_points.txt": points,
     }
     members = files | {f"{info}/{name}": text.encode() for name, text in about.items()}
     lines = [f"{name},{_digest(content)},{len(content)}" for name, content in members.items()]

@@ -75,7 +75,7 @@ def holds_model(folder: Path) -> bool:
     there = {path.name for path in folder.iterdir()}
     ours = {"config.json", "model.safetensors"} <= there
     damaged = there & {"SHA256SUMS", "MANIFEST.json", "provenance.json", "state.json"}
-    bilm = "options.json" in there and any(name.endswith(".hdf5") for name in there)
+    bilm = all(any(name.endswith(end) for name in there) for end in ("options.json", ".hdf5"))
     return bool(ours or bilm or damaged or {"MLmodel", "data"} <= there)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, TransformerMixin
 
-from elmwright.jobs.using.layer_choice import LAYERS, choose_layers
+from elmwright.jobs.using.layer_choice import check_layers, choose_layers, width_of
 from elmwright.model.text.text_input import items_of
 from elmwright.pipeline.errors import UserError
 
@@ -30,12 +30,12 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         model: str = "",
         *,
         pooling: str = "mean",
-        layers: str = "mean",
+        layers: str | int = "mean",
         device: str = "cpu",
         batch_size: int = 32,
     ) -> None:
         """`model` is a MODEL as in the commands, `pooling` (over the words) is mean or max, and
-        `layers` is top, mean, or all (each pooled, then concatenated)."""
+        `layers` is top, mean, a layer's number, or all (each pooled, then concatenated)."""
         self.model = model
         self.pooling = pooling
         self.layers = layers
@@ -44,16 +44,15 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, sentences: Any = None, labels: Any = None) -> "SentenceVectors":
         """Load the model; sentences and labels are not used."""
-        if self.pooling not in POOLINGS or self.layers not in LAYERS:
+        if self.pooling not in POOLINGS:
             raise UserError(
-                "input",
-                f"pooling is one of {', '.join(POOLINGS)} and layers one of {', '.join(LAYERS)}, "
-                f"not {self.pooling!r} and {self.layers!r}",
+                "input", f"pooling is one of {', '.join(POOLINGS)}, not {self.pooling!r}"
             )
         from elmwright.jobs.using.pretrained import Elmo
 
-        self.elmo_ = Elmo.from_pretrained(self.model, device=self.device)
-        self.elmo_.eval()
+        elmo = Elmo.from_pretrained(self.model, device=self.device)
+        check_layers(str(self.layers), elmo.bilm.config.n_layers)
+        self.elmo_ = elmo.eval()
         return self
 
     def transform(self, sentences: str | Sequence[str | Sequence[str]]) -> npt.NDArray[np.float32]:
@@ -62,10 +61,7 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             self.fit()
         items = items_of(sentences)
         items = [[] if isinstance(item, str) and not item.strip() else item for item in items]
-        width = self.elmo_.width
-        if self.layers == "all":
-            width *= self.elmo_.bilm.config.n_layers + 1
-        pooled = np.zeros((len(items), width), np.float32)
+        pooled = np.zeros((len(items), self._width()), np.float32)
         for start in range(0, len(items), 512):
             batch = items[start : start + 512]
             for n, vectors in enumerate(self.elmo_.embed(batch, batch_size=self.batch_size)):
@@ -73,9 +69,25 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     pooled[start + n] = self._pool(vectors)
         return pooled
 
+    def get_feature_names_out(self, names: Any = None) -> npt.NDArray[np.object_]:
+        """A name per column, such as `top_0` or, with all layers, `layer1_0`; `names` are those of
+        the input and are not used."""
+        if not hasattr(self, "elmo_"):
+            self.fit()
+        layers, width = str(self.layers), self.elmo_.width
+        if layers == "all":
+            parts = [f"layer{number}" for number in range(self._width() // width)]
+        else:
+            parts = [f"layer{layers}" if layers.isdecimal() else layers]
+        found = [f"{part}_{column}" for part in parts for column in range(width)]
+        return np.array(found, dtype=object)
+
+    def _width(self) -> int:
+        return width_of(str(self.layers), self.elmo_.bilm.config.n_layers, self.elmo_.width)
+
     def _pool(self, vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """(layers, words, width) → features."""
-        vectors = choose_layers(vectors, self.layers)
+        vectors = choose_layers(vectors, str(self.layers))
         over_words = vectors.mean(axis=1) if self.pooling == "mean" else vectors.max(axis=1)
         return np.asarray(over_words.ravel(), np.float32)
 

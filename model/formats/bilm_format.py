@@ -46,8 +46,9 @@ Place = tuple[str, int | None]
 def read_options(path: Path) -> ModelConfig:
     """The shape of the model that an `options.json` describes.
 
-    As in bilm-tf, a missing `n_highway` means none and a missing `use_skip_connections` means no.
-    A clip of null or 0 is none, as in AllenNLP. Other settings, of the training run, are ignored.
+    As in bilm-tf, a missing `n_highway` or clip means none, a missing `n_layers` one, and a missing
+    `use_skip_connections` no. A clip of null or 0 is none, as in AllenNLP, and words without a
+    maximum have its 50 characters. Other settings, of the training run, are ignored.
     """
     options = read_object(path)
     if not options.get("bidirectional", True):
@@ -65,11 +66,15 @@ def read_options(path: Path) -> ModelConfig:
             value = value[key]
         return value
 
+    def optional(section: str, key: str, default: Any) -> Any:
+        found = get(section)
+        return default if isinstance(found, dict) and key not in found else get(section, key)
+
     def clip(name: str) -> float:
-        value = get("lstm", name)
+        value = optional("lstm", name, None)
         return 0.0 if value is None else float(value)
 
-    n_chars = get("char_cnn", "n_characters")
+    n_chars = optional("char_cnn", "n_characters", N_CHARS)
     if n_chars not in (N_CHARS - 1, N_CHARS):
         raise UserError(
             "model-invalid",
@@ -79,15 +84,15 @@ def read_options(path: Path) -> ModelConfig:
         config = ModelConfig(
             dim=get("lstm", "dim"),
             projection_dim=get("lstm", "projection_dim"),
-            n_layers=get("lstm", "n_layers"),
+            n_layers=optional("lstm", "n_layers", 1),
             char_dim=get("char_cnn", "embedding", "dim"),
             filters=tuple((width, number) for width, number in get("char_cnn", "filters")),
-            n_highway=get("char_cnn").get("n_highway") or 0,
-            max_chars=get("char_cnn", "max_characters_per_token"),
+            n_highway=optional("char_cnn", "n_highway", 0) or 0,
+            max_chars=optional("char_cnn", "max_characters_per_token", 50),
             activation=get("char_cnn", "activation"),
             cell_clip=clip("cell_clip"),
             proj_clip=clip("proj_clip"),
-            residual=bool(get("lstm").get("use_skip_connections", False)),
+            residual=bool(optional("lstm", "use_skip_connections", False)),
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(

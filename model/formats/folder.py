@@ -1,7 +1,8 @@
 """Loads a model from a folder: a bundle, a checkpoint, or the published format (bilm).
 
     bundle, checkpoint   config.json + model.safetensors [+ softmax.safetensors, vocab.txt]
-    bilm                 options.json + exactly one *.hdf5 [+ vocab.txt]
+    bilm                 options.json + exactly one *.hdf5 [+ vocab.txt]; without an options.json,
+                         the only *options.json
 
 If the config.json of a checkpoint says "weights": "average", the model is the average of the
 weights (`average.py`), and the last weights are only there to resume from.
@@ -75,7 +76,7 @@ def load_folder(
     kind = _kind(folder)
     is_average = kind == "checkpoint" and _is_average(folder)
     if kind == "bilm":
-        config = read_options(folder / OPTIONS)
+        config = read_options(_options(folder))
         tensors = read_weights(_only_hdf5(folder), config)
     else:
         config = read_config(folder / CONFIG)
@@ -116,7 +117,7 @@ def read_shape(path: Path | str) -> ModelConfig:
     folder = Path(path)
     if _kind(folder) == "bilm":
         _only_hdf5(folder)
-        return read_options(folder / OPTIONS)
+        return read_options(_options(folder))
     return read_config(folder / CONFIG)
 
 
@@ -129,13 +130,19 @@ def _kind(folder: Path) -> Literal["bundle", "checkpoint", "bilm"]:
         )
     if (folder / CONFIG).is_file() and (folder / MODEL).is_file():
         return "checkpoint" if (folder / "MANIFEST.json").is_file() else "bundle"
-    if (folder / OPTIONS).is_file() and list(folder.glob("*.hdf5")):
+    if _options(folder).is_file() and list(folder.glob("*.hdf5")):
         return "bilm"
     raise UserError(
         "model-missing",
         f"{folder} holds no model; looked for {CONFIG} with {MODEL}, and for {OPTIONS} with one "
         ".hdf5 file",
     )
+
+
+def _options(folder: Path) -> Path:
+    """The options of a bilm folder, which published models name after themselves."""
+    others = sorted(folder.glob(f"*{OPTIONS}"))
+    return others[0] if len(others) == 1 else folder / OPTIONS
 
 
 def _only_hdf5(folder: Path) -> Path:

@@ -65,11 +65,11 @@ class ScalarMix(nn.Module):
         shares = self.w.softmax(0)
         mixed = torch.zeros_like(layers[0])
         for share, layer in zip(shares, layers, strict=True):
-            mixed = mixed + share * (_normalised(layer, mask) if self.layer_norm else layer)
+            mixed = mixed + share * (normalised(layer, mask) if self.layer_norm else layer)
         return self.gamma * mixed * mask.unsqueeze(-1)
 
 
-def _normalised(layer: Tensor, mask: Tensor) -> Tensor:
+def normalised(layer: Tensor, mask: Tensor) -> Tensor:
     """Zero mean and unit variance over all words of the batch, as in bilm-tf."""
     weights = mask.unsqueeze(-1).to(layer.dtype)
     count = (weights.sum() * layer.size(-1)).clamp_min(1)

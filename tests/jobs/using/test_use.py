@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import elmwright
 from elmwright.jobs.cli.command import main
@@ -290,6 +291,8 @@ def test_sentence_vectors_are_pooled_representations(model: Path) -> None:
     for layers, take in (
         ("top", lambda v: v[-1]),
         ("mean", lambda v: v.mean(0)),
+        ("0", lambda v: v[0]),
+        (1, lambda v: v[1]),
         ("all", np.concatenate),
     ):
         got = SentenceVectors(str(model), pooling="max", layers=layers).transform(sentences)
@@ -305,6 +308,23 @@ def test_sentence_vectors_are_pooled_representations(model: Path) -> None:
     np.testing.assert_allclose(mean[0], first.mean(axis=(0, 1)), atol=1e-6)
 
 
+def test_every_column_of_sentence_vectors_has_a_name(model: Path) -> None:
+    for layers, first, last in (
+        ("mean", "mean_0", "mean_15"),
+        ("top", "top_0", "top_15"),
+        (1, "layer1_0", "layer1_15"),
+        ("all", "layer0_0", "layer2_15"),
+    ):
+        step = SentenceVectors(str(model), layers=layers)
+        names = step.get_feature_names_out()
+        assert len(set(names)) == step.transform(["The cat"]).shape[1]
+        assert (names[0], names[-1]) == (first, last)
+    frame = SentenceVectors(str(model)).set_output(transform="default").fit_transform(["The cat"])
+    assert frame.shape == (1, 16)
+    pipeline = make_pipeline(SentenceVectors(str(model)), StandardScaler()).fit(["A cat", "A dog"])
+    assert list(pipeline.get_feature_names_out())[:2] == ["mean_0", "mean_1"]
+
+
 def test_sentence_vectors_work_in_a_scikit_learn_pipeline(model: Path) -> None:
     step = SentenceVectors(str(model), layers="all")
     assert clone(step).get_params() == step.get_params()
@@ -314,6 +334,9 @@ def test_sentence_vectors_work_in_a_scikit_learn_pipeline(model: Path) -> None:
     assert fitted.score(sentences, labels) == 1.0
     with mistake("input", "'sum'"):
         clone(step).set_params(pooling="sum").fit(sentences)
+    for layers in ("3", "-1", "last", 7):
+        with mistake("argument", f"layer {layers}", "0 … 2"):
+            clone(step).set_params(layers=layers).fit(sentences)
     with mistake("input", "a batch is None"):
         step.transform(None)
     np.testing.assert_array_equal(step.transform("The cat"), step.transform([["The", "cat"]]))

@@ -121,7 +121,9 @@ def test_weights_that_do_not_fit_are_named(tmp_path, name, value, code, detail):
     ("change", "name"),
     [
         (lambda o: o["lstm"].pop("dim"), "lstm.dim"),
-        (lambda o: o.pop("char_cnn"), "char_cnn.n_characters"),
+        (lambda o: o.pop("char_cnn"), "has no char_cnn"),
+        (lambda o: o.update(char_cnn=[]), "char_cnn.n_characters"),
+        (lambda o: o.update(lstm=5), "lstm.dim"),
         (lambda o: o["char_cnn"].update(n_characters=300), "300"),
         (lambda o: o["char_cnn"].update(activation="gelu"), "gelu"),
         (lambda o: o["char_cnn"].update(filters=[1, 2]), "options.json"),

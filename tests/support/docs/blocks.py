@@ -9,6 +9,7 @@ The place is the word behind the language, which no reader sees once the page is
     sh long       a run of the reader's own text, in a folder with nothing but text
     sh cluster    needs a cluster
     python demo   a script of its own, in the folder of the demo
+    python extra  the same; needs spaCy or flair, which have an environment of their own
     toml config   a run config, toml targets: a file of targets, text: not a program
 """
 
@@ -29,6 +30,7 @@ KINDS = {
     "sh long",
     "sh cluster",
     "python demo",
+    "python extra",
     "toml config",
     "toml targets",
     "text",
