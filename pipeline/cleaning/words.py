@@ -47,9 +47,7 @@ def split(
     """A clean document in sentences: its lines, or the sentences found in its paragraphs."""
     if version > 1 or how == "line":
         return sentences.split(text, how, language, paragraphs)
-    return sentences.split_by(
-        text, version_1.paragraphs, lambda paragraph: version_1.sentences(paragraph, language)
-    )
+    return Split(*version_1.split(text, language))
 
 
 @lru_cache(maxsize=64)
@@ -58,6 +56,11 @@ def chunk_rules(kind: str, language: str = "en", version: int = VERSION) -> OfCh
     if kind == "whitespace":
         return whitespace_chunk
     return version_1.ptb_chunk if version == 1 else Ptb(language).chunk
+
+
+def divided(kind: str, language: str) -> dict[str, str]:
+    """Chunks of letters that are several words, and what these are. Others are words."""
+    return Ptb(language).divided if kind == "ptb" else {}
 
 
 def ptb(sentence: str, language: str = "en", version: int = VERSION) -> str:
