@@ -3,7 +3,7 @@
 A tokenised sentence is one string with single spaces between words. Words never contain white
 space. Tokenisers:
 
-- `ptb`, in the style of the Penn Treebank (`ptb.py`).
+- `ptb`, in the style of the Penn Treebank (`rules/ptb.py`).
 - `whitespace`, for text that is already tokenised. Its `<unk>`-like words are left alone, and the
   exact word `<UNK>` means the vocabulary's `<UNK>`.
 - `sentencepiece`: pieces of a model trained on this corpus become the words.
@@ -19,9 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from elmwright.pipeline.cleaning import sentences, version_1
-from elmwright.pipeline.cleaning.ptb import Ptb
-from elmwright.pipeline.cleaning.sentences import Split
+from elmwright.pipeline.cleaning.rules import sentences, version_1
+from elmwright.pipeline.cleaning.rules.ptb import Ptb
+from elmwright.pipeline.cleaning.rules.sentences import Split
 from elmwright.pipeline.config import Pieces
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import BOS, EOS

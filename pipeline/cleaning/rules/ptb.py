@@ -21,7 +21,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from elmwright.pipeline.cleaning import abbreviations
+from elmwright.pipeline.cleaning.rules import abbreviations
 
 _EDGES = "'’‘—–“”„«»\"()[],;:!?.…"
 """Marks that never are a part of the word beside them, but for the full stop after it."""

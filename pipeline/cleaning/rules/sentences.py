@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 
-from elmwright.pipeline.cleaning import abbreviations, version_1
+from elmwright.pipeline.cleaning.rules import abbreviations, version_1
 
 WRAP = 120
 """A line at least this long is not wrapped text."""
