@@ -15,7 +15,6 @@ def choose_layers(vectors: NDArray[np.float32], layers: str) -> NDArray[np.float
         return vectors
     if layers == "mean":
         return np.asarray(vectors.mean(axis=0, keepdims=True), np.float32)
-    check_layers(layers, len(vectors) - 1)
     number = len(vectors) - 1 if layers == "top" else int(layers)
     return vectors[number : number + 1]
 

@@ -263,7 +263,7 @@ class Cleaner:
 @lru_cache(maxsize=4)
 def _reader(tokenizer: str, language: str) -> Reader:
     """The reader of all cleaners in a process, so that every task but the first starts warm."""
-    return Reader(words.chunk_rules(tokenizer, language))
+    return Reader(words.chunk_rules(tokenizer, language), words.divided(tokenizer, language))
 
 
 def _read(document: Document) -> tuple[int, int]:

@@ -12,7 +12,7 @@ megabytes of a corpus are read at half the speed.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -179,12 +179,15 @@ class Tokens:
 class Reader:
     """Turns sentences into tokenised text and `Tokens`, and caches the words of chunks."""
 
-    def __init__(self, words_of: Callable[[str, bool], str]) -> None:
+    def __init__(
+        self, words_of: Callable[[str, bool], str], divided: Mapping[str, str] | None = None
+    ) -> None:
         """`words_of(chunk, is_last)` gives the words of a chunk, separated by spaces; `is_last`:
-        whether it is the last chunk of its sentence."""
-        self._words_of = words_of
+        whether it is the last chunk of its sentence. With `divided`, it is not asked about chunks
+        of letters, which are what that says, or a word."""
+        self._words_of, self._divided = words_of, divided
         self.lexicon = Lexicon()
-        self._chunks = _Chunks(words_of, self.lexicon)
+        self._chunks = _Chunks(words_of, divided, self.lexicon)
 
     def refresh(self) -> None:
         """Empty the cache if it is too large; earlier `Tokens` keep their own lexicon."""
@@ -192,7 +195,7 @@ class Reader:
             self.lexicon = Lexicon()
         elif len(self._chunks) < MOST_CHUNKS and self._chunks.characters < MOST_CHARACTERS:
             return
-        self._chunks = _Chunks(self._words_of, self.lexicon)
+        self._chunks = _Chunks(self._words_of, self._divided, self.lexicon)
 
     def read(
         self, documents: Sequence[Sequence[str]], *, counts: bool = False
@@ -248,8 +251,14 @@ def _cut(texts: Any, borders: NDArray[np.int64]) -> list[str]:
 class _Chunks(dict[str, int]):
     """Chunk with the space or line break after it → number; and the words of each number."""
 
-    def __init__(self, words_of: Callable[[str, bool], str], lexicon: Lexicon) -> None:
+    def __init__(
+        self,
+        words_of: Callable[[str, bool], str],
+        divided: Mapping[str, str] | None,
+        lexicon: Lexicon,
+    ) -> None:
         super().__init__()
+        self._divided = divided
         self._words_of, self._lexicon, self._number = words_of, lexicon, lexicon.number
         self._texts: list[str] = []
         self.characters = 0
@@ -271,7 +280,16 @@ class _Chunks(dict[str, int]):
 
     def _learn(self, fresh: list[str]) -> None:
         words_of = self._words_of
-        words = [words_of(chunk[:-1], chunk[-1] == "\n") for chunk in fresh]
+        divided = self._divided
+        if divided is None:
+            words = [words_of(chunk[:-1], chunk[-1] == "\n") for chunk in fresh]
+        else:
+            words = [
+                divided.get(word, word)
+                if (word := chunk[:-1]).isalpha()
+                else words_of(word, chunk[-1] == "\n")
+                for chunk in fresh
+            ]
         self.update(zip(fresh, range(len(self), len(self) + len(fresh)), strict=True))
         self._texts += [word + chunk[-1] for word, chunk in zip(words, fresh, strict=True)]
         self._ids.extend(map(self._number, " ".join(words).split(" ")))

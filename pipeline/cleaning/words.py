@@ -3,7 +3,7 @@
 A tokenised sentence is one string with single spaces between words. Words never contain white
 space. Tokenisers:
 
-- `ptb`, in the style of the Penn Treebank (`ptb.py`).
+- `ptb`, in the style of the Penn Treebank (`rules/ptb.py`).
 - `whitespace`, for text that is already tokenised. Its `<unk>`-like words are left alone, and the
   exact word `<UNK>` means the vocabulary's `<UNK>`.
 - `sentencepiece`: pieces of a model trained on this corpus become the words.
@@ -19,9 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from elmwright.pipeline.cleaning import sentences, version_1
-from elmwright.pipeline.cleaning.ptb import Ptb
-from elmwright.pipeline.cleaning.sentences import Split
+from elmwright.pipeline.cleaning.rules import sentences, version_1
+from elmwright.pipeline.cleaning.rules.ptb import Ptb
+from elmwright.pipeline.cleaning.rules.sentences import Split
 from elmwright.pipeline.config import Pieces
 from elmwright.pipeline.errors import UserError
 from elmwright.pipeline.format.block import BOS, EOS
@@ -47,9 +47,7 @@ def split(
     """A clean document in sentences: its lines, or the sentences found in its paragraphs."""
     if version > 1 or how == "line":
         return sentences.split(text, how, language, paragraphs)
-    return sentences.split_by(
-        text, version_1.paragraphs, lambda paragraph: version_1.sentences(paragraph, language)
-    )
+    return Split(*version_1.split(text, language))
 
 
 @lru_cache(maxsize=64)
@@ -58,6 +56,11 @@ def chunk_rules(kind: str, language: str = "en", version: int = VERSION) -> OfCh
     if kind == "whitespace":
         return whitespace_chunk
     return version_1.ptb_chunk if version == 1 else Ptb(language).chunk
+
+
+def divided(kind: str, language: str) -> dict[str, str]:
+    """Chunks of letters that are several words, and what these are. Others are words."""
+    return Ptb(language).divided if kind == "ptb" else {}
 
 
 def ptb(sentence: str, language: str = "en", version: int = VERSION) -> str:

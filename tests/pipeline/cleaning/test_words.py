@@ -50,10 +50,98 @@ def test_splitting_keeps_every_character(text):
         ("Wait... what--now?", "Wait ... what -- now ?"),
         ("a <S> and </S>", "a < S > and < / S >"),
         ("हिन्दी में लिखा", "हिन्दी में लिखा"),
+        ("a Ph.D., etc., at 5pm", "a Ph.D. , etc. , at 5 pm"),
+        ("about 1.5e-10 or +44 on 08/16/2000", "about 1.5e-10 or +44 on 08/16/2000"),
+        (
+            "I'd've gone, 'tis so in the '90s, get 'em",
+            "I 'd 've gone , 't is so in the '90s , get 'em",
+        ),
+        ("AT&T and/or me: a.b@c.de,", "AT&T and / or me : a.b@c.de ,"),
+        ("(www.x.com/p?q=1), dont", "( www.x.com/p?q=1 ) , do nt"),
+        ("👩‍👩‍👧 👍🏽👍🏽 🇳🇴!", "👩‍👩‍👧 👍🏽 👍🏽 🇳🇴 !"),
+        ("well :-) !!! ==== ?!", "well :-) !!! ==== ?!"),
+        ("I cannot, gonna, Mr. T.", "I can not , gon na , Mr. T ."),
+        ("the dogs' “church.” ‘Yes’—no", "the dogs ' “ church . ” ‘ Yes ’ — no"),
     ],
 )
 def test_ptb_examples(sentence, expected):
     assert words.ptb(sentence) == expected
+
+
+@pytest.mark.parametrize(
+    ("language", "sentence", "expected"),
+    [
+        (
+            "de",
+            "Am 1. Januar bzw. ca. Nr. 5, z.B. hier.",
+            "Am 1. Januar bzw. ca. Nr. 5 , z.B. hier .",
+        ),
+        ("en", "Am 1. Januar bzw. er", "Am 1 . Januar bzw . er"),
+        ("no", "Den 2. mai kl. 5 kom hr. Bang.", "Den 2. mai kl. 5 kom hr. Bang ."),
+        ("fr", "Mme. Roy et env. dix", "Mme. Roy et env. dix"),
+        ("es", "El Sr. Ruiz y la Dra. Gil", "El Sr. Ruiz y la Dra. Gil"),
+        ("it", "Il sig. Rossi, avv. Neri", "Il sig. Rossi , avv. Neri"),
+        ("pt", "O exmo. Sr. Lima", "O exmo. Sr. Lima"),
+        ("nl", "twee foto's, bijv. deze", "twee foto's , bijv. deze"),
+        ("ru", "в 5 тыс. руб. и т.д. там", "в 5 тыс. руб. и т.д. там"),
+    ],
+)
+def test_abbreviations_and_ordinals_follow_the_language(language, sentence, expected):
+    assert words.ptb(sentence, language) == expected
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        (
+            "en",
+            [
+                "“Go home.",
+                "It is late,” he said.",
+                "No.",
+                "See No. 5 of J. Smith, etc.",
+                "The end.",
+            ],
+        ),
+        (
+            "en",
+            ["“What?” he asked.", "I came at 5 p.m. Monday.", "He and I.", "So what! :)", "Yes."],
+        ),
+        (
+            "de",
+            ["Am 1. Januar kam bzw. ging Dr. Huber.", "»Nein!« rief er.", "Es war 1914.", "Gut."],
+        ),
+        ("no", ["Kl. 5 kom hr. Bang den 2. Mai.", "«Mor!» – rettede hun.", "Det er bra."]),
+        ("ru", ["В 1999 г. Москва и т. д. росла.", "Это др. дело.", "Он ушёл."]),
+        ("ja", ["雨だ。", "「はい。」と言った。", "終わり"]),
+    ],
+)
+def test_sentences_are_found_inside_quotes_and_after_abbreviations(language, sentences):
+    between = "" if language == "ja" else " "
+    assert words.split(between.join(sentences), "split", language).sentences == sentences
+
+
+def test_a_line_is_a_paragraph_where_text_is_not_wrapped_or_a_setting_says_so():
+    short = "»Ja«, sagte er\nDann ging er"
+    assert words.split(short, "split", "de").counts == [1]
+    assert words.split(short, "split", "de", "line").counts == [1, 1]
+    long = "Ein langer Satz " + "und noch mehr " * 10
+    assert words.split(f"{short}\n{long.strip()}", "split", "de").counts == [1, 1, 1]
+
+
+def test_version_1_stays_as_it_was():
+    """As computed by the code before there was another version."""
+    text = "“Go. Stay,” I'd've said.\nMr. T. left. Am 1. Januar!!\n\n:-) a@b.de bzw. Ph.D., so"
+    found = words.split(text, "split", "en", version=1)
+    assert found.counts == [1, 3, 2]
+    assert [words.ptb(sentence, "de", version=1) for sentence in found.sentences] == [
+        "“ Go . Stay , ” I'd 've said .",
+        "Mr. T. left .",
+        "Am 1 .",
+        "Januar ! !",
+        ": - ) a @ b.de bzw .",
+        "Ph.D . , so",
+    ]
 
 
 def test_tokenised_text_stays_as_it_is_but_for_the_marks():

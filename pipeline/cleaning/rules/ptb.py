@@ -21,16 +21,19 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from elmwright.pipeline.cleaning import abbreviations
+from elmwright.pipeline.cleaning.rules import abbreviations
 
-_EDGES = '‘—–“”„«»"()[],;:!?.…'
+_EDGES = "'’‘—–“”„«»\"()[],;:!?.…"
 """Marks that never are a part of the word beside them, but for the full stop after it."""
+_APOSTROPHE_BEFORE = frozenset("s re ve ll d m t em tis twas til cause bout n".split())
+"""What an apostrophe may begin as a word of its own."""
 _WITHIN = frozenset(",;:?!")
 """Marks that show that the sentence continues after a full stop, or ends with another mark."""
 _ENDINGS = frozenset("s re ve ll d m".split())
 """What may follow an apostrophe as a word of its own."""
 _RICH = frozenset("/@:;=<>^&+$_`")
 """Characters of URLs, addresses, smileys and so on. Chunks without them need fewer rules."""
+_NUMBER = re.compile(r"\$?\d+(?:[.,]\d+)*\Z")
 _JOINED = re.compile(r"[A-Z]\.[A-Z][a-z]{2,}\Z")
 _DIVIDED = (
     "can not|gon na|got ta|wan na|gim me|lem me|do nt|does nt|did nt|is nt|are nt|was nt|were nt|"
@@ -55,31 +58,42 @@ class Ptb:
         for two in _DIVIDED:
             for form in (two, two.capitalize(), two.upper()):
                 divided[form.replace(" ", "")] = form
-        self._divided = divided if language == "en" else {}
+        self.divided = divided if language == "en" else {}
 
     def chunk(self, chunk: str, last: bool) -> str:
-        """The words of a chunk without white space, which may be the last of its sentence."""
+        """The words of a chunk without white space, which may be the last of its sentence.
+
+        A chunk of letters is what `divided` says, or a word."""
         if chunk.isalpha():
-            return self._divided.get(chunk, chunk)
+            return self.divided.get(chunk, chunk)
         core = chunk.strip(_EDGES)
         word = core
         if core.isalpha():
-            word = self._divided.get(core, core)
+            word = self.divided.get(core, core)
             if len(core) == 1 and core in "DOPpo" and chunk[0] in ":;=":
                 return self._parts(chunk, last)
-        elif not core.isdecimal():
+        elif _NUMBER.match(core):
+            word = core.replace("$", "$ ")
+        else:
             letters = core.replace("-", "").replace("'", "").replace("’", "")
-            if not (letters.isalpha() and core[0].isalpha() and core[-1].isalpha()):
+            if not letters.isalpha() or len(core) - len(letters) > 1 or core[0] == "-":
+                head, dash, tail = core.partition("—")
+                if not (dash and head.isalpha() and tail.isalpha()):
+                    return self._parts(chunk, last)
+                word = f"{self.divided.get(head, head)} — {self.divided.get(tail, tail)}"
+            elif core[-1] == "-":
                 return self._parts(chunk, last)
-            if len(core) - len(letters) > 1:
-                return self._parts(chunk, last)
-            word = " ".join(self._contracted(core))
+            else:
+                word = " ".join(self._contracted(core))
         if core is chunk:
             return word
         # Most of the rest are plain words among marks, which need no search.
         place = chunk.index(core)
         before, after = chunk[:place], chunk[place + len(core) :]
-        if "." in before:
+        if before and (
+            "." in before
+            or (before[-1] in "'’" and (core[0].isdigit() or core.lower() in _APOSTROPHE_BEFORE))
+        ):
             return self._parts(chunk, last)
         has_stop = after == "." if len(after) < 2 else after[0] == "." != after[1]
         if has_stop and (self._is_short(core) or self._is_ordinal(core)):
@@ -106,7 +120,7 @@ class Ptb:
                 if rest:
                     words.append(rest)
             elif piece.isalpha():
-                words.append(self._divided.get(piece, piece))
+                words.append(self.divided.get(piece, piece))
             else:
                 self._add(words, piece)
         return " ".join(words)
@@ -131,7 +145,12 @@ class Ptb:
         """Add a piece that is more than letters."""
         if "." in piece:
             head, _, rest = piece.partition(".")
-            is_title = len(head) > 1 and head[0].isupper() and self._is_short(head)
+            is_title = (
+                len(head) > 1
+                and head[0].isupper()
+                and self._is_short(head)
+                and not self._is_short(piece)
+            )
             if (is_title and rest[:1].isalnum() and not rest[:1].islower()) or _JOINED.match(piece):
                 words.append(f"{head}.")
                 piece = rest

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 
-from elmwright.pipeline.cleaning import abbreviations, version_1
+from elmwright.pipeline.cleaning.rules import abbreviations, version_1
 
 WRAP = 120
 """A line at least this long is not wrapped text."""
@@ -65,24 +65,6 @@ def split(text: str, how: str, language: str, paragraphs: str = "wrapped") -> Sp
     return Split(sentences, counts, spans)
 
 
-def split_by(
-    text: str,
-    paragraphs: Callable[[list[str]], Iterable[tuple[int, int]]],
-    find: Callable[[str], list[str]],
-) -> Split:
-    """A document in the sentences that `find` finds in each of its paragraphs."""
-    lines = text.split("\n")
-    sentences: list[str] = []
-    counts, spans = [], []
-    for first, last in paragraphs(lines):
-        found = find(" ".join(line.strip() for line in lines[first:last]))
-        if found:
-            sentences += found
-            counts.append(len(found))
-            spans.append((first, last))
-    return Split(sentences, counts, spans)
-
-
 def _paragraphs(block: str, first: int, last: int, is_line: bool) -> Iterable[tuple[int, int, str]]:
     """The paragraphs of some lines, and the lines of each: the first, and the one after its last.
 
@@ -122,6 +104,8 @@ _SPACED = ".!?…؟۔։።"
 _FREE = "。！？｡．।॥။"
 _END = re.compile(rf"([{_SPACED}][{_SPACED}]*)({_CLOSERS})({_SMILEY}) (?=[-–—]* ?(\S))")
 """A final mark, quotes and brackets, smileys, a blank; and the first character of what follows."""
+_MARK = re.compile(rf"[{_SPACED}][{_SPACED}\"'”’“»«)\]}}›‹`」』）】〉》]* ")
+"""Where a sentence may end: final marks, quotes and brackets, a blank."""
 _FREE_END = re.compile(rf"[{_FREE}]+({_CLOSERS})|{_END.pattern}")
 """The same, with the marks of scripts in which no blank follows a sentence."""
 _HAS_FREE = re.compile(f"[{_FREE}]")
@@ -143,18 +127,20 @@ class Finder:
             return self._with_free_marks(paragraph)
         start, sentences = 0, []
         known, capital = self._known.all, self._known.capital
-        for match in _END.finditer(paragraph):
-            marks, closers, _, after = match.groups()
+        for found in _MARK.finditer(paragraph):
+            place, end = found.span()
+            if place < start:
+                continue
             # Most sentences end at a full stop after a plain word.
-            if marks == "." and after.isupper() and not closers:
-                place = match.start()
+            if end - place == 2 and paragraph[place] == "." and paragraph[end : end + 1].isupper():
                 word = paragraph[paragraph.rfind(" ", start, place) + 1 or start : place]
                 is_plain = word.isalpha() and len(word) > 1
                 if is_plain and word.lower() not in known and word not in capital:
-                    sentences.append(paragraph[start : match.end() - 1])
-                    start = match.end()
+                    sentences.append(paragraph[start : end - 1])
+                    start = end
                     continue
-            if self._is_end(paragraph, start, match):
+            match = _END.search(paragraph, place)
+            if match and match.start() < end and self._is_end(paragraph, start, match):
                 sentences.append(paragraph[start : match.end() - 1])
                 start = match.end()
         if start:

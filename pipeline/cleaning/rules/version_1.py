@@ -28,6 +28,19 @@ _LIST_ITEM = re.compile(r"\s*(?:[-*•+‣◦]|\(?\w{1,2}[.)])\s")
 _ITEM_NUMBER = re.compile(r"\(?\w{1,2}[.)]")
 
 
+def split(text: str, language: str) -> tuple[list[str], list[int], list[tuple[int, int]]]:
+    """A clean document in sentences, with the fields of `sentences.Split`."""
+    lines = text.split("\n")
+    found: list[str] = []
+    counts, spans = [], []
+    for first, last in paragraphs(lines):
+        if parts := sentences(" ".join(line.strip() for line in lines[first:last]), language):
+            found += parts
+            counts.append(len(parts))
+            spans.append((first, last))
+    return found, counts, spans
+
+
 def paragraphs(lines: list[str]) -> Iterator[tuple[int, int]]:
     """The lines of each paragraph: the first, and the one after the last."""
     first, before = -1, 0
