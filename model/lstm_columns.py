@@ -101,9 +101,9 @@ class Columns:
         last = len(gates) - 1
         for t in range(last, -1, -1):
             if t < last:
-                # Masked before the product, which so has the same bits with and without resets.
-                kept = dz if resets is None else dz.masked_fill(resets[t + 1], 0.0)
-                dm_step[t].baddbmm_(w_rec, kept)
+                if resets is not None:  # before the product, whose bits stay the same without them
+                    dz.masked_fill_(resets[t + 1], 0.0)
+                dm_step[t].baddbmm_(w_rec, dz)
             dz.copy_(gates[t])
             clip_back(dm_step[t], out[t], -clips.proj, clips.proj, grad_input=dm_step[t])
             torch.bmm(w_proj, dm_step[t], out=dh)

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import h5py
 import numpy as np
@@ -106,7 +106,7 @@ class _ElmoBiLm(nn.Module):
         )
         self.num_layers = self.core.bilm.config.n_layers + 1
         self.vocab = list(vocab_to_cache or ())
-        self.register_load_state_dict_pre_hook(_accept_allennlp)
+        self.register_load_state_dict_pre_hook(_accept_allennlp)  # type: ignore[no-untyped-call]
 
     def get_output_dim(self) -> int:
         return self.core.width
@@ -160,8 +160,9 @@ class Elmo(nn.Module):
         self._keep_sentence_boundaries = keep_sentence_boundaries
         self._dropout = nn.Dropout(dropout)
         self._mixes = [f"scalar_mix_{k}" for k in range(num_output_representations)]
+        layers = cast("int", self._elmo_lstm.num_layers)
         for name in self._mixes:
-            mix = _ScalarMix(self._elmo_lstm.num_layers, do_layer_norm, scalar_mix_parameters)
+            mix = _ScalarMix(layers, do_layer_norm, scalar_mix_parameters)
             self.add_module(name, mix)
 
     def get_output_dim(self) -> int:
