@@ -17,7 +17,7 @@ def init(options: Namespace) -> None:
     print(write_starter(file, options.source, hours=options.hours, force=options.force))
 
 
-def run_stages(options: Namespace) -> None:
+def run_stages(options: Namespace, *, forces_corpus: bool = False) -> None:
     config = load_config(options.config, options.overrides)
     from elmwright.jobs.stages.workflow import run
 
@@ -27,7 +27,7 @@ def run_stages(options: Namespace) -> None:
         config_name=options.config,
         quiet=options.json,
         brief=options.quiet,
-        force=getattr(options, "force", False),
+        force=forces_corpus,
     )
     if options.json:
         print_json(outcome.as_data())
@@ -35,7 +35,7 @@ def run_stages(options: Namespace) -> None:
 
 def corpus(options: Namespace) -> None:
     if options.sample is None:
-        run_stages(options)
+        run_stages(options, forces_corpus=options.force)
         return
     from elmwright.jobs.planning.sampling import show_sample
 

@@ -173,6 +173,9 @@ class ExportSection:
     """Alias that moves to the new version."""
     licence: str = ""
     """Licence of the published model, for the model card, such as "cc-by-4.0"."""
+    example: bool = True
+    """Whether the bundle, its card and the registry show a short sentence of the held-out text as
+    an example. Set it to false where the text is private."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from elmwright.pipeline.storage.files import join
 
 MAX_WORDS = 12
 """The most words in an example."""
+MAX_CHARS = 120
+"""The most characters of an example that is published, also where words have no spaces."""
 MIN_SENTENCES = 3
 """The fewest sentences that must contain an example's word, including its own."""
 ENDS = tuple(".?!。？！।؟")
@@ -47,11 +49,12 @@ PLAIN = Example("The quick brown fox", ("The", "quick", "brown", "fox"))
 """The example of a corpus that cannot be read."""
 
 
-def heldout_examples(corpus: str, manifest: Manifest) -> list[Example]:
+def heldout_examples(corpus: str, manifest: Manifest, *, or_of_train: bool = True) -> list[Example]:
     """The sentences of the first held-out block (of train, where there is none)."""
     held_out = [split for name, split in manifest.splits.items() if name != "train"]
     shards = [shard.tar for split in held_out for shard in split.shards]
-    shards += [shard.tar for shard in manifest.splits["train"].shards]
+    if or_of_train:
+        shards += [shard.tar for shard in manifest.splits["train"].shards]
     try:
         block = ShardReader(join(corpus, shards[0])).read(0)
     except (OSError, UserError, IndexError):  # an example is not worth failing a finished run
@@ -71,8 +74,8 @@ def heldout_examples(corpus: str, manifest: Manifest) -> list[Example]:
 
 
 def example_sentence(corpus: str, manifest: Manifest) -> str:
-    """A short sentence to show what the model reads."""
-    examples = heldout_examples(corpus, manifest)
+    """A short held-out sentence that a model card may show as what the model reads."""
+    examples = heldout_examples(corpus, manifest, or_of_train=False)
     if not examples:
         return PLAIN.text
 
@@ -80,7 +83,7 @@ def example_sentence(corpus: str, manifest: Manifest) -> str:
         is_whole = example.text.endswith(ENDS)
         return not example.is_simple, not is_whole, abs(len(example.words) - 7), example.text
 
-    return " ".join(min(examples, key=order).text.split()[: 2 * MAX_WORDS])
+    return " ".join(min(examples, key=order).text.split()[: 2 * MAX_WORDS])[:MAX_CHARS]
 
 
 def choose_example(examples: Sequence[Example]) -> tuple[str, str] | None:

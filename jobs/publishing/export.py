@@ -45,7 +45,7 @@ from elmwright.jobs.config.sections import TRAINING_SECTIONS, RunConfig
 from elmwright.jobs.config.toml_file import config_from, load_config, to_dict
 from elmwright.jobs.publishing.choose_checkpoint import choose, list_scored, recorded
 from elmwright.jobs.publishing.compare_bundle import NEAR, SAME, compare_vectors, measure
-from elmwright.jobs.publishing.examples import Example, example_sentence
+from elmwright.jobs.publishing.examples import PLAIN, Example, example_sentence
 from elmwright.jobs.publishing.model_card import model_card
 from elmwright.jobs.publishing.provenance import provenance
 from elmwright.jobs.publishing.training_facts import training_facts, training_svg
@@ -223,12 +223,19 @@ def _write(
     manifest = Manifest.load(folder.corpus)
     checkpoint = local_folder(info.path)
     loaded = load_folder(checkpoint)
-    if loaded.config != config.model:
+    # With train.init_from it may have the base's shape, which the config need not say.
+    if loaded.config != config.model and not config.train.init_from:
         raise UserError(
             "model-invalid", f"[model] of the config is not what {info.path} was trained with"
         )
     limit = _limit(config, folder)
     config, state = _as_trained(config, checkpoint)
+    if state.corpus_fingerprint not in ("", manifest.fingerprint):
+        raise UserError(
+            "run-changed",
+            f"the corpus in {folder.corpus} was built again after {info.path} was trained on "
+            "another one, so it cannot say how the model reads text; bring that corpus back",
+        )
     _write_weights(target, config, loaded, manifest, progress)
     if PIECES in manifest.extra_files:
         (target / PIECES).write_bytes(at(join(folder.corpus, PIECES)).read_bytes())
@@ -247,7 +254,7 @@ def _write(
         language=config.corpus.language,
         input=INPUT,
         tokenisation=Tokenisation.of_corpus(config.corpus, manifest.rules),
-        example=example_sentence(folder.corpus, manifest),
+        example=example_sentence(folder.corpus, manifest) if config.export.example else PLAIN.text,
     )
     # Without scores first: the bundle's own files are loaded to measure them.
     write_config(target / "config.json", config.model, to_data(about))

@@ -60,7 +60,8 @@ class Export:
 
 def _card_settings(settings: Mapping[str, Any]) -> list[Any]:
     """The settings of [export] on the model card. Nothing else on it can change."""
-    return [settings["export"].get(key) for key in ("name", "licence")]
+    export = settings["export"]
+    return [export.get("name"), export.get("licence"), export.get("example", True)]
 
 
 def _has_copy_in_store(folder: RunFolder) -> bool:

@@ -174,6 +174,7 @@ class _Reader:
 
     def line(self, line: str) -> _Line:
         """A line, in words and in what the model reads."""
+        line = line.rstrip("\r\n")
         if self._words is None:
             words = line_reader(self.text, self.reading)(line)
             return _Line(words, words, None)

@@ -70,12 +70,14 @@ class ScalarMix(nn.Module):
 
 
 def normalised(layer: Tensor, mask: Tensor) -> Tensor:
-    """Zero mean and unit variance over all words of the batch, as in bilm-tf."""
-    weights = mask.unsqueeze(-1).to(layer.dtype)
+    """Zero mean and unit variance over all words of the batch, as in bilm-tf. The sums are at least
+    in float32: those of a few sentences are infinite in float16."""
+    wide = layer.to(torch.promote_types(layer.dtype, torch.float32))
+    weights = mask.unsqueeze(-1).to(wide.dtype)
     count = (weights.sum() * layer.size(-1)).clamp_min(1)
-    centred = layer - (layer * weights).sum() / count
+    centred = wide - (wide * weights).sum() / count
     variance = (centred * weights).square().sum() / count
-    return centred / (variance + 1e-12).sqrt()
+    return (centred / (variance + 1e-12).sqrt()).to(layer.dtype)
 
 
 def _spread(words: Tensor, mask: Tensor, places: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def read_sentences(
 ) -> Iterator[tuple[list[str], int]]:
     """The words of each line of a piece, and the line's size in bytes."""
     for line, size in read_lines(path, piece):
-        yield words(line), size
+        yield words(line.rstrip("\r\n")), size
 
 
 def read_lines(path: Path, piece: Piece) -> Iterator[tuple[str, int]]:

@@ -40,7 +40,7 @@ def tokenize_file(model: str, source: str, *, split: bool = False, as_json: bool
 def _lines(text: TextInput, path: Path) -> Iterator[list[Word]]:
     (whole,) = pieces(path, None)
     for line, _ in read_lines(path, whole):
-        yield text.tokenise(line)
+        yield text.tokenise(line.rstrip("\r\n"))
 
 
 def _split(text: TextInput, path: Path) -> Iterator[list[Word]]:

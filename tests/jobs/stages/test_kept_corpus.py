@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from elmwright.jobs.cli.program import main
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.layout import open_run_folder
+from elmwright.jobs.stages import workflow
 from elmwright.jobs.stages.corpus import Corpus, current_corpus, kept_sentence
 from elmwright.jobs.stages.problems import Problems
 from elmwright.jobs.stages.stage import Run, find_run
+from elmwright.pipeline.errors import UserError
 from tests.support.places import ROOT
 
 
@@ -61,3 +64,20 @@ def test_force_builds_the_corpus_again_although_it_was_trained_on(begun: Path) -
     problems = Problems()
     stage.check(run, ["corpus"], problems)
     assert not any("give the run another" in str(problem) for problem in problems)
+
+
+@pytest.mark.parametrize(("command", "is_forced"), [("corpus", True), ("export", False)])
+def test_only_the_command_corpus_forces_a_corpus(
+    command: str, is_forced: bool, begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`export --force` replaces a bundle; a corpus that was built again is lost for the run."""
+    given: dict[str, object] = {}
+
+    def run(*_: object, **options: object) -> None:
+        given.update(options)
+        raise UserError("argument", "enough is known")
+
+    monkeypatch.setattr(workflow, "run", run)
+    monkeypatch.setattr("sys.argv", ["elmwright", command, "tiny.toml", "--force"])
+    assert main() == 2
+    assert given["force"] is is_forced

@@ -11,7 +11,7 @@ from torch import nn
 from elmwright.model.bilm import BiLM
 from elmwright.model.inference import packed
 from elmwright.model.inference.elmo import Elmo
-from elmwright.model.inference.mixes import LayerMixes
+from elmwright.model.inference.mixes import LayerMixes, normalised
 from elmwright.model.inference.word_types import batch_to_ids
 from elmwright.model.reference import ReferenceBiLM
 from tests.support.mistakes import mistake
@@ -281,3 +281,11 @@ def test_a_model_is_opened_for_use_unless_it_is_to_be_trained(tmp_path):
 def test_what_is_no_word_is_named(batch, names):
     with mistake("input", *names):
         new_elmo()(batch)
+
+
+def test_layers_of_many_words_are_normalised_in_half_precision():
+    """The sum of a hundred words of this width is infinite in float16."""
+    layer, mask = torch.randn(4, 50, 1024), torch.ones(4, 50, dtype=torch.bool)
+    half = normalised(layer.half(), mask)
+    assert half.dtype == torch.float16
+    torch.testing.assert_close(half.float(), normalised(layer, mask), atol=1e-2, rtol=1e-2)
