@@ -54,7 +54,7 @@ chaos: $(READY)  ## kill runs at random moments and compare what comes out
 	$(BIN)/python -m pytest -m heavy tests/jobs/training/driver/test_chaos.py tests/jobs/training/driver/test_faults.py tests/jobs/tracking/test_tracking_faults.py tests/jobs/stages/test_run.py tests/jobs/stages/test_preflight.py tests/jobs/cli/test_ctrl_c.py tests/jobs/rundir/test_journal_lines.py tests/jobs/upkeep/test_replay.py --timeout=3600
 
 publish-test: $(READY)  ## publish to PostgreSQL and S3, and get killed midway
-	ELMWRIGHT_SERVERS=required $(BIN)/python -m pytest -m heavy tests/jobs/publishing/test_publish_servers.py tests/jobs/registry/test_registries.py tests/jobs/secrets/test_secrets_run.py
+	ELMWRIGHT_SERVERS=required $(BIN)/python -m pytest -m heavy tests/jobs/publishing/test_publish_servers.py tests/jobs/registry/test_registries.py tests/jobs/secrets/test_secrets_run.py tests/jobs/test_serving.py
 
 docs-test: $(READY)  ## type the commands of every page of docs/ as they are written
 	$(BIN)/python -m pytest -m heavy tests/docs/test_pages.py

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.docs.blocks import Block, all_blocks
-from tests.support.extras import extra
+from tests.support.guests.extras import extra
 from tests.support.random_model import write_random_model
 
 

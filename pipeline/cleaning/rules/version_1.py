@@ -1,7 +1,7 @@
 """The rules of version 1, for text that models of version 1 read. They never change.
 
-- Words: Penn Treebank style, with one list of abbreviations for all languages. `words.py` and
-  `ptb.py` say what is different since.
+- Words: Penn Treebank style, with one list of abbreviations for all languages.
+  `pipeline/cleaning/words.py` and `ptb.py` say what is different since.
 - Sentences: as sentencex finds them in paragraphs, which a blank line, a list item or a line of
   `WRAP` characters ends; not split within quotes.
 """

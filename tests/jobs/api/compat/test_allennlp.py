@@ -16,8 +16,8 @@ from elmwright import Elmo as OwnElmo
 from elmwright.compat.allennlp import Elmo, ElmoEmbedder, _ElmoBiLm, batch_to_ids
 from elmwright.model.formats.bilm_format import read_options
 from tests.fixtures.old_scripts.make import EXPECTED, MODEL, OF_210, compute
+from tests.support.guests.old_scripts import run
 from tests.support.mistakes import mistake
-from tests.support.old_scripts import run
 from tests.support.places import DOCS, GOLDEN
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from elmwright import Elmo
-from tests.support.extras import extra
+from tests.support.guests.extras import extra
 from tests.support.mistakes import mistake
 from tests.support.random_model import write_random_model
 

@@ -1,0 +1,1 @@
+"""Libraries of other people, and scripts written for them."""
