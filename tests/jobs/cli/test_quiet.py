@@ -86,7 +86,8 @@ def test_a_quiet_embed_prints_only_its_result(
 ) -> None:
     model = write_random_model(tmp_path / "model")
     (tmp_path / "text.txt").write_text("The cat sees the dog .\n")
-    command = ["embed", str(model), str(tmp_path / "text.txt"), "-o", str(tmp_path / "o.npz")]
+    words = ["--tokenized", str(model), str(tmp_path / "text.txt")]
+    command = ["embed", *words, "-o", str(tmp_path / "o.npz")]
     assert main([*command, "-q"]) == 0
     output = capfd.readouterr()
     assert output.out.endswith("o.npz: 1 sentence, 6 words\n")

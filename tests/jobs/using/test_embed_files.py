@@ -16,8 +16,9 @@ import torch
 from pyarrow import parquet
 
 from elmwright.jobs.cli.command import main
-from elmwright.jobs.using import embed, sentences
+from elmwright.jobs.using import embed
 from elmwright.jobs.using.embed import Recipe, embed_file
+from elmwright.jobs.using.text import sentences
 from elmwright.model.reference import ReferenceBiLM
 from elmwright.pipeline.errors import Code, Interrupted
 from tests.support.embedded import LINES, read_vectors

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file
 from elmwright.jobs.cli.command import main
 from elmwright.jobs.using.embed import Recipe, embed_file
 from elmwright.jobs.using.fill_cache import write_table
-from elmwright.model.encoder import TokenEncoder
+from elmwright.model.bilm import BiLM
+from elmwright.model.inference import word_types
 from elmwright.model.inference.word_types import TypeCache
 from tests.support.embedded import read_vectors
 from tests.support.mistakes import mistake
@@ -24,13 +25,13 @@ def test_table_replaces_encoding_and_changes_no_vector(
     table, out = text.with_name("table.safetensors"), text.with_name("out.npz")
     assert main(["fill-cache", str(model), "-o", str(table)]) == 0
     encoded: list[int] = []
-    encode = TokenEncoder.forward
+    encode = word_types.encode_types
 
-    def noted(self: TokenEncoder, chars: torch.Tensor) -> torch.Tensor:
-        encoded.append(len(chars))
-        return encode(self, chars)
+    def noted(bilm: BiLM, ids: word_types.CharIds, device: torch.device) -> torch.Tensor:
+        encoded.append(len(ids))
+        return encode(bilm, ids, device)
 
-    monkeypatch.setattr(TokenEncoder, "forward", noted)
+    monkeypatch.setattr(word_types, "encode_types", noted)
     assert main(["embed", str(model), str(text), "-o", str(out), "--cache", str(table)]) == 0
     assert sum(encoded) == 3, "only café, naïve and 東京 are not in the vocabulary"
     for got, wanted in zip(read_vectors(out), expected, strict=True):
