@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from elmwright.model.bilm import BiLM
-from elmwright.model.softmax import Softmax
+from elmwright.model.softmax import Softmax, parts_of_table
 
 DENSE, ROWS = "average", "average_softmax"
 """Names of the two parts of the state, and of their files."""
@@ -54,19 +54,21 @@ class Average:
     @torch.no_grad()
     def update(self, rows: Tensor, before: Tensor) -> None:
         """Include the live weights, after an update of the softmax rows `rows`, which were
-        `before` [U, P+1] until then."""
+        the table `before` until then."""
         self.updates += 1
         weight = 1 / min(self.updates, self.horizon)
-        for average, value in zip(
+        for average, current in zip(
             self.bilm.parameters(), self._live_bilm.parameters(), strict=True
         ):
-            average.lerp_(value, weight)
+            average.lerp_(current, weight)
         since = self._row_updates.index_select(0, rows)
         left = share_left(since, self.updates - 1, self.horizon).to(before.dtype)
-        table = torch.lerp(before, self._rows.table(rows), left.unsqueeze(1))
-        table.lerp_(self._live_softmax.table(rows), weight)
-        self._rows.weight.index_copy_(0, rows, table[:, :-1])
-        self._rows.bias.index_copy_(0, rows, table[:, -1])
+        live, own = self._live_softmax.state(), self._rows.state()
+        parts = parts_of_table(before, self._rows.weight.size(1))
+        for name, value in zip(own, parts, strict=True):
+            share = left.unsqueeze(1) if name == "weight" else left
+            row = torch.lerp(value, own[name].index_select(0, rows), share)
+            own[name].index_copy_(0, rows, row.lerp_(live[name].index_select(0, rows), weight))
         self._row_updates.index_fill_(0, rows, self.updates)
 
     def current_softmax(self) -> Softmax:

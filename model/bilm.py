@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from elmwright.model.config import ModelConfig
 from elmwright.model.encoder import TokenEncoder
-from elmwright.model.lstm import projected_lstm
+from elmwright.model.lstm.projected import projected_lstm
+from elmwright.model.precision import EXACT, Operands
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,11 @@ class LSTMLayer(nn.Module):
         m: Tensor,
         lengths: Tensor | None,
         resets: Tensor | None,
+        operands: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         clips = self.config.cell_clip, self.config.proj_clip
-        return projected_lstm(x, self.w, self.b, self.w_proj, c, m, *clips, lengths, resets)
+        weights = self.w, self.b, self.w_proj
+        return projected_lstm(x, *weights, c, m, *clips, lengths, resets, operands)
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
@@ -122,10 +125,12 @@ class BiLM(nn.Module):
         dropout: Sequence[Tensor] | None = None,
         lengths: Tensor | None = None,
         resets: Tensor | None = None,
+        operands: Operands = EXACT,
     ) -> Output:
         """Encode the types `chars` [U, max_chars], then run both directions over a window."""
-        types = self.encoder(chars)
-        return self.run(types, forward_index, backward_index, states, dropout, lengths, resets)
+        types = self.encoder(chars, operands.encoder)
+        rest = states, dropout, lengths, resets
+        return self.run(types, forward_index, backward_index, *rest, operands=operands)
 
     def run(
         self,
@@ -137,11 +142,12 @@ class BiLM(nn.Module):
         lengths: Tensor | None = None,
         resets: Tensor | None = None,
         all_layers: bool = False,
+        operands: Operands = EXACT,
     ) -> Output:
         """Run both directions over a window of encoded types [U, projection_dim].
 
         `forward_index` and `backward_index` [N, T] are the types that each direction reads,
-        `dropout` the result of `dropout_masks`, and `lengths` [N] the lengths of rows that are
+        `dropout` masks as of dropout.py, and `lengths` [N] the lengths of rows that are
         shorter than T (outputs past a row's end have no meaning, and its states are those at its
         end). Where `resets` [N, T] is true, a row forgets its states before the step.
         """
@@ -152,7 +158,8 @@ class BiLM(nn.Module):
         for number, layer in enumerate(self.lstm):
             if dropout is not None:
                 x = x * dropout[number]
-            y, c, m = layer(x, states.c[:, number], states.m[:, number], lengths, resets)
+            state = states.c[:, number], states.m[:, number]
+            y, c, m = layer(x, *state, lengths, resets, operands.lstm)
             x = x + y if self.config.residual and number else y
             layers.append(x)
             cells.append(c)
@@ -165,26 +172,3 @@ class BiLM(nn.Module):
             States(torch.stack(cells, dim=1), torch.stack(projections, dim=1)),
             tuple(layer.transpose(1, 2) for layer in layers) if all_layers else (),
         )
-
-
-def dropout_masks(
-    config: ModelConfig,
-    p: float,
-    seeds: Sequence[int],
-    window: int,
-    device: torch.device | str = "cpu",
-) -> list[Tensor] | None:
-    """Masks for one window: each LSTM layer's input and the top output, as `BiLM.forward` takes
-    them ([2, T, N, projection_dim], already scaled by 1/(1−p)); None when p is 0.
-
-    Row i is drawn from its own generator, seeded with `seeds[i]`, on the CPU: a lane gets the same
-    mask on any number of processes and any device.
-    """
-    if p == 0:
-        return None
-    sites = config.n_layers + 1
-    drawn = torch.empty(len(seeds), sites, 2, window, config.projection_dim)
-    for row, seed in enumerate(seeds):
-        drawn[row].bernoulli_(1 - p, generator=torch.Generator().manual_seed(seed))
-    drawn = drawn.permute(1, 2, 3, 0, 4).to(device).contiguous().div_(1 - p)
-    return list(drawn.unbind(0))

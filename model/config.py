@@ -17,6 +17,8 @@ MOST_CHARS = 1000
 """More than the longest word of any language. Words are encoded together, each at the cost of the
 longest, so without a limit one endless word would use up the memory."""
 MaxChars = Annotated[int, Bound(f"from 3 to {MOST_CHARS}", lambda value: 3 <= value <= MOST_CHARS)]
+Precision = Literal["fp32", "tf32", "bf16", "bf16-encoder"]
+"""What products of matrices read (precision.py)."""
 PUBLISHED_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 
 

@@ -13,21 +13,28 @@ and cut into a few groups with similar n. On the types of 2,560-token batches of
 leaves 21 % of the windows. The bias is added after the maximum, which is the same number by
 monotonicity.
 
-The convolutions are GEMMs over gathered windows, channels last: up to twice as fast as `F.conv1d`
-forward and backward on CPU for narrow filters, 1.3 times for the widest.
-
-Group sizes depend on the data, so on CUDA this costs two synchronisations per batch.
+With the kernels in C a word looks at exactly its own windows, where they are in the row of its
+characters, and the backward pass follows the one window that won (`kernels.c: convolve`). In torch
+the convolutions are GEMMs over gathered windows, channels last: up to twice as fast as `F.conv1d`
+forward and backward on CPU for narrow filters, 1.3 times for the widest. On a GPU words are not
+grouped, because the sizes of groups depend on the data, and asking for them would wait for the GPU.
 """
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from elmwright.model.chars import N_CHARS, char_ids
 from elmwright.model.config import ModelConfig
+from elmwright.model.kernels.native import Native, native_for
+from elmwright.model.launches import wants_few
+from elmwright.model.precision import product
 
 GROUP_LIMITS = (6, 8, 10, 13, 18, 28)
 """Words whose ids vary over at most this many positions are grouped. One more group has the rest.
@@ -42,16 +49,26 @@ class Convolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, char_dim, number))
         self.bias = nn.Parameter(torch.empty(number))
 
-    def forward(self, embedded: Tensor, starts: int) -> Tensor:
+    def forward(self, embedded: Tensor, starts: int, operands: torch.dtype | None = None) -> Tensor:
         """[U, positions, char_dim] → [U, number]: the maximum over the first `starts` windows."""
         width, char_dim, number = self.weight.shape
         starts = min(starts, embedded.size(1) - width + 1)
         windows = embedded[:, : starts + width - 1].unfold(1, width, 1).transpose(2, 3)
-        values = windows.reshape(-1, width * char_dim) @ self.weight.view(-1, number)
+        windows = windows.reshape(-1, width * char_dim)
+        values = product(windows, self.weight.view(-1, number), None, operands)
         values = values.view(-1, starts, number)
         # `amax` is faster forward, but shares the gradient among ties backward at a higher cost.
         best: Tensor = values.max(dim=1).values if values.requires_grad else values.amax(dim=1)
         return best + self.bias
+
+    def in_one(self, embedded: Tensor, operands: torch.dtype | None = None) -> Tensor:
+        """The maxima over all windows of [U, char_dim, positions] without the bias, in few
+        operations."""
+        weight = self.weight.permute(2, 1, 0)
+        if operands is not None:
+            embedded, weight = embedded.to(operands), weight.to(operands)
+        maxima: Tensor = F.conv1d(embedded, weight).max(dim=2).values
+        return maxima
 
 
 class Highway(nn.Module):
@@ -64,9 +81,9 @@ class Highway(nn.Module):
         self.w_transform = nn.Parameter(torch.empty(width, width))
         self.b_transform = nn.Parameter(torch.empty(width))
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate = torch.addmm(self.b_carry, x, self.w_carry).sigmoid()
-        changed = torch.addmm(self.b_transform, x, self.w_transform).relu()
+    def forward(self, x: Tensor, operands: torch.dtype | None = None) -> Tensor:
+        gate = product(x, self.w_carry, self.b_carry, operands).sigmoid()
+        changed = product(x, self.w_transform, self.b_transform, operands).relu()
         return torch.lerp(x, changed.to(x.dtype), gate.to(x.dtype))
 
 
@@ -78,8 +95,8 @@ class Projection(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, projection_dim))
         self.bias = nn.Parameter(torch.empty(projection_dim))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x, self.weight)
+    def forward(self, x: Tensor, operands: torch.dtype | None = None) -> Tensor:
+        return product(x, self.weight, self.bias, operands)
 
 
 class TokenEncoder(nn.Module):
@@ -105,42 +122,59 @@ class TokenEncoder(nn.Module):
         """The input of `forward` for these words."""
         return torch.from_numpy(char_ids(words, self.config.max_chars, self.widest))
 
-    def forward(self, chars: Tensor) -> Tensor:
+    def forward(self, chars: Tensor, operands: torch.dtype | None = None) -> Tensor:
+        """With `operands`, products read that type."""
         if chars.size(0) == 0:
             return self.char_embed.new_zeros(0, self.config.projection_dim)
+        return self.above(self.maxima(chars, operands), operands)
+
+    def maxima(self, chars: Tensor, operands: torch.dtype | None = None) -> Tensor:
+        """The maxima of every filter, [U, filters]."""
         chars = chars.to(torch.int32)
+        kernels = native_for(*self.conv.parameters(), self.char_embed)
+        if kernels is not None and not torch.is_autocast_enabled("cpu"):
+            weights = [conv.weight for conv in self._banks()]
+            maxima: Tensor = _Maxima.apply(  # type: ignore[no-untyped-call]
+                kernels, chars, self.char_embed, *weights
+            )
+            return maxima + torch.cat([conv.bias for conv in self._banks()])
+        if wants_few(chars.device):
+            embedded = F.embedding(chars, _with_mask(self.char_embed)).transpose(1, 2)
+            maxima = torch.cat([conv.in_one(embedded, operands) for conv in self._banks()], dim=1)
+            return maxima + torch.cat([conv.bias for conv in self._banks()])
         varying = varying_positions(chars)
         order = varying.argsort(stable=True)
         x = torch.cat(
             [
-                self.convolve(chars.index_select(0, order[start:end]), longest)
+                self.convolve(chars.index_select(0, order[start:end]), longest, operands)
                 for start, end, longest in groups(varying)
             ]
         )
         # Back to the caller's order, by a lookup with a deterministic backward.
-        return F.embedding(order.argsort(), self.above(x))
+        return F.embedding(order.argsort(), x)
 
-    def above(self, x: Tensor) -> Tensor:
+    def above(self, x: Tensor, operands: torch.dtype | None = None) -> Tensor:
         """The layers above the convolutions: [U, filters] → [U, projection_dim]."""
         x = x.relu() if self.config.activation == "relu" else x.tanh()
         for highway in self.highway:
-            x = highway(x)
+            x = highway(x, operands)
         if self.projection is not None:
-            x = self.projection(x)
+            x = self.projection(x, operands)
         return x
 
-    def convolve(self, chars: Tensor, longest: int) -> Tensor:
-        """The maxima of every filter for words that vary over at most `longest` positions."""
-        table = F.pad(self.char_embed, (0, 0, 1, 0))  # row 0, the mask, is zero and stays so
-        embedded = F.embedding(chars[:, : longest + self.widest], table)
-        return torch.cat([conv(embedded, longest + 1) for conv in self.conv], dim=1)
+    def convolve(self, chars: Tensor, longest: int, operands: torch.dtype | None = None) -> Tensor:
+        """`maxima` in torch, for words that vary over at most `longest` positions."""
+        embedded = F.embedding(chars[:, : longest + self.widest], _with_mask(self.char_embed))
+        return torch.cat([conv(embedded, longest + 1, operands) for conv in self.conv], dim=1)
+
+    def _banks(self) -> list[Convolution]:
+        return [conv for conv in self.conv if isinstance(conv, Convolution)]
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
         """The initial values of bilm-tf, as a pure function of the generator."""
         self.char_embed.uniform_(-1.0, 1.0, generator=generator)
-        for conv in self.conv:
-            assert isinstance(conv, Convolution)  # noqa: S101 - tells mypy what the list holds
+        for conv in self._banks():
             if self.config.activation == "relu":
                 conv.weight.uniform_(-0.05, 0.05, generator=generator)
             else:
@@ -157,6 +191,48 @@ class TokenEncoder(nn.Module):
         if self.projection is not None:
             self.projection.weight.normal_(0.0, std, generator=generator)
             self.projection.bias.zero_()
+
+
+class _Maxima(torch.autograd.Function):
+    """Each filter's maximum over the windows of each word, by the kernels in C."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernels: Native, chars: Tensor, char_embed: Tensor, *weights: Tensor
+    ) -> Tensor:
+        embedded = F.embedding(chars, _with_mask(char_embed))
+        starts = (varying_positions(chars) + 1).to(torch.int32)
+        filters = sum(weight.size(2) for weight in weights)
+        maxima = embedded.new_empty(len(chars), filters)
+        places = torch.empty(len(chars), filters, dtype=torch.int16)
+        for offset, weight in _offsets(weights):
+            kernels.convolve(embedded, starts, weight, maxima, places, offset)
+        ctx.save_for_backward(chars, embedded, places, *weights)
+        ctx.kernels = kernels
+        return maxima
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        chars, embedded, places, *weights = ctx.saved_tensors
+        grad, d_embedded = grad.contiguous(), torch.zeros_like(embedded)
+        d_weights = [
+            ctx.kernels.convolve_back(embedded, weight, grad, places, offset, d_embedded)
+            for offset, weight in _offsets(weights)
+        ]
+        d_table = torch.ops.aten.embedding_dense_backward(d_embedded, chars, N_CHARS, -1, False)
+        return None, None, d_table[1:], *d_weights
+
+
+def _offsets(weights: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+    """Each filter bank with the number of filters before it."""
+    sizes = [weight.size(2) for weight in weights]
+    return list(zip(accumulate([0, *sizes[:-1]]), weights, strict=True))
+
+
+def _with_mask(char_embed: Tensor) -> Tensor:
+    """The embeddings with those of the mask, 0, in front, which are zero and stay so."""
+    return F.pad(char_embed, (0, 0, 1, 0))
 
 
 def varying_positions(chars: Tensor) -> Tensor:

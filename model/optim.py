@@ -16,24 +16,28 @@ is as large as any first update. Equal to the dense rule when every row is touch
 State is a flat dict of tensors: safetensors can write it, and nothing else is needed to resume.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from elmwright.model.config import OptimConfig
-from elmwright.model.softmax import Softmax
+from elmwright.model.launches import wants_few
+from elmwright.model.softmax import Softmax, parts_of_table
 
 
 @torch.no_grad()
 def global_norm(dense_grads: Iterable[Tensor], table_grad: Tensor | None) -> Tensor:
     """The norm over all gradients together, a float64 scalar; the order of sums is fixed."""
-    norms = [_norm(grad) for grad in dense_grads]
-    if table_grad is not None:
-        norms.append(_norm(table_grad))
+    grads = [*dense_grads, *([] if table_grad is None else [table_grad])]
+    if grads and wants_few(grads[0].device):
+        norms = list(torch._foreach_norm(grads, 2.0))
+    else:
+        norms = [_norm(grad) for grad in grads]
     if not norms:
         return torch.zeros((), dtype=torch.float64)
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
     return total
 
 
@@ -51,8 +55,8 @@ need a megabyte or two in place of copies of the largest parameter (134 MB in th
 
 
 def _blocks(*tensors: Tensor) -> Iterable[Sequence[Tensor]]:
-    """Tensors of one shape, in blocks if they are long, contiguous and in main memory."""
-    is_flat = all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
+    """Tensors of one shape, in blocks if they are long and contiguous."""
+    is_flat = all(tensor.is_contiguous() for tensor in tensors)
     if not is_flat or tensors[0].numel() <= BLOCK:
         return [tensors]
     starts = range(0, tensors[0].numel(), BLOCK)
@@ -107,7 +111,7 @@ class Optimizer:
         table_grad: Tensor | None = None,
         numerics: int = 2,
     ) -> None:
-        """One update. Gradients are taken times `grad_scale`; `table_grad` [U, P+1] belongs to the
+        """One update. Gradients are taken times `grad_scale`; `table_grad` belongs to the
         softmax rows `rows` (sorted, distinct).
 
         A step in which no dense parameter has a gradient (`train.hold_steps`) does not count as an
@@ -116,14 +120,50 @@ class Optimizer:
         """
         if numerics < 2 or any(param.grad is not None for param in self.params.values()):
             self.steps += 1
-        for name, param in self.params.items():
-            if param.grad is not None:
-                state = [self._state[f"{kind}.{name}"] for kind, _ in self._kinds()]
-                for value, grad, *part in _blocks(param, param.grad, *state):
-                    betas = self.settings.betas
-                    self._update(value, grad, part, lr, grad_scale, self.steps, betas)
+        self._step_dense(lr, grad_scale)
         if self.softmax is not None and rows is not None and table_grad is not None:
             self._step_rows(self.softmax, lr, grad_scale, rows, table_grad)
+
+    def _step_dense(self, lr: float, grad_scale: float) -> None:
+        groups = [
+            [param, param.grad, *(self._state[f"{kind}.{name}"] for kind, _ in self._kinds())]
+            for name, param in self.params.items()
+            if param.grad is not None
+        ]
+        if groups and wants_few(groups[0][0].device):
+            self._update_together(*map(list, zip(*groups, strict=True)), lr=lr, scale=grad_scale)
+            return
+        for group in groups:
+            for value, grad, *part in _blocks(*group):
+                betas = self.settings.betas
+                self._update(value, grad, part, lr, grad_scale, self.steps, betas)
+
+    def _update_together(
+        self,
+        values: list[Tensor],
+        grads: list[Tensor],
+        *states: list[Tensor],
+        lr: float,
+        scale: float,
+    ) -> None:
+        """`_update` of all parameters, with one operation for all of them at a time."""
+        if self.settings.name == "adagrad":
+            (totals,) = states
+            torch._foreach_addcmul_(totals, grads, grads, value=scale * scale)
+            torch._foreach_addcdiv_(values, grads, torch._foreach_sqrt(totals), value=-lr * scale)
+            return
+        means, squares = states
+        beta1, beta2 = self.settings.betas
+        if self.settings.weight_decay:
+            torch._foreach_mul_(values, 1 - lr * self.settings.weight_decay)
+        torch._foreach_mul_(means, beta1)
+        torch._foreach_add_(means, grads, alpha=(1 - beta1) * scale)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, value=(1 - beta2) * scale * scale)
+        divisors = torch._foreach_sqrt(squares)
+        torch._foreach_div_(divisors, math.sqrt(1 - beta2**self.steps))
+        torch._foreach_add_(divisors, self.settings.eps)
+        torch._foreach_addcdiv_(values, means, divisors, value=-lr / (1 - beta1**self.steps))
 
     def _step_rows(
         self, softmax: Softmax, lr: float, grad_scale: float, rows: Tensor, table_grad: Tensor
@@ -131,11 +171,11 @@ class Optimizer:
         lr *= self.settings.softmax_lr
         betas = self.settings.softmax_betas or self.settings.betas
         is_every_row = len(rows) == softmax.vocab_size  # distinct and sorted: all, in order
-        is_on_cpu = rows.device.type == "cpu"
-        height = max(1, BLOCK // table_grad.size(1) if is_on_cpu else len(rows))
+        weight_grad, bias_grad = parts_of_table(table_grad, softmax.weight.size(1))
+        height = max(1, len(rows) if wants_few(rows.device) else BLOCK // weight_grad.size(1))
         for start in range(0, len(rows), height):
             block = slice(start, start + height)
-            ids, grad = rows[block], table_grad[block]
+            ids = rows[block]
             count: Tensor | int = self.steps
             if self._row_steps is not None:
                 count = self._row_steps.index_select(0, ids) + 1
@@ -147,9 +187,9 @@ class Optimizer:
                     part = [tensor[block] for tensor in whole]
                 else:
                     part = [tensor.index_select(0, ids) for tensor in whole]
-                change, steps = grad[:, -1], count
+                change, steps = bias_grad[block], count
                 if name == "weight":
-                    change = grad[:, :-1]
+                    change = weight_grad[block]
                     steps = count.unsqueeze(1) if isinstance(count, Tensor) else count
                 self._update(part[0], change, part[1:], lr, grad_scale, steps, betas)
                 if not is_every_row:

@@ -2,22 +2,22 @@
 
 With 800 k words the softmax holds four fifths of all parameters, yet a training step touches about
 one per cent of its rows. So it is not an `nn.Parameter` inside DDP: a step gathers the touched rows
-(targets of all ranks and negatives, sorted) into a compact `table` [U, P+1], weight and bias side
-by side, takes the gradient of that, and the optimiser writes the rows back.
+(targets of all ranks and negatives, sorted) into a compact `table`, takes the gradient of that, and
+the optimiser writes the rows back. The table is one vector, all weights and then all biases of the
+rows, so that processes exchange one buffer.
 
-    rows = torch.unique(torch.cat([targets, negatives.ids]))      # sorted; of all ranks together
+    rows = distinct(targets, negatives.ids)                       # sorted; of all ranks together
     table = softmax.table(rows).requires_grad_()
     loss = sampled_loss(hidden, targets, weights, rows, table, negatives, vocab_size)
 
 Negatives are n *distinct* log-uniform ids, drawn from (seed, step) alone, the same on every rank.
 Logits are corrected by the log of how often an id is expected among them, and a negative that is
-the target itself is left out. Where n would reach the vocabulary size, `full_table_loss` takes the
-place of `sampled_loss`: as n grows, one becomes the other.
+the target itself is left out. Where n would reach the vocabulary size, every other word is a
+negative and nothing is corrected, which is the full softmax.
 
-The losses are single autograd functions that compute their gradients on the way forward, piece by
-piece: no more than 4 MB of logits exist at a time, whatever V and the number of positions are.
-Sampled: three GEMMs. Full: four (logits are computed twice, for the normaliser and again for the
-gradient), because V = 800 k times 2,560 positions is 8 GB. Evaluation is `nll`, always full.
+The loss is a single autograd function that computes its gradients on the way forward, with three
+GEMMs for each piece of the positions: no more than 4 MB of logits exist at a time on a CPU, unless
+64 positions need more. Evaluation is `nll`, always over the whole vocabulary.
 """
 
 from dataclasses import dataclass
@@ -29,9 +29,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from elmwright.model.kernels.native import NATIVE_TYPES, native_for
+from elmwright.model.launches import wants_few
+
 PIECE = 1 << 20
-"""Logits in memory at a time: 4 MB in float32, so that the passes over them stay in the cache
-(64 MB took 1.1 to 1.6 times as long, with 8,192 negatives and over a vocabulary of 50,000)."""
+"""Logits in memory at a time on a CPU: 4 MB in float32, so that the passes over them stay in the
+cache (64 MB took 1.1 to 1.6 times as long, with 8,192 negatives and with 50,000 words)."""
+LARGE_PIECE = 1 << 27
+"""On other devices: half a gigabyte, because starting an operation takes as long as a small one."""
 LEAST = 64
 """Positions at a time, even if their logits are more than that."""
 COLUMNS = 1 << 11
@@ -81,10 +86,9 @@ class Softmax:
         return self.weight.size(0)
 
     def table(self, rows: Tensor) -> Tensor:
-        """A copy of some rows, bias in the last column."""
-        return torch.cat(
-            [self.weight.index_select(0, rows), self.bias.index_select(0, rows).unsqueeze(1)], dim=1
-        )
+        """A copy of some rows: their weights, and then their biases, in one vector."""
+        weight = self.weight.index_select(0, rows)
+        return torch.cat([weight.view(-1), self.bias.index_select(0, rows)])
 
     def state(self) -> dict[str, Tensor]:
         return {"weight": self.weight, "bias": self.bias}
@@ -93,6 +97,12 @@ class Softmax:
         """Copy the values of another `state()`; the caller has compared the shapes."""
         self.weight.copy_(state["weight"])
         self.bias.copy_(state["bias"])
+
+
+def parts_of_table(table: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Views of the weights [rows, width] and biases [rows] of a table, or of its gradient."""
+    rows = table.numel() // (width + 1)
+    return table[: rows * width].view(rows, width), table[rows * width :]
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,11 @@ class Negatives:
     tries: int
     """Draws until they were complete, from which the expected count of each id follows. 0 when
     every id is present: nothing was drawn and nothing is corrected."""
+
+
+def distinct(*ids: Tensor) -> Tensor:
+    """The sorted distinct ids of tensors in main memory, where their number is known at once."""
+    return torch.from_numpy(np.unique(np.concatenate([part.numpy().reshape(-1) for part in ids])))
 
 
 def draw_negatives(seed: int, step: int, n: int, vocab_size: int) -> Negatives:
@@ -185,36 +200,45 @@ def sampled_loss(
     table: Tensor,
     negatives: Negatives,
     vocab_size: int,
+    operands: torch.dtype | None = None,
 ) -> Tensor:
     """Sum over positions of weight × negative log-likelihood against target and negatives.
 
     hidden [M, P]; targets [M] vocabulary ids; weights [M]; `rows` sorted, holding every target and
-    negative; `table` [U, P+1] = `softmax.table(rows)`. Differentiable in hidden and table.
+    negative; `table` = `softmax.table(rows)`. Differentiable in hidden and table. With `operands`,
+    products read that type.
     """
     ids = negatives.ids.to(rows.device)
-    true_shift = log_expected_count(targets, negatives.tries, vocab_size)
-    shift = log_expected_count(ids, negatives.tries, vocab_size)
+    shift = log_expected_count(rows, negatives.tries, vocab_size)
     at, columns = torch.searchsorted(rows, targets), torch.searchsorted(rows, ids)
-    return _loss(_SampledLoss, hidden, table, at, weights, true_shift, columns, shift)
+    shifts = shift.index_select(0, at), shift.index_select(0, columns)
+    sampled = _Sample(at, weights, shifts[0], columns, shifts[1])
+    return _loss(hidden, table, sampled, operands)
 
 
-def full_table_loss(hidden: Tensor, targets: Tensor, weights: Tensor, table: Tensor) -> Tensor:
-    """The same sum over the whole vocabulary; `table` [V, P+1] holds every row."""
-    return _loss(_FullLoss, hidden, table, targets, weights)
+def full_table_loss(
+    hidden: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    table: Tensor,
+    operands: torch.dtype | None = None,
+) -> Tensor:
+    """The same sum over the whole vocabulary; `table` holds every row."""
+    return _loss(hidden, table, _Sample(targets, weights), operands)
 
 
 @torch.no_grad()
 def nll(hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Negative log-likelihood of each target under the full softmax, [M] float32.
 
-    Logits are float32, and so is the sum over a piece of the vocabulary (2,048 terms, added
-    pairwise: a relative error of about 1e-6 at most). Pieces are combined in float64, so that the
-    error does not grow with their number.
+    Logits are float32, and so is the sum over a piece of the vocabulary (2,048 terms, in parts: a
+    relative error of about 1e-6 at most). Pieces are combined in float64, so that the error does
+    not grow with their number.
     """
     hidden = hidden.to(weight.dtype)
     parts = []
     with torch.autocast(hidden.device.type, enabled=False):
-        for piece in _pieces(len(hidden), _positions(COLUMNS)):
+        for piece in _pieces(len(hidden), _positions(COLUMNS, hidden.device)):
             h, at = hidden[piece], targets[piece]
             true = (h * weight.index_select(0, at)).sum(1) + bias.index_select(0, at)
             parts.append((_normaliser(h, weight, bias) - true.double()).float())
@@ -224,121 +248,146 @@ def nll(hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -> Tensor
 def _normaliser(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """log Σ exp(logits) over the vocabulary, [M] float64."""
     total = torch.full((len(hidden),), -torch.inf, dtype=torch.float64, device=hidden.device)
+    buffer = hidden.new_empty(len(hidden) * COLUMNS)
     for words in _pieces(len(weight), COLUMNS):
-        logits = torch.addmm(bias[words], hidden, weight[words].t())
-        top = logits.amax(1)  # logsumexp by hand, in place: no second buffer
-        sums = logits.sub_(top.unsqueeze(1)).exp_().sum(1)
+        rows, top = weight[words], hidden.new_full((len(hidden),), -torch.inf)
+        logits = buffer[: len(hidden) * len(rows)].view(len(hidden), len(rows))
+        torch.mm(hidden, rows.t(), out=logits)
+        sums, top = _exponentials(logits, bias[words], None, top)
         total = torch.logaddexp(total, sums.double().log() + top)
     return total
+
+
+def _exponentials(
+    logits: Tensor, bias: Tensor, hit: Tensor | None, top: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Replace `logits` [rows, columns] by exp(logits + bias − t), where t is the largest of a row
+    and of `top`; return their sums and t, [rows] each. The logit at column hit[row] does not count,
+    unless that is −1."""
+    kernels = native_for(top)
+    if kernels is not None and logits.dtype in NATIVE_TYPES:
+        top = top.to(torch.float32, copy=True)
+        return kernels.softmax_rows(logits, bias.contiguous(), hit, top), top
+    exact = logits.to(top.dtype).add_(bias)
+    if hit is not None:
+        column = hit.clamp_min(0).unsqueeze(1)
+        rest = exact.gather(1, column).masked_fill_((hit >= 0).unsqueeze(1), -torch.inf)
+        exact.scatter_(1, column, rest)
+    top = torch.maximum(exact.amax(1), top)
+    exact.sub_(top.unsqueeze(1)).exp_()
+    if exact is not logits:
+        logits.copy_(exact)
+    return exact.sum(1), top
 
 
 def _pieces(count: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _positions(columns: int) -> int:
+def _positions(columns: int, device: torch.device) -> int:
     """How many positions to compute at a time, with this many columns."""
-    return max(LEAST, PIECE // max(1, columns))
+    return max(LEAST, (LARGE_PIECE if wants_few(device) else PIECE) // max(1, columns))
 
 
-def _loss(function: Any, hidden: Tensor, table: Tensor, *rest: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class _Sample:
+    """What the positions of a loss are compared with."""
+
+    at: Tensor
+    """[M] Row of the table of each target."""
+    weights: Tensor
+    """[M]"""
+    true_shift: Tensor | None = None
+    """[M] What is subtracted from the logits of the targets."""
+    columns: Tensor | None = None
+    """Sorted rows of the table of the negatives; None for all rows."""
+    shift: Tensor | None = None
+    """What is subtracted from their logits."""
+
+
+def _loss(hidden: Tensor, table: Tensor, sample: _Sample, operands: torch.dtype | None) -> Tensor:
     with torch.autocast(hidden.device.type, enabled=False):
-        loss: Tensor = function.apply(hidden.to(table.dtype), table, *rest)
+        loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
+            hidden.to(table.dtype), table, sample, operands or table.dtype
+        )
     return loss
 
 
-class _LossWithGradients(torch.autograd.Function):
-    """A scalar whose gradients were computed on the way forward: backward only scales them."""
+class _Loss(torch.autograd.Function):
+    """The loss, whose gradients are computed on the way forward: backward only scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, table: Tensor, sample: _Sample, operands: torch.dtype
+    ) -> Tensor:
+        weight, bias = parts_of_table(table, hidden.size(1))
+        columns = sample.columns
+        w_neg = weight if columns is None else weight.index_select(0, columns)
+        b_neg = bias if columns is None else bias.index_select(0, columns)
+        b_neg = b_neg if sample.shift is None else b_neg - sample.shift
+        w_operand, h_operand = w_neg.to(operands), hidden.to(operands)
+        loss = hidden.new_zeros((), dtype=torch.float64)
+        d_hidden, d_true = torch.empty_like(hidden), torch.empty_like(hidden)
+        d_scores = hidden.new_empty(len(hidden))
+        d_w, d_b = torch.zeros_like(w_neg), torch.zeros_like(b_neg)
+        positions = _positions(len(w_neg), hidden.device)
+        buffer = h_operand.new_empty(min(positions, len(hidden)), len(w_neg))
+        for piece in _pieces(len(hidden), positions):
+            h, place, weights = hidden[piece], sample.at[piece], sample.weights[piece]
+            true_row = weight.index_select(0, place)
+            true = (h * true_row).sum(1) + bias.index_select(0, place)
+            true = true if sample.true_shift is None else true - sample.true_shift[piece]
+            # From here on `exps` is exp(logit − top). Its factor weight/total is applied to the
+            # narrow matrices around it, which saves one pass over the wide one.
+            exps = torch.mm(h_operand[piece], w_operand.t(), out=buffer[: len(h)])
+            sums, top = _exponentials(exps, b_neg, _hits(columns, place), true)
+            share = (true - top).exp_()
+            total = sums + share
+            loss += ((top + total.log() - true) * weights).sum(dtype=torch.float64)
+            scale = weights / total
+            factor, d_score = (
+                scale.unsqueeze(1),
+                (share - total) * scale,
+            )  # weight × (P(target) − 1)
+            torch.mul(exps.mm(w_operand), factor, out=d_hidden[piece])
+            d_hidden[piece].addcmul_(d_score.unsqueeze(1), true_row)
+            if operands == d_w.dtype:
+                d_w.addmm_(exps.t(), h * factor)
+                d_b.addmv_(exps.t(), scale)
+            else:
+                d_w += exps.t().mm((h * factor).to(operands))
+                d_b += exps.t().mv(scale.to(operands))
+            torch.mul(d_score.unsqueeze(1), h, out=d_true[piece])
+            d_scores[piece] = d_score
+        d_table = torch.cat(
+            [
+                _sum_rows(d_true, sample.at, len(weight)).view(-1),
+                _sum_rows(d_scores.unsqueeze(1), sample.at, len(weight)).view(-1),
+            ]
+        )
+        d_weight, d_bias = parts_of_table(d_table, hidden.size(1))
+        if columns is None:
+            d_weight += d_w
+            d_bias += d_b
+        else:  # distinct, so the order of the sums is fixed
+            d_weight.index_copy_(0, columns, d_weight.index_select(0, columns) + d_w)
+            d_bias.index_copy_(0, columns, d_bias.index_select(0, columns) + d_b)
+        ctx.save_for_backward(d_hidden, d_table)
+        return loss.to(hidden.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_table = ctx.saved_tensors
-        return (d_hidden * scale, d_table * scale, *[None] * (len(ctx.needs_input_grad) - 2))
+        return d_hidden * scale, d_table * scale, None, None
 
 
-class _SampledLoss(_LossWithGradients):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        table: Tensor,
-        at: Tensor,
-        weights: Tensor,
-        true_shift: Tensor,
-        columns: Tensor,
-        shift: Tensor,
-    ) -> Tensor:
-        negative = table.index_select(0, columns)
-        w_neg, b_neg = negative[:, :-1].contiguous(), negative[:, -1] - shift
-        loss = hidden.new_zeros((), dtype=torch.float64)
-        d_hidden, d_true = torch.empty_like(hidden), hidden.new_empty(len(hidden), table.size(1))
-        d_w, d_b = torch.zeros_like(w_neg), torch.zeros_like(b_neg)
-        for piece in _pieces(len(hidden), _positions(len(columns))):
-            h, place, weight = hidden[piece], at[piece], weights[piece]
-            true_row = table.index_select(0, place)
-            true = (h * true_row[:, :-1]).sum(1) + true_row[:, -1] - true_shift[piece]
-            logits = torch.addmm(b_neg, h, w_neg.t())
-            _leave_out(logits, columns, place)
-            top = torch.maximum(logits.amax(1), true)
-            logits.sub_(top.unsqueeze(1)).exp_()
-            share = (true - top).exp_()
-            total = logits.sum(1) + share
-            loss += ((top + total.log() - true) * weight).sum(dtype=torch.float64)
-
-            # From here on `logits` is exp(logit − top). Its factor weight/total is applied to the
-            # narrow matrices around it, which saves one pass over the wide one.
-            factor = (weight / total).unsqueeze(1)
-            d_score = ((share - total) * (weight / total)).unsqueeze(1)  # weight × (P(target) − 1)
-            torch.mm(logits, w_neg, out=d_hidden[piece])
-            d_hidden[piece].mul_(factor).addcmul_(d_score, true_row[:, :-1])
-            d_w.addmm_(logits.t(), h * factor)
-            d_b.addmv_(logits.t(), factor.squeeze(1))
-            torch.mul(d_score, h, out=d_true[piece, :-1])
-            d_true[piece, -1:] = d_score
-        d_table = _sum_rows(d_true, at, len(table))
-        d_table.index_copy_(
-            0, columns, d_table.index_select(0, columns) + torch.cat([d_w, d_b.unsqueeze(1)], dim=1)
-        )
-        ctx.save_for_backward(d_hidden, d_table)
-        return loss.to(hidden.dtype)
-
-
-class _FullLoss(_LossWithGradients):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, table: Tensor, at: Tensor, weights: Tensor) -> Tensor:
-        weight, bias = table[:, :-1].contiguous(), table[:, -1].contiguous()
-        loss = hidden.new_zeros((), dtype=torch.float64)
-        scale = weights.unsqueeze(1)
-        d_true = torch.cat([-scale * hidden, -scale], dim=1).to(table.dtype)
-        d_hidden = -scale * weight.index_select(0, at)
-        d_w, d_b = torch.zeros_like(weight), torch.zeros_like(bias)
-        for piece in _pieces(len(hidden), _positions(COLUMNS)):
-            h, true_row = hidden[piece], table.index_select(0, at[piece])
-            true = (h * true_row[:, :-1]).sum(1) + true_row[:, -1]
-            total = _normaliser(h, weight, bias)
-            loss += ((total - true.double()) * weights[piece]).sum()
-            shift = total.to(h.dtype).unsqueeze(1)
-            for words in _pieces(len(table), COLUMNS):
-                logits = torch.addmm(bias[words], h, weight[words].t())
-                d_logits = logits.sub_(shift).exp_().mul_(scale[piece])
-                d_hidden[piece].addmm_(d_logits, weight[words])
-                d_w[words].addmm_(d_logits.t(), h)
-                d_b[words] += d_logits.sum(0)
-        d_table = _sum_rows(d_true, at, len(table))
-        d_table[:, :-1] += d_w
-        d_table[:, -1] += d_b
-        ctx.save_for_backward(d_hidden, d_table)
-        return loss.to(hidden.dtype)
-
-
-def _leave_out(logits: Tensor, columns: Tensor, place: Tensor) -> None:
-    """Take a target that was also drawn as a negative out of its own row (accidental hit)."""
+def _hits(columns: Tensor | None, place: Tensor) -> Tensor:
+    """The column of each target, if it is also a negative (an accidental hit), else −1."""
+    if columns is None:
+        return place
     near = torch.searchsorted(columns, place).clamp_max_(len(columns) - 1)
-    hit = columns.index_select(0, near) == place
-    near = near.unsqueeze(1)
-    kept = logits.gather(1, near).masked_fill_(hit.unsqueeze(1), -torch.inf)
-    logits.scatter_(1, near, kept)
+    return torch.where(columns.index_select(0, near) == place, near, -1)
 
 
 def _sum_rows(values: Tensor, at: Tensor, count: int) -> Tensor:

@@ -5,7 +5,7 @@ random sentences costs as many products as one of equal sentences. A position of
 of a *packed* tensor: all sentences' first steps, then all second ones, and so on. Both directions
 are packed in the same way, because they have the same lengths.
 
-Training keeps its padded windows (`lstm.py`), whose backward pass wants steps of one size.
+Training keeps its padded windows (`projected.py`), whose backward pass wants steps of one size.
 """
 
 from collections.abc import Sequence

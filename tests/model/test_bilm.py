@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from elmwright.model.bilm import BiLM, States, dropout_masks
+from elmwright.model.bilm import BiLM, States
 from elmwright.model.chars import char_ids
+from elmwright.model.dropout import dropout_masks
 from tests.support.shapes import TINY
 
 pytestmark = pytest.mark.slow(3)
@@ -66,7 +67,7 @@ def test_the_dropout_of_a_lane_does_not_depend_on_other_lanes():
     for site, mask in enumerate(together):
         assert torch.equal(mask, torch.cat([part[site] for part in apart], dim=2))
     values = torch.stack(together)
-    assert values.unique().tolist() == pytest.approx([0, 1 / 0.9])
+    assert values.unique().tolist() == pytest.approx([0, 1 / 0.9], rel=1e-4)
     assert values.mean().item() == pytest.approx(1, abs=0.02)
     assert not torch.equal(together[0][0], together[0][1])  # directions differ
     assert dropout_masks(TINY, 0.0, [1], 20) is None

@@ -6,18 +6,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elmwright.model import lstm as module
-from elmwright.model.lstm import keeps_graph, projected_lstm
+from elmwright.model.kernels.compile import NATIVE, TORCH
+from elmwright.model.kernels.native import use_kernels
+from elmwright.model.lstm.projected import keeps_graph, projected_lstm
 from elmwright.model.reference import ReferenceBiLM
 
 pytestmark = pytest.mark.slow(5)
 
 
-@pytest.fixture(autouse=True, scope="module", params=[1, 10**9], ids=["columns", "rows"])
-def layout(request):
-    """Every test in both memory layouts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MANY_ROWS", request.param)
+@pytest.fixture(autouse=True, scope="module", params=[NATIVE, TORCH])
+def kernels(request):
+    """Every test with the kernels in C and in torch; the former are for float32 alone."""
+    with use_kernels(request.param):
         yield
 
 

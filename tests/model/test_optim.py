@@ -29,6 +29,11 @@ def twin(dense, softmax):
     return [nn.Parameter(v.detach().clone()) for v in values]
 
 
+def as_table(gradients):
+    """Gradients of rows, that of the bias in the last column, in the order of a table."""
+    return torch.cat([gradients[:, :-1].reshape(-1), gradients[:, -1]])
+
+
 def train(settings, theirs, steps, touch):
     """The same gradients, clipped to norm 1, into ours (row-sparse) and torch's (dense)."""
     dense, softmax, ours = setup(settings)
@@ -49,7 +54,7 @@ def train(settings, theirs, steps, touch):
         theirs_norm = nn.utils.clip_grad_norm_(copies, 1.0)
         assert norm == pytest.approx(theirs_norm.item(), rel=1e-5)
         clipped += norm > 1
-        ours.step(0.2, min(1.0, 1.0 / norm), rows, table_grad)
+        ours.step(0.2, min(1.0, 1.0 / norm), rows, as_table(table_grad))
         reference.step()
     assert 0 < clipped < steps or clipped == steps
     got = [*dense.values(), softmax.weight, softmax.bias]
@@ -81,7 +86,7 @@ def test_untouched_rows_keep_every_bit(name):
     _, softmax, optimizer = setup(OptimConfig(name, weight_decay=0.1))
     before = softmax.weight.clone()
     rows = torch.tensor([3, 17])
-    optimizer.step(0.2, 1.0, rows, torch.ones(2, P + 1))
+    optimizer.step(0.2, 1.0, rows, torch.ones(2 * (P + 1)))
     changed = (softmax.weight != before).any(1).nonzero().flatten()
     assert changed.tolist() == rows.tolist()
 
@@ -90,16 +95,16 @@ def test_a_late_row_starts_with_a_first_step():
     """Lazy AdamW corrects by the row's own count, so its first step is lr, whenever that is."""
     _, softmax, optimizer = setup(OptimConfig("adamw"))
     for _ in range(50):
-        optimizer.step(0.01, 1.0, torch.tensor([0]), torch.ones(1, P + 1))
+        optimizer.step(0.01, 1.0, torch.tensor([0]), torch.ones(P + 1))
     before = softmax.bias[1].item()
-    optimizer.step(0.01, 1.0, torch.tensor([1]), torch.full((1, P + 1), 0.3))
+    optimizer.step(0.01, 1.0, torch.tensor([1]), torch.full((P + 1,), 0.3))
     assert before - softmax.bias[1].item() == pytest.approx(0.01, rel=1e-4)
 
 
 def after_hold(numerics):
     """The largest dense change of each of 20 steps after 1000 that updated softmax rows alone."""
     dense, _, optimizer = setup(OptimConfig("adamw"))
-    rows, table_grad = torch.tensor([0]), torch.ones(1, P + 1)
+    rows, table_grad = torch.tensor([0]), torch.ones(P + 1)
     for _ in range(1000):
         optimizer.step(0.01, 1.0, rows, table_grad, numerics)
     largest = []
@@ -133,7 +138,7 @@ def test_state_saved_as_safetensors_resumes_bit_for_bit(name, tmp_path):
             rows = torch.arange(k, k + 5)
             for p in dense.values():
                 p.grad = torch.full_like(p, 0.1 * k)
-            optimizer.step(0.1, 0.7, rows, torch.full((5, P + 1), 0.2 * k))
+            optimizer.step(0.1, 0.7, rows, torch.full((5 * (P + 1),), 0.2 * k))
         return [*dense.values(), softmax.weight, softmax.bias]
 
     settings = OptimConfig(name)
@@ -183,7 +188,7 @@ def test_adamw_in_blocks_of_any_size_gives_the_bits_of_whole_tensors(block, touc
         rows = torch.randperm(V, generator=generator)[:touched].sort().values
         table_grad = torch.randn(touched, P + 1, generator=generator)
         dense["a"].grad = torch.randn(31, 37, generator=generator)
-        optimizer.step(0.01, 0.7, rows, table_grad)
+        optimizer.step(0.01, 0.7, rows, as_table(table_grad))
 
         whole_adamw(values[0], dense["a"].grad, *moments[0], 0.01, 0.7, step, settings)
         counts[rows] += 1
@@ -212,7 +217,7 @@ def test_adagrad_in_blocks_of_any_size_gives_the_same_bits(touched, monkeypatch)
         for _ in range(5):
             rows = torch.randperm(V, generator=generator)[:touched].sort().values
             dense["a"].grad = torch.randn(31, 37, generator=generator)
-            optimizer.step(0.1, 0.7, rows, torch.randn(touched, P + 1, generator=generator))
+            optimizer.step(0.1, 0.7, rows, torch.randn(touched * (P + 1), generator=generator))
         results.append([dense["a"], softmax.weight, softmax.bias])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
@@ -242,7 +247,7 @@ def test_softmax_rows_have_their_own_rate_and_decay(name):
             parameter.grad = torch.randn(parameter.shape, generator=generator)
             copy.grad = parameter.grad.clone()
         copies[2].grad, copies[3].grad = table_grad[:, :-1].clone(), table_grad[:, -1].clone()
-        ours.step(0.1, 1.0, torch.arange(V), table_grad)
+        ours.step(0.1, 1.0, torch.arange(V), as_table(table_grad))
         theirs.step()
     got = [*dense.values(), softmax.weight, softmax.bias]
     for value, copy in zip(got, copies, strict=True):

@@ -18,6 +18,7 @@ from elmwright.model.softmax import (
     full_table_loss,
     log_expected_count,
     nll,
+    parts_of_table,
     sampled_loss,
 )
 
@@ -32,7 +33,7 @@ def touched(targets, negatives):
 
 def full_loss(hidden, targets, weights, weight, bias):
     """`full_table_loss` of a weight and bias that are kept apart."""
-    return full_table_loss(hidden, targets, weights, torch.cat([weight, bias.unsqueeze(1)], dim=1))
+    return full_table_loss(hidden, targets, weights, torch.cat([weight.view(-1), bias]))
 
 
 @pytest.fixture
@@ -54,12 +55,13 @@ def obvious_sampled(hidden, targets, weights, rows, table, negatives, vocab_size
         ids = [target, *[i for i in negatives.ids.tolist() if i != target]]
         at = torch.tensor([where[i] for i in ids])
         shift = log_expected_count(torch.tensor(ids), negatives.tries, vocab_size)
-        logits = table.index_select(0, at)[:, :-1] @ h + table.index_select(0, at)[:, -1] - shift
+        rows_weight, rows_bias = parts_of_table(table, len(h))
+        logits = rows_weight.index_select(0, at) @ h + rows_bias.index_select(0, at) - shift
         total = total - weight * logits.log_softmax(0)[0]
     return total
 
 
-@pytest.mark.parametrize("piece", [module.PIECE, 128], ids=["whole", "pieces"])
+@pytest.mark.parametrize("piece", [1 << 20, 128], ids=["whole", "pieces"])
 def test_sampled_loss_and_gradients_equal_the_obvious_ones(case, piece, monkeypatch):
     monkeypatch.setattr(module, "PIECE", piece)
     monkeypatch.setattr(module, "LEAST", 1)
@@ -95,7 +97,7 @@ def test_sampled_loss_of_any_shape_equals_the_obvious_one(
     weights = torch.rand(positions, dtype=torch.float64, generator=generator)
     negatives = draw_negatives(seed, 1, max(1, round(share * vocab)), vocab)
     rows = touched(targets, negatives)
-    values = 3 * torch.randn(len(rows), width + 1, dtype=torch.float64, generator=generator)
+    values = 3 * torch.randn(len(rows) * (width + 1), dtype=torch.float64, generator=generator)
     results = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE", piece)
@@ -238,21 +240,22 @@ def test_expected_counts_are_exact_for_the_rarest_words():
 
 def test_logits_of_a_large_vocabulary_are_computed_in_pieces(monkeypatch):
     largest = 0
-    addmm = torch.addmm
+    mm = torch.mm
 
     def watched(*args, **kwargs):
         nonlocal largest
-        result = addmm(*args, **kwargs)
+        result = mm(*args, **kwargs)
         largest = max(largest, result.numel())
         return result
 
-    monkeypatch.setattr(torch, "addmm", watched)
+    monkeypatch.setattr(torch, "mm", watched)
     size, positions = 50_000, 2560
     softmax = Softmax.create(size, 4, 0)
     hidden, targets = torch.randn(positions, 4), torch.randint(0, size, (positions,))
     nll(hidden, targets, softmax.weight, softmax.bias)
-    full_table_loss(hidden, targets, torch.ones(positions), softmax.table(torch.arange(size)))
     assert 0 < largest <= module.PIECE
+    full_table_loss(hidden, targets, torch.ones(positions), softmax.table(torch.arange(size)))
+    assert largest == module.LEAST * size
 
 
 def test_a_softmax_with_counts_starts_as_the_smoothed_unigram_model():

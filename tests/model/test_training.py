@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from elmwright.model.bilm import BiLM, States, dropout_masks
+from elmwright.model.bilm import BiLM, States
 from elmwright.model.chars import char_ids
 from elmwright.model.config import ModelConfig, OptimConfig
+from elmwright.model.dropout import dropout_masks
 from elmwright.model.optim import Optimizer, global_norm
 from elmwright.model.softmax import Softmax, draw_negatives, nll, sampled_loss
 from tests.support.places import SHARED

@@ -10,24 +10,24 @@ does only what is sequential, and in the backward pass one GEMM for each weight 
 leading axis holds the directions: two independent LSTMs share every batched GEMM and pointwise
 call, so there are half as many calls at the same GEMM rate (measured from 256/64 to 4096/512).
 
-Tensors are [direction, time, row, width]. Inside there are two layouts: row by row
-(`lstm_rows.py`), and by feature (`lstm_columns.py`), whose products are faster but only pay where
-rows are many and gradients are wanted (a single sentence is read 6 times as fast row by row).
+`native.py` computes a window with kernels in C, `in_torch.py` in torch alone. Tensors are
+[direction, time, row, width] out here.
 
-Kept for the backward pass: gates (4·dim), cell and tanh(cell) for each token and direction. It
-overwrites gates and tanh(cell) step by step with what the weight gradients need, because fresh
-buffers would cost the first touch of every page. Gradients are zero where a clip binds. Every sum
-has a fixed order: the result is deterministic.
+Kept for the backward pass: the gates (4·dim), the cell and σ(o)·tanh(c) for each token and
+direction. The backward pass overwrites them, because fresh buffers would cost the first touch of
+every page. Gradients are zero where a clip binds. Every sum has a fixed order: the result is
+deterministic.
 
-A row may forget its states before any step (`resets`), as at the start of a sentence: the forget
-gate's sum becomes −∞, which makes the gate and all gradients through it exactly zero, and the
-recurrent product reads zeros in place of m.
+A row may forget its states before any step (`resets`), as at the start of a sentence: then its
+forget gate, and all gradients through it, are exactly zero, and the recurrent product reads zeros
+in place of m.
 
 Rows of different length need no masks inside the loops. Steps past a row's end compute with
 whatever is there. Their outputs are set to zero and the row's final state is read at its last valid
 step, so no gradient enters past it either.
 
-Under autocast the layer computes in float32: ten pointwise steps chained over a window are where
+With operands in bfloat16, products read and give bfloat16, and add in float32. Everything else is
+in float32, also under autocast, because ten pointwise steps chained over a window are where
 bfloat16 loses most.
 """
 
@@ -37,13 +37,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from elmwright.model.lstm_columns import Columns
-from elmwright.model.lstm_rows import Rows
-from elmwright.model.lstm_step import Clips, Window, spare
-
-MANY_ROWS = 64
-"""Fewest rows for which training uses the layout by feature. At 1024/128 with 64 rows that took as
-long on one core and 5 % less on two. At 4096/512 with 128 rows it took 5 % less on one."""
+from elmwright.model.kernels.native import native_for
+from elmwright.model.lstm.in_torch import TorchLSTM
+from elmwright.model.lstm.native import NativeLSTM
+from elmwright.model.lstm.window import Clips, Window, spare
+from elmwright.model.precision import operand
 
 
 def projected_lstm(
@@ -57,24 +55,29 @@ def projected_lstm(
     proj_clip: float,
     lengths: Tensor | None = None,
     resets: Tensor | None = None,
+    operands: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run G independent LSTMs over a window; returns (outputs, final cells, final projections).
 
     x [G, T, N, in]; w [G, in + P, 4·D]; b [G, 4·D]; w_proj [G, D, P]; c0 [G, N, D]; m0 [G, N, P];
     lengths [N] (valid steps of each row, 0..T) or None when all T are valid; resets [T, N] (true
-    where a row forgets its states before a step) or None.
+    where a row forgets its states before a step) or None; `operands` is the type that products read
+    if it is not that of the tensors.
     """
     if x.size(1) == 0 or x.size(2) == 0:
         return x.new_zeros(*x.shape[:3], m0.size(-1)), c0, m0
-    tensors: tuple[Tensor, ...] = (x, w, b, w_proj, c0, m0)
     if torch.is_autocast_enabled(x.device.type):
-        tensors = tuple(tensor.float() for tensor in tensors)
+        x, w, b, w_proj, c0, m0 = (tensor.float() for tensor in (x, w, b, w_proj, c0, m0))
+    tensors = (x, w, b, w_proj, c0, m0)
     is_tracked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    layout = Columns if is_tracked and x.size(2) >= MANY_ROWS else Rows
+    kernels, operands = native_for(*tensors), operands or x.dtype
+    implementation: NativeLSTM | TorchLSTM = TorchLSTM(operands)
+    if kernels is not None:
+        implementation = NativeLSTM(kernels, operands)
     run: Any = _LSTM.apply
     with torch.autocast(x.device.type, enabled=False):
         clips = Clips(cell_clip or torch.inf, proj_clip or torch.inf)  # 0 never clips
-        y, c, m = run(layout, lengths, resets, clips, *tensors)
+        y, c, m = run(implementation, is_tracked, lengths, resets, clips, *tensors)
     return y, c, m
 
 
@@ -82,7 +85,8 @@ class _LSTM(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        layout: type[Rows | Columns],
+        implementation: NativeLSTM | TorchLSTM,
+        is_tracked: bool,
         lengths: Tensor | None,
         resets: Tensor | None,
         clips: Clips,
@@ -93,19 +97,24 @@ class _LSTM(torch.autograd.Function):
         c0: Tensor,
         m0: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dim = w_proj.size(1)
+        dim, operands = w_proj.size(1), implementation.operands
         bias = b.clone()
         bias[:, 2 * dim : 3 * dim] += 1.0  # the forget bias that no file stores
-        window = layout.forward(x, w, bias, w_proj, c0, m0, clips, resets)
-        y, cells = window.y, layout.cells_by_step(window.cells)
+        keep = None if resets is None else (~resets).to(x.dtype).contiguous()
+        weights = operand(w, operands), operand(w_proj, operands)
+        window = implementation.forward(x, weights[0], bias, weights[1], c0, m0, clips, keep)
+        y, cells = window.y.to(x.dtype), window.cells
         if lengths is None:
             c, m = cells[:, -1].clone(), y[:, -1].clone()
         else:
-            y.masked_fill_(_past_end(lengths, x.size(1)), 0.0)
+            y = y.masked_fill(_past_end(lengths, x.size(1)), 0.0)
             c, m = _at_end(cells, c0, lengths), _at_end(y, m0, lengths)
-        ctx.save_for_backward(x, w, w_proj, c0, m0, lengths, resets, *window)
-        ctx.layout, ctx.clips = layout, clips
-        ctx.set_materialize_grads(False)
+        if is_tracked:
+            ctx.save_for_backward(x, *weights, c0, m0, lengths, keep, *window)
+            ctx.implementation, ctx.clips = implementation, clips
+            ctx.set_materialize_grads(False)
+        else:
+            _give_back(window)
         return y, c.contiguous(), m.contiguous()
 
     @staticmethod
@@ -113,27 +122,29 @@ class _LSTM(torch.autograd.Function):
     def backward(
         ctx: Any, gy: Tensor | None, gc: Tensor | None, gm: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        x, w, w_proj, c0, m0, lengths, resets, *saved = ctx.saved_tensors
+        x, w, w_proj, c0, m0, lengths, keep, *saved = ctx.saved_tensors
         window = Window(*saved)
         with torch.autocast(x.device.type, enabled=False):
-            dm = torch.zeros_like(window.y)
+            dm = torch.zeros((*x.shape[:3], m0.size(-1)), dtype=x.dtype, device=x.device)
             if gy is not None:
-                ctx.layout.copy(dm, gy)
+                dm.copy_(gy)
                 if lengths is not None:
                     dm.masked_fill_(_past_end(lengths, x.size(1)), 0.0)
             dc_end, dc0, dm0 = _final_grads(dm, gc, gm, c0, m0, lengths)
             keeps_saved = keeps_graph()
             if keeps_saved:
-                window = window._replace(
-                    gates=window.gates.clone(), tanh_cells=window.tanh_cells.clone()
-                )
-            dx, dw, db, dw_proj, dc0_by_steps, dm0_by_steps = ctx.layout.backward(
-                x, w, w_proj, c0, m0, window, dm, dc_end, ctx.clips, resets
+                window = window._replace(gates=window.gates.clone())
+            grads = ctx.implementation.backward(
+                x, w, w_proj, c0, m0, window, dm, dc_end, ctx.clips, keep
             )
         if not keeps_saved:
-            spare.give(window.gates, window.cells, window.tanh_cells)
-        dc0, dm0 = dc0 + dc0_by_steps, dm0 + dm0_by_steps
-        return None, None, None, None, dx, dw, db, dw_proj, dc0, dm0
+            _give_back(window)
+        dc0, dm0 = dc0 + grads.c0, dm0 + grads.m0
+        return *[None] * 5, grads.x, grads.w, grads.b, grads.w_proj, dc0, dm0
+
+
+def _give_back(window: Window) -> None:
+    spare.give(window.gates, window.cells, window.hidden)
 
 
 def keeps_graph() -> bool:
