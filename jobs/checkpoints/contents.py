@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from elmwright.jobs.rundir.metrics import Regime
+from elmwright.model.kernels.compile import NATIVE, TORCH
 from elmwright.pipeline.records import BadField, from_data, to_data
 from elmwright.pipeline.storage.files import at
 from elmwright.pipeline.storage.untrusted import is_digest
 
-NUMERICS = 2
-"""The data order, random draws and arithmetic of runs that begin now. A resumed run keeps its own:
+NUMERICS = 3
+"""The data order and random draws of runs that begin now. A resumed run keeps its own:
 
 1. Lanes change blocks together. Padding enters the states. Until `train.hold_steps` are over,
    AdamW counts updates of weights that are held, and the learning rate follows its schedule.
 2. Lanes are staggered. Padding never enters a state. Counts and schedule begin after the hold.
+3. Dropout masks come from a hash, on every device.
+
+Their arithmetic is that of the kernels that the checkpoint names.
 """
 
 
@@ -111,6 +115,9 @@ class CheckpointState:
     corpus_fingerprint: str = ""
     numerics: int = 1
     """The `NUMERICS` that the run began with. Checkpoints of early versions lack it."""
+    kernels: str = ""
+    """The kernels that computed the step (model/kernels); empty for the arithmetic of versions that
+    had none, which this one does not repeat."""
     evaluation: Scores
     """The evaluation at this step, if there was one."""
     probe: Probes = field(default_factory=dict)
@@ -118,6 +125,11 @@ class CheckpointState:
     @property
     def is_repeatable(self) -> bool:
         """Whether this version computes the steps after it with the same bits."""
+        return self.has_known_draws and self.kernels in (NATIVE, TORCH)
+
+    @property
+    def has_known_draws(self) -> bool:
+        """Whether this version reads the data in the same order, and draws the same numbers."""
         return 1 <= self.numerics <= NUMERICS
 
     def __post_init__(self) -> None:
@@ -144,9 +156,9 @@ class TrainingResult:
 
 
 def contents_data(record: CheckpointState | TrainingResult) -> dict[str, Any]:
-    """The JSON object to write to a file; without an empty `probe` and a missing `best_average`."""
+    """The JSON object to write to a file, without what is missing or empty."""
     data: dict[str, Any] = to_data(record)
-    for name in ("probe", "best_average"):
+    for name in ("probe", "best_average", "kernels"):
         if not data.get(name, True):
             del data[name]
     return data

@@ -24,7 +24,6 @@ import yaml
 from safetensors.numpy import load_file
 
 from elmwright import Elmo
-from tests.fixtures.compat.make import processor
 from tests.support.places import ROOT
 
 pytestmark = pytest.mark.slow(31)
@@ -176,28 +175,22 @@ def test_versions_are_listed_with_their_aliases(settled: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_an_interrupted_run_resumes_and_ends_in_the_recorded_weights(project: Path) -> None:
+def test_an_interrupted_run_resumes_and_ends_near_the_recorded_weights(project: Path) -> None:
+    """With the same data and draws. Later versions add numbers up in another order, and say so."""
     run, expected = project / "interrupted", read(project / "expected.json")
     assert not (run / "train" / "result.json").exists()
     output = elmwright(project, "run", "tiny.toml", "--set", "run.name=interrupted")
     assert "Already done: corpus." in output
+    warnings = [record for record in journal(run) if record["kind"] == "warning"]
+    assert sum("not bit for bit" in record["text"] for record in warnings) == 1
     last = f"train/checkpoints/step-{expected['steps']:08d}"
     mine, other = run / last, project / "finished" / last
-    found = {name: digest for name, digest in digests(mine).items() if name in expected["sha256"]}
-    assert found.keys() == expected["sha256"].keys()
-    if is_the_same_machine(project, run):
-        assert found == expected["sha256"]
-    for name in found:
+    for name in expected["sha256"]:
         one, two = load_file(mine / name), load_file(other / name)
         assert one.keys() == two.keys()
         for key, values in one.items():
             np.testing.assert_allclose(values, two[key], rtol=1e-3, atol=1e-3, err_msg=key)
 
 
-def is_the_same_machine(project: Path, run: Path) -> bool:
-    """Whether the same bytes may be expected: the same kind of processor, the same libraries."""
-    made, now = (
-        read(where / "bundle" / "provenance.json") for where in (project / "finished", run)
-    )
-    same = all(made[key] == now[key] for key in ("python", "packages"))
-    return same and read(project / "expected.json")["processor"] == processor()
+def journal(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "train" / "journal.jsonl").read_text().splitlines()]

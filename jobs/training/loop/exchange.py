@@ -13,11 +13,14 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from elmwright.model.softmax import distinct
 
 CPU = torch.device("cpu")
 
@@ -50,6 +53,14 @@ class Ranks:
         dist.all_gather(parts, tensor)
         return torch.cat(parts, dim=dim)
 
+    def gather_on_host(self, tensor: Tensor) -> Tensor:
+        """The tensors in main memory of all processes, of the same shape, in rank order."""
+        if self.world == 1:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self.world)]
+        dist.all_gather(parts, tensor, group=_host_group(self.device.type))
+        return torch.cat(parts)
+
     def from_first(self, value: int) -> int:
         """Rank 0's number, on every process."""
         if self.world == 1:
@@ -59,11 +70,40 @@ class Ranks:
         return int(number.item())
 
 
+@cache
+def _host_group(device: str) -> dist.ProcessGroup | None:
+    """The group for tensors in main memory: the default one, or one beside that of the GPUs."""
+    return dist.new_group(backend="gloo") if device == "cuda" else None
+
+
 def touched_rows(ranks: Ranks, targets: Tensor, negatives: Tensor) -> Tensor:
-    """Sorted ids of the softmax rows that any process touches in this step."""
-    all_targets = ranks.gather(targets.reshape(-1), dim=0)
-    rows: Tensor = torch.unique(torch.cat([all_targets, negatives]), sorted=True)
-    return rows
+    """Sorted ids of the softmax rows that any process touches in this step. Everything is in main
+    memory: on a GPU their number could not be known without waiting for it."""
+    return distinct(ranks.gather_on_host(targets), negatives)
+
+
+class TableExchange:
+    """Sums the gradient of the softmax table over all processes. It is complete before that of
+    everything else, so it is sent while the rest of the backward pass is computed."""
+
+    def __init__(self, ranks: Ranks, table: Tensor) -> None:
+        self._ranks, self._table = ranks, table
+        self._work: dist.Work | None = None
+        self.is_last = False
+        """Whether the backward pass that comes next is the last of the step."""
+        if ranks.world > 1:
+            table.register_post_accumulate_grad_hook(self._send)  # type: ignore[no-untyped-call]
+
+    def _send(self, table: Tensor) -> None:
+        if self.is_last:
+            self._work = dist.all_reduce(table.grad, async_op=True)
+
+    def result(self) -> Tensor:
+        """The mean of the gradients; waits for it."""
+        if self._work is not None:
+            self._work.wait()
+        assert self._table.grad is not None  # noqa: S101 - every loss depends on it
+        return self._table.grad.div_(self._ranks.world)
 
 
 class PeerLost(RuntimeError):  # noqa: N818 - a state of the world, reported as such

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from elmwright.jobs.checkpoints.contents import Probe
-from elmwright.jobs.training.loop.block_cache import BlockCache
-from elmwright.jobs.training.loop.blocks import Blocks, Row
 from elmwright.jobs.training.loop.exchange import Ranks
-from elmwright.jobs.training.loop.stream import Batch, evaluation_rounds, round_batches
+from elmwright.jobs.training.loop.input.block_cache import BlockCache
+from elmwright.jobs.training.loop.input.blocks import Blocks, Row
+from elmwright.jobs.training.loop.input.stream import Batch, evaluation_rounds, round_batches
 from elmwright.model.bilm import BiLM, Output, States
 from elmwright.model.softmax import Softmax, nll
 from elmwright.pipeline.format.block import UNK_ID

@@ -12,6 +12,8 @@ import torch
 
 from elmwright.jobs.rundir import metrics
 from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.model.config import Precision
+from elmwright.model.precision import Operands
 
 SAMPLE_SECONDS = 5.0
 """Seconds between samples: steps may be short, and a sample takes time."""
@@ -51,9 +53,9 @@ class Clock:
 class Machine:
     """Measures this process and its machine (rank 0)."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, precision: Precision = "fp32") -> None:
         self._device = ranks.device
-        self.peak = _matrix_rate(ranks.device) * ranks.world
+        self.peak = matrix_rate(ranks.device, Operands.of(precision).lstm) * ranks.world
         """FLOP/s of all processes together, if they did nothing but large matrix products."""
         self._wall, self._cpu = time.perf_counter(), _cpu_seconds()
         self._next = self._wall
@@ -79,12 +81,13 @@ class Machine:
         return values
 
 
-def _matrix_rate(device: torch.device) -> float:
-    a, b = torch.randn(SIZE, SIZE, device=device), torch.randn(SIZE, SIZE, device=device)
+def matrix_rate(device: torch.device, dtype: torch.dtype | None = None) -> float:
+    """FLOP/s of a large matrix product, with operands of this type (float32)."""
+    a, b = torch.randn(2, SIZE, SIZE, device=device).to(dtype or torch.float32)
     best = 0.0
     for _ in range(4):
         start = time.perf_counter()
-        (a @ b).sum().item()  # waits for a GPU to finish
+        a.mm(b)[0, 0].item()  # waits for a GPU to finish
         best = max(best, 2 * SIZE**3 / (time.perf_counter() - start))
     return best
 

@@ -64,7 +64,7 @@ class RunRecorder(Recorder):
         keep = Keep(config.checkpoint.keep_last, config.checkpoint.keep_every_steps)
         self._writer = CheckpointWriter(folder, attempt, keep, self._journal)
         self._journal.write(Begin(step=step, attempt=attempt))
-        self._machine = Machine(ranks)
+        self._machine = Machine(ranks, config.train.precision)
 
     def write(self, record: Record) -> None:
         self._journal.write(record)

@@ -17,10 +17,7 @@ from torch import Tensor
 
 from elmwright.jobs.bundles.base_model import base_model
 from elmwright.jobs.checkpoints.checkpoint import fetch, folder_name, newest_valid, read_state
-from elmwright.jobs.checkpoints.contents import (
-    NUMERICS,
-    CheckpointState,
-)
+from elmwright.jobs.checkpoints.contents import NUMERICS
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop.exchange import Ranks
@@ -183,20 +180,21 @@ def restore(
         states.c.contiguous().to(ranks.device), states.m.contiguous().to(ranks.device)
     )
     saved = read_state(path)
-    trainer.progress = _repeatable(saved)
-    if trainer.progress.numerics != saved.numerics:
+    trainer.progress = saved if saved.has_known_draws else replace(saved, numerics=NUMERICS)
+    if not saved.has_known_draws:
         trainer.warnings.append(
             f"{checkpoint} was written with numerics {saved.numerics}, and this version has "
             f"{NUMERICS}: training continues, but not bit for bit as it would have with the "
             "version that wrote it"
         )
+    elif not saved.kernels:
+        trainer.warnings.append(
+            f"{checkpoint} was written by an earlier version, which added numbers up in another "
+            "order: training continues with the same data and draws, but not bit for bit as it "
+            "would have with that version"
+        )
     if path != Path(checkpoint):  # a copy of one in a store
         shutil.rmtree(path)
-
-
-def _repeatable(saved: CheckpointState) -> CheckpointState:
-    """The saved state, with our numerics if this version cannot compute with those of the run."""
-    return saved if saved.is_repeatable else replace(saved, numerics=NUMERICS)
 
 
 def _read_fitting(path: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:

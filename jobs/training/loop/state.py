@@ -28,6 +28,8 @@ from elmwright.model.formats.folder import (
     OF_AVERAGE,
     model_tensors,
 )
+from elmwright.model.kernels.compile import TORCH
+from elmwright.model.kernels.native import kernel_name
 from elmwright.model.optim import Optimizer
 from elmwright.model.softmax import Softmax
 from elmwright.model.text.text_input import config_entries
@@ -163,6 +165,7 @@ def snapshot(
             device=ranks.device.type,
             machine=machine(),
             libraries=libraries(),
+            kernels=kernel_name() if ranks.device.type == "cpu" else TORCH,
             corpus_fingerprint=manifest.fingerprint,
             evaluation=saved_scores(scores),
             probe=saved_probes(scores),

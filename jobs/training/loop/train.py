@@ -7,9 +7,10 @@ torchrun can call it as well as `launch.py`. A step is a pure function of the ch
 the data position and the dropout come from (seed, step, lane), the negatives from (seed, step). So
 a run that was killed and resumed gives bit for bit the weights of one that was not.
 
-Two details are needed for that. DDP rearranges its buckets after the first backward, which changes
-the order of sums from 3 processes up, unless `find_unused_parameters` is set. And every lookup
-whose backward adds is a deterministic one (`index_select`, `F.embedding`).
+Three details are needed for that. DDP rearranges its buckets after the first backward, which
+changes the order of sums from 3 processes up, so `distributed` lets that happen before step 1.
+Every lookup whose backward adds is a deterministic one (`index_select`, `F.embedding`). And all
+processes use the same kernels (`kernel_choice.py`).
 
 A step whose loss or gradient is not finite makes no update. `rewind.py` handles several in a row.
 """
@@ -19,15 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from elmwright.jobs.checkpoints.checkpoint import folder_name, list_checkpoints
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir.journal_records import NoteGiven, WarningGiven
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.stop_request import StopNote
-from elmwright.jobs.training.loop.block_cache import block_cache
-from elmwright.jobs.training.loop.blocks import Blocks
+from elmwright.jobs.training.loop.distributed import distributed
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.evaluate_training import (
     evaluate_and_record,
@@ -36,12 +35,16 @@ from elmwright.jobs.training.loop.evaluate_training import (
 )
 from elmwright.jobs.training.loop.exchange import Phase, Positions, Ranks
 from elmwright.jobs.training.loop.heldout_pass import HeldOut
+from elmwright.jobs.training.loop.input.block_cache import block_cache
+from elmwright.jobs.training.loop.input.blocks import Blocks
+from elmwright.jobs.training.loop.input.step_input import StepInput, StepInputs
+from elmwright.jobs.training.loop.input.stream import Prefetch, Reading
+from elmwright.jobs.training.loop.kernel_choice import settle_kernels
 from elmwright.jobs.training.loop.measurements import Clock
 from elmwright.jobs.training.loop.recorder import Recorder, RunRecorder
 from elmwright.jobs.training.loop.rewind import BadSteps
 from elmwright.jobs.training.loop.starting import FindModel, begin, restore, start_over
 from elmwright.jobs.training.loop.state import Trainer, snapshot
-from elmwright.jobs.training.loop.stream import Prefetch, Reading
 from elmwright.jobs.training.loop.training_step import Process, make_step
 from elmwright.pipeline.format.lanes import skipped_windows
 from elmwright.pipeline.format.manifest import Manifest
@@ -71,14 +74,9 @@ def train(
     lanes = ranks.lanes(settings.lanes)
 
     trainer = begin(config, folder, manifest, ranks, find_model)
-    bilm: torch.nn.Module = trainer.bilm
-    if ranks.world > 1:
-        bilm = DistributedDataParallel(
-            trainer.bilm,
-            device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
-            find_unused_parameters=True,
-            gradient_as_bucket_view=True,
-        )
+    settle_kernels(trainer, ranks)
+    torch.set_float32_matmul_precision("high" if settings.precision == "tf32" else "highest")
+    bilm = distributed(trainer.bilm, ranks) if ranks.world > 1 else trainer.bilm
     recorder = Recorder()
     if ranks.rank == 0:
         recorder = RunRecorder(config, folder, attempt, ranks, trainer.step)
@@ -87,7 +85,13 @@ def train(
         recorder.write(NoteGiven(step=trainer.step, text=trainer.adopted))
     cache = block_cache(folder.corpus, folder.scratch / "blocks", settings.cache_mb)
     blocks = Blocks(
-        folder.corpus, manifest, "train", config.model.max_chars, keep=2 * len(lanes), cache=cache
+        folder.corpus,
+        manifest,
+        "train",
+        config.model.max_chars,
+        keep=2 * len(lanes),
+        cache=cache,
+        widest=trainer.bilm.encoder.widest,
     )
     heldout = HeldOut(
         trainer.bilm,
@@ -100,10 +104,11 @@ def train(
         cache=cache,
     )
 
-    def prefetch_from(step: int) -> Prefetch:
-        first = step * settings.accumulate
+    def prefetch_from(step: int) -> Prefetch[StepInput]:
         reading = Reading.of_run(config, trainer.progress.numerics)
-        return Prefetch(blocks, reading, first, lanes, ranks.device)
+        size = trainer.softmax.vocab_size
+        inputs = StepInputs(config, blocks, reading, lanes, size, ranks.device)
+        return Prefetch(inputs, step, blocks)
 
     clock, note, positions = Clock(), StopNote(folder.stop_request), Positions(ranks)
     process = Process(config, trainer, bilm, ranks, clock, positions)
@@ -119,10 +124,10 @@ def train(
     try:
         while not (stopping or _finished(config, trainer)):
             positions.publish(trainer.step, Phase.BEGIN)
-            batches = [prefetch.next() for _ in range(settings.accumulate)]
+            given = prefetch.next()
             clock.lap("load")
             wants_stop = drained(trainer.step) or (ranks.rank == 0 and note.found())
-            result = make_step(process, batches, wants_stop)
+            result = make_step(process, given, wants_stop)
             clock.lap("compute")  # including the time to free the memory of the step
             stopping = result.stop
             if bad_steps.are_too_many(result.finite, trainer):

@@ -10,7 +10,6 @@ A step whose loss or gradient is not finite makes no update, and is recorded as 
 
 import logging
 import math
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -19,15 +18,23 @@ from torch import Tensor
 
 from elmwright.jobs.config.sections import RunConfig
 from elmwright.jobs.rundir import metrics
-from elmwright.jobs.training.loop.exchange import Phase, Positions, Ranks, touched_rows
+from elmwright.jobs.training.loop.exchange import (
+    Phase,
+    Positions,
+    Ranks,
+    TableExchange,
+    touched_rows,
+)
+from elmwright.jobs.training.loop.input.step_input import StepInput
+from elmwright.jobs.training.loop.input.stream import Batch
 from elmwright.jobs.training.loop.measurements import Clock
 from elmwright.jobs.training.loop.state import Trainer
-from elmwright.jobs.training.loop.stream import Batch
-from elmwright.model.bilm import States, dropout_masks
+from elmwright.model.bilm import States
 from elmwright.model.config import OptimConfig
-from elmwright.model.flops import step_flops
+from elmwright.model.dropout import drawn_masks, dropout_masks
 from elmwright.model.optim import global_norm
-from elmwright.model.softmax import Negatives, draw_negatives, full_table_loss, sampled_loss
+from elmwright.model.precision import Operands
+from elmwright.model.softmax import Negatives, full_table_loss, sampled_loss
 from elmwright.pipeline.format.lanes import Stream, keyed_hash
 
 log = logging.getLogger("elmwright")
@@ -79,132 +86,150 @@ class Process:
         return self.ranks.lanes(self.config.train.lanes)
 
 
-def make_step(process: Process, batches: Sequence[Batch], wants_stop: bool) -> StepResult:
+def make_step(process: Process, given: StepInput, wants_stop: bool) -> StepResult:
     """One update of all parameters from `train.accumulate` windows of every lane.
 
-    `wants_stop` says that this process is to stop: then all of them stop after the step.
+    `wants_stop` says that this process is to stop: then all of them stop after the step. The device
+    is waited for once, when its loss and norm are read.
     """
     config, trainer = process.config, process.trainer
-    ranks, clock = process.ranks, process.clock
-    settings, step, device = config.train, trainer.step, ranks.device
-    size = trainer.softmax.vocab_size
-    negatives = draw_negatives(config.run.seed, step, settings.negatives, size)
-    batches = [batch.to_device(device) for batch in batches]
-    rows = negatives.ids.to(device)
+    ranks, clock, step = process.ranks, process.clock, trainer.step
     process.positions.publish(step, Phase.TARGETS)
-    if len(rows) < size:
-        targets = [
-            part for batch in batches for part in (batch.forward_targets, batch.backward_targets)
-        ]
-        rows = touched_rows(ranks, torch.stack(targets), rows)
-    table = trainer.softmax.table(rows).requires_grad_()
+    sample = _sample(process, given)
+    table = trainer.softmax.table(sample.rows).requires_grad_()
+    exchange = TableExchange(ranks, table)
     clock.lap("exchange")
 
     for parameter in trainer.bilm.parameters():
         parameter.grad = None
-    # Mean over the global batch; DDP averages over processes, so each scales its share up.
-    scale = ranks.world / (2 * settings.lanes * settings.window * settings.accumulate)
-    scale *= settings.window if config.optim.scale_by_window else 1
-    total, weight, states = torch.zeros((), device=device), 0.0, trainer.states
-    for number, batch in enumerate(batches):
-        is_last = number == len(batches) - 1
-        with nullcontext() if is_last or ranks.world == 1 else process.bilm.no_sync():  # type: ignore[operator]
-            window = step * settings.accumulate + number
-            loss, states = _window_loss(process, batch, states, rows, table, negatives, window)
-            process.positions.publish(step, Phase.BACKWARD)
-            (loss * scale).backward()  # type: ignore[no-untyped-call]
-        total = total + loss.detach()
-        weight += 2 * float(batch.weights.sum())
+    total, states = _backward(process, given, sample, table, exchange)
     clock.lap("compute")
 
     process.positions.publish(step, Phase.GRADIENTS)
-    assert table.grad is not None  # noqa: S101 - every loss above depends on it
-    table_grad = ranks.sum(table.grad).div_(ranks.world)
-    shared = torch.tensor(
-        [float(total), weight, float(wants_stop)], dtype=torch.float64, device=device
-    )
-    sums: list[float] = ranks.sum(shared).tolist()
+    table_grad = exchange.result()
+    sums = torch.tensor([0.0, given.tokens, float(wants_stop)], dtype=torch.float64)
+    sums = sums.to(ranks.device, non_blocking=True)
+    sums[0] = total
+    sums = ranks.sum(sums)
     clock.lap("exchange")
 
-    if step < settings.hold_steps:
+    if step < config.train.hold_steps:
         for parameter in trainer.bilm.parameters():
             parameter.grad = None
     dense = [p.grad for p in trainer.bilm.parameters() if p.grad is not None]
-    norm = float(global_norm(dense, table_grad))
+    norm_on_device = global_norm(dense, table_grad).to(sums.device)
+    loss, tokens, stop, norm = torch.cat([sums, norm_on_device.view(1)]).tolist()
     numerics = trainer.progress.numerics
+    settings = config.train
     lr = learning_rate(config.optim, step, settings.max_steps, settings.hold_steps, numerics)
-    finite = math.isfinite(norm) and math.isfinite(sums[0])
+    finite = math.isfinite(norm) and math.isfinite(loss)
     is_skipped = step in trainer.progress.skipped
     updated = finite and not is_skipped
     if updated:
         clip = config.optim.clip_norm
         factor = clip / norm if clip and norm > clip else 1.0
-        trainer.optimizer.step(lr, factor, rows, table_grad, numerics)
+        trainer.optimizer.step(lr, factor, sample.rows, table_grad, numerics)
         if trainer.average is not None:
-            trainer.average.update(rows, table.detach())
+            trainer.average.update(sample.rows, table.detach())
     if finite:
         trainer.states = states
     elif not is_skipped:
         trainer.skip([step])
-        log.warning("step %d skipped: loss %s, gradient norm %s", step, sums[0], norm)
+        log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, norm)
     trainer.progress = replace(trainer.progress, step=step + 1)
     clock.lap("compute")
-    flops = sum(
-        step_flops(config.model, batch.weights.numel(), len(negatives.ids), batch.chars)
-        for batch in batches
-    )
     many = ranks.world > 1
     return StepResult(
-        loss=sums[0] / max(sums[1], 1.0),
+        loss=loss / max(tokens, 1.0),
         norm=norm,
         lr=lr,
         finite=finite,
         updated=updated,
-        stop=sums[2] > 0,
+        stop=stop > 0,
         table_bytes=table_grad.numel() * table_grad.element_size() if many else 0,
         dense_bytes=sum(p.numel() for p in trainer.bilm.parameters()) * 4 if many else 0,
-        flops=ranks.world * flops,
+        flops=ranks.world * given.flops,
     )
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The part of the vocabulary that a step touches, on the device."""
+
+    rows: Tensor
+    negatives: Negatives
+    is_full: bool
+    """Whether it is the whole vocabulary."""
+
+
+def _sample(process: Process, given: StepInput) -> _Sample:
+    negatives, device = given.negatives, process.ranks.device
+    is_full = len(negatives.ids) == process.trainer.softmax.vocab_size
+    rows = negatives.ids
+    if not is_full:
+        rows = touched_rows(process.ranks, given.targets, negatives.ids)
+    on_device = replace(negatives, ids=negatives.ids.to(device, non_blocking=True))
+    return _Sample(rows.to(device, non_blocking=True), on_device, is_full)
+
+
+def _backward(
+    process: Process,
+    given: StepInput,
+    sample: _Sample,
+    table: Tensor,
+    exchange: TableExchange,
+) -> tuple[Tensor, States]:
+    """The summed loss of this process's windows, whose gradients are left in the parameters and in
+    the table, and the states after them."""
+    config, trainer, ranks = process.config, process.trainer, process.ranks
+    settings, step = config.train, trainer.step
+    # Mean over the global batch; DDP averages over processes, so each scales its share up.
+    scale = ranks.world / (2 * settings.lanes * settings.window * settings.accumulate)
+    scale *= settings.window if config.optim.scale_by_window else 1
+    total, states = torch.zeros((), device=ranks.device), trainer.states
+    for number, batch in enumerate(given.batches):
+        exchange.is_last = number == len(given.batches) - 1
+        is_apart = ranks.world > 1 and not exchange.is_last
+        with process.bilm.no_sync() if is_apart else nullcontext():  # type: ignore[operator]
+            window = step * settings.accumulate + number
+            on_device = batch.to_device(ranks.device)
+            loss, states = _window_loss(process, on_device, states, sample, table, window)
+            process.positions.publish(step, Phase.BACKWARD)
+            (loss * scale).backward()  # type: ignore[no-untyped-call]
+        total = total + loss.detach()
+    return total, states
 
 
 def _window_loss(
-    process: Process,
-    batch: Batch,
-    states: States,
-    rows: Tensor,
-    table: Tensor,
-    negatives: Negatives,
-    window: int,
+    process: Process, batch: Batch, states: States, sample: _Sample, table: Tensor, window: int
 ) -> tuple[Tensor, States]:
     """The summed loss of one window of this process's lanes, and the states after it."""
     config, settings, device = process.config, process.config.train, process.ranks.device
-    seeds = [
-        keyed_hash(config.run.seed, Stream.DROPOUT, window, lane) >> 1 for lane in process.lanes
-    ]
-    masks = dropout_masks(config.model, settings.dropout, seeds, settings.window, device)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=settings.bf16):
-        output = process.bilm(
-            batch.chars,
-            batch.forward_index,
-            batch.backward_index,
-            states,
-            masks,
-            batch.lengths,
-            batch.resets,
-        )
-    weights = batch.weights.reshape(-1)
-    size = process.trainer.softmax.vocab_size
-    loss = torch.zeros((), device=device)
-    directions = (
-        (output.top_forward, batch.forward_targets),
-        (output.top_backward, batch.backward_targets),
+    operands = Operands.of(settings.precision)
+    keys = [keyed_hash(config.run.seed, Stream.DROPOUT, window, lane) for lane in process.lanes]
+    if process.trainer.progress.numerics < 3:
+        keys = [key >> 1 for key in keys]
+        masks = drawn_masks(config.model, settings.dropout, keys, settings.window, device)
+    else:
+        masks = dropout_masks(config.model, settings.dropout, keys, settings.window, device)
+    output = process.bilm(
+        batch.chars,
+        batch.forward_index,
+        batch.backward_index,
+        states,
+        masks,
+        batch.lengths,
+        batch.resets,
+        operands,
     )
-    for hidden, targets in directions:
-        flat = hidden.reshape(-1, hidden.size(-1)), targets.reshape(-1), weights
-        if len(negatives.ids) == size:
-            loss = loss + full_table_loss(*flat, table)
-        else:
-            loss = loss + sampled_loss(*flat, rows, table, negatives, size)
+    hidden = torch.cat([output.top_forward, output.top_backward]).flatten(0, 1)
+    targets = torch.cat([batch.forward_targets, batch.backward_targets]).view(-1)
+    weights = batch.weights.view(-1).repeat(2)
+    if sample.is_full:
+        loss = full_table_loss(hidden, targets, weights, table, operands.softmax)
+    else:
+        compared = sample.rows, table, sample.negatives, process.trainer.softmax.vocab_size
+        loss = sampled_loss(hidden, targets, weights, *compared, operands.softmax)
     return loss, output.states.detach()
 
 

@@ -28,8 +28,8 @@ from elmwright.jobs.publishing.export import export_run
 from elmwright.jobs.registry.contract import describe_bundle
 from elmwright.jobs.registry.resolve import resolve
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.training.loop.block_cache import BlockCache
 from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.input.block_cache import BlockCache
 from elmwright.jobs.training.loop.starting import begin
 from elmwright.jobs.using.evaluate_model import recorded_lanes
 from elmwright.jobs.using.fill_cache import use_table, write_table

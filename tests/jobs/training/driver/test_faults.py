@@ -18,9 +18,10 @@ from elmwright.jobs.checkpoints.contents import read_result
 from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.journal_lines import read_journal
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.training.loop import training_step
+from elmwright.jobs.training.loop import train as loop
 from elmwright.jobs.training.loop.exchange import PeerLost, Ranks
 from elmwright.jobs.training.loop.train import train
+from elmwright.jobs.training.loop.training_step import Process
 from elmwright.pipeline.records import to_data
 from elmwright.pipeline.storage.files import at
 from tests.support.mistakes import mistake
@@ -84,14 +85,14 @@ def hang(rank: int, world: int, config_path: str, port: int) -> None:
     )
     config = load_config(config_path)
     folder = RunFolder.of(config)
-    real = training_step.draw_negatives
+    real = loop.make_step
 
-    def draw(seed: int, step: int, *rest: int) -> object:
-        if step == 5 and rank == 1:
+    def step(process: Process, *rest: object) -> object:
+        if process.trainer.step == 5 and rank == 1:
             signal.pause()
-        return real(seed, step, *rest)
+        return real(process, *rest)  # type: ignore[arg-type]
 
-    training_step.draw_negatives = draw  # type: ignore[assignment]
+    loop.make_step = step  # type: ignore[assignment]
     try:
         train(config, folder, 1, Ranks(rank, world))
     except PeerLost as error:

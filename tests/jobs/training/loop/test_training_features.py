@@ -23,11 +23,13 @@ from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.rundir.metrics import Regime
 from elmwright.jobs.stages.base_model import NO_BASE
 from elmwright.jobs.stages.stage import find_run
+from elmwright.jobs.training.loop import train as loop
 from elmwright.jobs.training.loop import training_step
 from elmwright.jobs.training.loop.evaluate import Score
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.state import Trainer
 from elmwright.jobs.training.loop.train import train
+from elmwright.jobs.training.loop.training_step import Process
 from elmwright.model.config import ModelConfig
 from elmwright.model.formats.bilm_format import write_options, write_weights
 from elmwright.model.formats.folder import load_folder, model_tensors
@@ -183,12 +185,12 @@ def broken_by(update: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Losses are NaN from that update on, as long as it has been made; the updates made."""
     now: list[int] = [0]
     made: list[int] = []
-    draw, loss, step = training_step.draw_negatives, training_step.sampled_loss, Optimizer.step
+    make, loss, step = loop.make_step, training_step.sampled_loss, Optimizer.step
 
-    def note_step(seed: int, number: int, *rest: int) -> object:
-        now[0] = number
-        made[:] = [n for n in made if n < number]  # later steps are computed again
-        return draw(seed, number, *rest)
+    def note_step(process: Process, *rest: object) -> object:
+        now[0] = process.trainer.step
+        made[:] = [n for n in made if n < now[0]]  # later steps are computed again
+        return make(process, *rest)  # type: ignore[arg-type]
 
     def note_update(self: Optimizer, *arguments: object) -> None:
         made.append(now[0])
@@ -198,7 +200,7 @@ def broken_by(update: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         value = loss(*arguments)  # type: ignore[arg-type]
         return value * float("nan") if update in made and now[0] > update else value
 
-    monkeypatch.setattr(training_step, "draw_negatives", note_step)
+    monkeypatch.setattr(loop, "make_step", note_step)
     monkeypatch.setattr(training_step, "sampled_loss", maybe_nan)
     monkeypatch.setattr(Optimizer, "step", note_update)
     return made
@@ -227,16 +229,16 @@ def test_rewinding_before_the_first_checkpoint_starts_from_the_seed(
 def test_training_fails_if_rewinding_does_not_help(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw, loss, calls = training_step.draw_negatives, training_step.sampled_loss, []
+    make, loss, calls = loop.make_step, training_step.sampled_loss, []
 
-    def note(seed: int, step: int, *rest: int) -> object:
-        calls.append(step)
-        return draw(seed, step, *rest)
+    def note(process: Process, *rest: object) -> object:
+        calls.append(process.trainer.step)
+        return make(process, *rest)  # type: ignore[arg-type]
 
     def bad(*arguments: object) -> torch.Tensor:
         return loss(*arguments) * (float("nan") if calls[-1] > 6 else 1)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(training_step, "draw_negatives", note)
+    monkeypatch.setattr(loop, "make_step", note)
     monkeypatch.setattr(training_step, "sampled_loss", bad)
     with pytest.raises(Failed, match=r"from step 10 on, 3 .* has not helped; lower optim.lr"):
         trained(tmp_path / "run", corpus, train_max_bad_steps=3)

@@ -13,20 +13,20 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.training.loop.blocks import Array, Blocks, Row
-from elmwright.jobs.training.loop.exchange import CPU
+from elmwright.jobs.training.loop.input.blocks import Array, Blocks, Row
 from elmwright.model.chars import PAD
 from elmwright.pipeline.format.lanes import Stream, block_at, hash64, phase
 
+T = TypeVar("T")
 AHEAD = 4
-"""Batches prepared ahead of the model."""
+"""Steps prepared ahead of the model."""
 
 
 @dataclass(frozen=True)
@@ -216,27 +216,19 @@ def round_batches(blocks: Blocks, rows: Sequence[Row | None], window: int) -> It
             yield batch
 
 
-class Prefetch:
-    """Batches from step `start` on, prepared by a background thread."""
+class Prefetch(Generic[T]):
+    """What `prepare` makes for each step from `start` on, by a background thread."""
 
-    def __init__(
-        self,
-        blocks: Blocks,
-        reading: Reading,
-        start: int,
-        lanes: range,
-        device: torch.device = CPU,
-    ) -> None:
+    def __init__(self, prepare: Callable[[int], T], start: int, blocks: Blocks) -> None:
         self._blocks = blocks
-        self._queue: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=AHEAD)
+        self._queue: queue.Queue[T | BaseException] = queue.Queue(maxsize=AHEAD)
         self._stop = threading.Event()
 
         def work() -> None:
             step = start
             try:
                 while not self._stop.is_set():
-                    batch = training_batch(blocks, reading, step, lanes)
-                    self._put(batch.pinned() if device.type == "cuda" else batch)
+                    self._put(prepare(step))
                     step += 1
             except BaseException as error:
                 self._put(error)
@@ -244,7 +236,7 @@ class Prefetch:
         self._thread = threading.Thread(target=work, name="prefetch", daemon=True)
         self._thread.start()
 
-    def _put(self, item: Batch | BaseException) -> None:
+    def _put(self, item: T | BaseException) -> None:
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.2)
@@ -252,8 +244,8 @@ class Prefetch:
                 continue
             return
 
-    def next(self) -> Batch:
-        """The batch of the next step."""
+    def next(self) -> T:
+        """What was made for the next step."""
         item = self._queue.get()
         if isinstance(item, BaseException):
             raise item

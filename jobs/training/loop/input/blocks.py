@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from elmwright.jobs.training.loop.block_cache import BlockCache
+from elmwright.jobs.training.loop.input.block_cache import BlockCache
 from elmwright.model.chars import char_ids
 from elmwright.pipeline.format import pieces
 from elmwright.pipeline.format.block import Block, remap, streams

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,10 +19,16 @@ import torch
 
 from elmwright.jobs.checkpoints.checkpoint import begin_attempt
 from elmwright.jobs.rundir.layout import RunFolder
-from elmwright.jobs.training.loop.block_cache import BlockCache, block_cache
-from elmwright.jobs.training.loop.blocks import FETCHES, Blocks
 from elmwright.jobs.training.loop.exchange import Ranks
-from elmwright.jobs.training.loop.stream import Batch, Prefetch, Reading, make_batch, training_batch
+from elmwright.jobs.training.loop.input.block_cache import BlockCache, block_cache
+from elmwright.jobs.training.loop.input.blocks import FETCHES, Blocks
+from elmwright.jobs.training.loop.input.stream import (
+    Batch,
+    Prefetch,
+    Reading,
+    make_batch,
+    training_batch,
+)
 from elmwright.jobs.training.loop.train import train
 from elmwright.model.chars import PAD
 from elmwright.pipeline.errors import UserError
@@ -64,8 +71,7 @@ def batch_at(blocks: Blocks, step: int) -> Batch:
 
 def turns(blocks: Blocks, epochs: float) -> Iterator[Batch]:
     """One batch for each block that the lanes read."""
-    for turn in range(int(epochs * len(blocks) / LANES)):
-        yield batch_at(blocks, turn * PER_BLOCK)
+    return (batch_at(blocks, n * PER_BLOCK) for n in range(int(epochs * len(blocks) / LANES)))
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -94,7 +100,7 @@ def test_a_flipped_bit_stops_training_with_the_shard_and_the_block(copy: Path) -
         last = file.read(1)[0]
         file.seek(offset + size - 1)
         file.write(bytes([last ^ 1]))
-    prefetch = Prefetch(open_blocks(copy), READING, 0, range(LANES))
+    prefetch = Prefetch(partial(batch_at, blocks := open_blocks(copy)), 0, blocks)
     with pytest.raises(UserError) as error:
         deque(iter(prefetch.next, None), maxlen=0)  # an epoch would be over soon
     prefetch.close()
@@ -307,7 +313,7 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(
 HAMMER = """
 import random, sys
 from pathlib import Path
-from elmwright.jobs.training.loop.block_cache import BlockCache
+from elmwright.jobs.training.loop.input.block_cache import BlockCache
 from elmwright.pipeline.storage.disk import sha256_bytes
 contents = [bytes([n]) * (500 + 10 * n) for n in range(60)]
 cache, draw = BlockCache(Path(sys.argv[1]), 10_000), random.Random(sys.argv[2])

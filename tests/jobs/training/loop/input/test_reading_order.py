@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from elmwright.jobs.training.loop.blocks import Blocks
-from elmwright.jobs.training.loop.stream import Batch, Reading, training_batch
+from elmwright.jobs.training.loop.input.blocks import Blocks
+from elmwright.jobs.training.loop.input.stream import Batch, Reading, training_batch
 from elmwright.model.chars import BOS
 from elmwright.pipeline.format.lanes import phase, skipped_windows
 from elmwright.pipeline.format.manifest import Manifest

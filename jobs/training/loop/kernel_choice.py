@@ -1,0 +1,30 @@
+"""All processes of a run compute with the same kernels: those of its checkpoint, if all have them.
+
+Where one machine has no compiler, all use torch's code. So a run has the same bits on every rank,
+and a resumed run has those it began with, or says that it has not.
+"""
+
+import torch
+
+from elmwright.jobs.training.loop.exchange import Ranks
+from elmwright.jobs.training.loop.state import Trainer
+from elmwright.model.kernels.compile import NATIVE, TORCH
+from elmwright.model.kernels.native import choose_kernels, why_not_native
+
+
+def settle_kernels(trainer: Trainer, ranks: Ranks) -> None:
+    """Choose the kernels for the steps from here on."""
+    if ranks.device.type != "cpu":
+        choose_kernels(TORCH)
+        return
+    reason = why_not_native()
+    have = ranks.sum(torch.tensor([0.0 if reason else 1.0]))
+    wanted = trainer.progress.kernels or NATIVE
+    chosen = NATIVE if wanted != TORCH and int(have.item()) == ranks.world else TORCH
+    choose_kernels(chosen)
+    if trainer.step and wanted not in (chosen, ""):
+        why = f" ({reason})" if reason else ""
+        trainer.warnings.append(
+            f"the run was computed with the kernels {wanted}, which this version or one of its "
+            f"machines does not have{why}: training continues with {chosen}, but not bit for bit"
+        )
