@@ -131,6 +131,13 @@ COMMANDS = {
         flag("--full", "also print the resolved config"),
         JSON,
     ),
+    "bench": command(
+        "run.bench",
+        *(CONFIG, SET),
+        arg("--device", "where to compute (cpu)", default="cpu", choices=("cpu", "cuda")),
+        arg("--steps", "steps to time (10)", type=int, default=10),
+        JSON,
+    ),
     "config": command(
         "run.show_config",
         flag("--explain", "list every setting with its default and meaning"),

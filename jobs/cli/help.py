@@ -27,6 +27,7 @@ Start here:
 Corpus and training:
   corpus       build the corpus: cleaned and tokenised text, vocabulary, shards
   train        pretrain the biLM (builds the corpus first if needed)
+  bench        measure how fast a CPU or GPU trains, and what a step asks of it
   checkpoints  list a run's checkpoints
 
 Inspect runs:
@@ -84,6 +85,7 @@ EXAMPLES = {
     "config": "elmwright config --recipe small > my.toml",
     "corpus": "elmwright corpus my.toml --sample 100",
     "train": "elmwright train my.toml --set train.max_steps=2000",
+    "bench": "elmwright bench small --device cuda --set train.precision=bf16",
     "checkpoints": "elmwright checkpoints demo --verify",
     "runs": "elmwright runs",
     "status": "elmwright status demo",

@@ -1,4 +1,5 @@
-"""The commands that prepare a run and run its stages: init, run, corpus, train, check, config."""
+"""The commands that prepare a run and run its stages: init, run, corpus, train, check, bench,
+config."""
 
 import json
 from argparse import Namespace
@@ -8,6 +9,7 @@ from elmwright.jobs.cli.output import print_json
 from elmwright.jobs.config.toml_file import RECIPES, find_config, load_config, recipe_names
 from elmwright.jobs.terminal.wording import tell
 from elmwright.pipeline.errors import UserError
+from elmwright.pipeline.records import to_data
 
 
 def init(options: Namespace) -> None:
@@ -59,6 +61,19 @@ def check(options: Namespace) -> None:
         print(*plan_lines(plan, options.config), sep="\n")
     if plan.problems:
         raise UserError("problems", as_text(plan.problems))
+
+
+def bench(options: Namespace) -> None:
+    if options.steps < 1:
+        raise UserError("argument", f"--steps {options.steps}: at least one step is needed")
+    config = load_config(options.config, options.overrides)
+    from elmwright.jobs.planning.device_bench import bench_device, bench_lines
+
+    result = bench_device(config, options.device, options.steps)
+    if options.json:
+        print_json({**to_data(result), "utilisation": result.utilisation})
+    else:
+        print(*bench_lines(result), sep="\n")
 
 
 def show_config(options: Namespace) -> None:

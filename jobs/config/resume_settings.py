@@ -13,6 +13,7 @@ MEANT_WITHOUT = {
     "train.reset_share": 0.5,
     "train.softmax_init": "zero",
     "train.average_steps": 0,
+    "train.precision": "fp32",
     "optim.softmax_lr": 1.0,
     "optim.softmax_betas": [],
 }
@@ -31,7 +32,7 @@ keeps it, unless its config now names another value than today's default."""
 
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """One sentence with every setting that changed and must not; empty if there is none."""
-    differing = []
+    saved, differing = _in_todays_words(saved), []
     for section in ("run", *TRAINING_SECTIONS):
         for key, value in now[section].items():
             name = f"{section}.{key}"
@@ -65,9 +66,20 @@ def _unknown_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     ]
 
 
+def _in_todays_words(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved settings, with those that have been replaced since under their names of today."""
+    settings = dict(saved)
+    train = settings.get("train")
+    if isinstance(train, Mapping) and "bf16" in train:
+        settings["train"] = {key: value for key, value in train.items() if key != "bf16"}
+        if train["bf16"] is True:
+            settings["train"].setdefault("precision", "bf16-encoder")
+    return settings
+
+
 def as_meant(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Saved settings, with the meaning of those that did not exist when they were saved."""
-    meant = dict(saved)
+    meant = _in_todays_words(saved)
     for name, value in MEANT_WITHOUT.items():
         section, key = name.split(".")
         if isinstance(meant.get(section), Mapping):

@@ -10,7 +10,7 @@ under each field is its documentation.
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from elmwright.model.config import ModelConfig, OptimConfig
+from elmwright.model.config import ModelConfig, OptimConfig, Precision
 from elmwright.pipeline.bounds import Bound, Count, Natural
 from elmwright.pipeline.config import CorpusConfig, ShardsConfig, VocabConfig
 
@@ -46,8 +46,12 @@ class TrainSection:
     """Where to train. "auto" decides when a run first trains and keeps the choice: one GPU per
     process if the cluster has them, else CPUs. "cuda" waits cluster.wait_minutes for GPUs. A run
     that is sent to a target with gpus uses "cuda" instead of "auto"."""
-    bf16: bool = False
-    """Compute matrix products in bfloat16 (autocast)."""
+    precision: Precision = "fp32"
+    """What products of matrices read. "fp32": float32, in which a run is exact. "bf16": operands
+    rounded to bfloat16; sums, cells, states, weights and the optimiser stay in float32. Two to four
+    times as fast on GPUs and on CPUs with the instructions (elmwright check says whether this one
+    has them), and slow on others. "tf32": operands rounded to 11 bits, on GPUs only. "bf16-encoder"
+    is bf16 in the token encoder alone, which is what bf16 = true of earlier versions means."""
     lanes: Count = 128
     """Rows of the global batch, all processes together."""
     window: Count = 20

@@ -50,6 +50,8 @@ def find_config(name: str) -> Path:
     )
 
 
+REPLACED = {"train.bf16": 'train.precision = "bf16" or "fp32" has taken its place'}
+"""Settings of earlier versions."""
 CONFIG_BYTES, NESTED = 1 << 20, 100
 """The largest config file, and the most parts of a dotted key: parsing takes quadratic time."""
 _PART = rb"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
@@ -134,6 +136,8 @@ def _override(data: dict[str, Any], override: str) -> None:
 
 def _hint(problem: UnknownField) -> str:
     """The name that was probably meant, or all valid ones."""
+    if problem.key in REPLACED:
+        return f"; {REPLACED[problem.key]}"
     prefix, _, key = problem.key.rpartition(".")
     names = difflib.get_close_matches(key, problem.valid, n=1, cutoff=0.5)
     nearest = [f"{prefix}.{name}" if prefix else name for name in names]

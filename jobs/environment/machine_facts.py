@@ -73,6 +73,15 @@ def machine() -> str:
     return ", ".join([f"{os.cpu_count()} × {name}", *gpus])
 
 
+def bf16_instructions() -> bool | None:
+    """Whether the processor multiplies matrices of bfloat16 itself; None if it does not say."""
+    info = Path("/proc/cpuinfo")
+    if not info.is_file():
+        return None
+    words = set(info.read_text().split())
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & words)
+
+
 def own_git() -> Commit | None:
     """The commit of the checkout that this code runs from, if it is one."""
     return commit_of(git_state(checkout()))

@@ -19,14 +19,17 @@ import numpy as np
 import torch
 
 from elmwright.jobs.config.sections import RunConfig
-from elmwright.jobs.planning.plan_record import Speed
-from elmwright.jobs.training.loop.exchange import Positions, Ranks
-from elmwright.jobs.training.loop.measurements import Clock
+from elmwright.jobs.environment.machine_facts import bf16_instructions
+from elmwright.jobs.planning.plan_record import Processor, Speed
+from elmwright.jobs.training.loop.exchange import CPU, Positions, Ranks
+from elmwright.jobs.training.loop.input.step_input import StepInput, step_input
+from elmwright.jobs.training.loop.input.stream import Batch
+from elmwright.jobs.training.loop.measurements import Clock, matrix_rate
 from elmwright.jobs.training.loop.state import Trainer, average_of
-from elmwright.jobs.training.loop.stream import Batch
 from elmwright.jobs.training.loop.training_step import Process, make_step
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE, char_ids
+from elmwright.model.kernels.native import kernel_name, why_not_native
 from elmwright.model.optim import Optimizer
 from elmwright.model.softmax import Softmax
 
@@ -53,28 +56,59 @@ def measure(
     lanes = config.train.lanes // config.train.processes
     config = replace(config, train=replace(config.train, lanes=lanes, processes=1))
     torch.set_num_threads(config.train.threads)
-    is_full = config.train.negatives >= vocabulary
-    process = _process(config, vocabulary if is_full else min(vocabulary, ROWS))
-    stream = _Stream(sentences, process.trainer.softmax.vocab_size, config)
+    rehearsal = Rehearsal(config, sentences, vocabulary)
     times: list[float] = []
     # The first step warms up.
     while len(times) < 3 or times[-1] - times[0] < seconds:
-        step = len(times)
-        batches = [stream.batch(step + n) for n in range(config.train.accumulate)]
-        make_step(process, batches, wants_stop=False)
+        make_step(rehearsal.process, rehearsal.input(len(times)), wants_stop=False)
         times.append(time.perf_counter())
     steps, spent = len(times) - 1, times[-1] - times[0]
     return Speed(steps * config.train.tokens / spent, measured=True, steps=steps, seconds=spent)
 
 
-def _process(config: RunConfig, vocabulary: int) -> Process:
+class Rehearsal:
+    """One training process without a corpus: its trainer, and inputs for steps from a few words."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        sentences: Sequence[str],
+        vocabulary: int,
+        device: torch.device = CPU,
+    ) -> None:
+        """With a sampled softmax, `vocabulary` is limited to `ROWS`."""
+        self.config = config
+        if config.train.negatives < vocabulary:
+            vocabulary = min(vocabulary, ROWS)
+        self.process = _process(config, vocabulary, device)
+        self._stream = _Stream(sentences, vocabulary, config)
+
+    def input(self, step: int) -> StepInput:
+        windows = range(
+            step * self.config.train.accumulate, (step + 1) * self.config.train.accumulate
+        )
+        batches = [self._stream.batch(window) for window in windows]
+        size = self.process.trainer.softmax.vocab_size
+        return step_input(self.config, step, batches, size, self.process.ranks.device)
+
+
+def processor(config: RunConfig) -> Processor:
+    """The kernels of this machine, and how fast it multiplies rounded matrices."""
+    torch.set_num_threads(config.train.threads)
+    has_bf16, gain = bf16_instructions(), 0.0
+    if has_bf16:
+        gain = matrix_rate(CPU, torch.bfloat16) / matrix_rate(CPU)
+    return Processor(kernel_name(), why_not_native(), bool(has_bf16), gain)
+
+
+def _process(config: RunConfig, vocabulary: int, device: torch.device) -> Process:
     """What `train` and `starting.begin` set up, for one process without a corpus."""
-    ranks = Ranks()
-    bilm = BiLM(config.model, 1)
-    softmax = Softmax.create(vocabulary, config.model.projection_dim, 2)
+    ranks = Ranks(device=device)
+    bilm = BiLM(config.model, 1).to(device)
+    softmax = Softmax.create(vocabulary, config.model.projection_dim, 2, device)
     optimizer = Optimizer(dict(bilm.named_parameters()), softmax, config.optim)
     lanes = ranks.lanes(config.train.lanes)
-    states = States.zeros(config.model, len(lanes))
+    states = States.zeros(config.model, len(lanes), device)
     average = average_of(bilm, softmax, config)
     trainer = Trainer(bilm, softmax, optimizer, states, average=average)
     return Process(config, trainer, bilm, ranks, Clock(), Positions(ranks))

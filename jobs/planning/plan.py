@@ -21,6 +21,7 @@ from elmwright.jobs.planning.plan_record import (
     MlflowServer,
     Parameters,
     Plan,
+    Processor,
     Reachable,
     Sample,
     SourceSize,
@@ -94,6 +95,7 @@ def describe(config: RunConfig, *, measure: bool = False) -> Plan:
         vocabulary=vocabulary,
         text=text,
         cores=Cores(config.train.processes, config.train.threads, cores),
+        processor=_processor(config),
         cluster=config.cluster.address,
         pending=tuple(stages),
         disk=_disk(config, folder, stages, text, vocabulary.words),
@@ -103,6 +105,14 @@ def describe(config: RunConfig, *, measure: bool = False) -> Plan:
         problems=tuple(problems),
     )
     return replace(plan, warnings=tuple(warnings_of(plan)))
+
+
+def _processor(config: RunConfig) -> Processor | None:
+    if is_remote(config) or config.train.device == "cuda":
+        return None
+    from elmwright.jobs.planning.measuring import processor
+
+    return processor(config)
 
 
 def _pending(run: Run) -> Sequence[str]:

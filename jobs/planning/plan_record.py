@@ -83,6 +83,20 @@ class Disk:
 
 
 @dataclass(frozen=True)
+class Processor:
+    """What this machine's processor computes a step with."""
+
+    kernels: str
+    """The kernels in use (model/kernels): c-1 or torch."""
+    why_torch: str
+    """Why they are torch's; empty if they are not."""
+    has_bf16: bool
+    """Whether it multiplies matrices of bfloat16 itself."""
+    bf16_gain: float
+    """How many times as fast such a product is as one of float32; 0 if it was not measured."""
+
+
+@dataclass(frozen=True)
 class Speed:
     """How fast all training processes together are."""
 
@@ -161,6 +175,8 @@ class Plan:
     vocabulary: Vocabulary
     text: TextSize
     cores: Cores
+    processor: Processor | None
+    """None for a run that trains elsewhere or on GPUs."""
     cluster: str
     pending: tuple[str, ...]
     """The first stage that is not done, and all after it."""

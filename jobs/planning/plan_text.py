@@ -6,7 +6,14 @@ import textwrap
 from collections.abc import Iterator
 
 from elmwright.jobs.planning.estimate import in_words
-from elmwright.jobs.planning.plan_record import MlflowServer, Plan, Sample, Time, shown_config
+from elmwright.jobs.planning.plan_record import (
+    MlflowServer,
+    Plan,
+    Processor,
+    Sample,
+    Time,
+    shown_config,
+)
 from elmwright.jobs.terminal.wording import nearby, size
 from elmwright.pipeline.cleaning.language import name_of
 from elmwright.pipeline.config import EMBEDDED, CorpusConfig
@@ -130,12 +137,26 @@ def _machine_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     place = f"the cluster at {plan.cluster}" if plan.cluster else plural(cores.here, "core")
     processes = f"{plural(cores.processes, 'process')} × {plural(cores.threads, 'thread')}"
     yield "cores", f"{processes} on {place}"
+    if plan.processor:
+        yield "processor", _processor(plan.processor)
     yield "disk", f"about {size(plan.disk.needed)} needed, {size(plan.disk.free)} free"
     if plan.time:
         yield "time", _time(plan.time)
     yield "MLflow", _mlflow(plan.reachable.mlflow, plan.sizes["run folder"])
     for name, store in plan.reachable.stores.items():
         yield "store", f"{name} {'answers' if store.answers else 'does not answer'}"
+
+
+def _processor(processor: Processor) -> str:
+    kernels = "kernels in C"
+    if processor.why_torch:
+        kernels = f"no kernels in C, so training is slower ({processor.why_torch})"
+    if not processor.has_bf16:
+        return f"{kernels}; no instructions for bfloat16"
+    return (
+        f"{kernels}; products in bfloat16 take 1/{processor.bf16_gain:.1f} of the time of float32 "
+        '(train.precision = "bf16")'
+    )
 
 
 def _mlflow(server: MlflowServer, run: str) -> str:

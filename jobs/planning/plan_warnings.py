@@ -1,9 +1,8 @@
 """The warnings of `elmwright check`: settings that work, but perhaps not as intended."""
 
-from pathlib import Path
-
 from elmwright.jobs.cluster.connection import is_remote
 from elmwright.jobs.config.sections import RunConfig
+from elmwright.jobs.environment.machine_facts import bf16_instructions
 from elmwright.jobs.planning.plan_record import Cores, Disk, Plan, Sample, TextSize
 from elmwright.jobs.terminal.wording import size
 from elmwright.pipeline.cleaning.language import name_of
@@ -22,7 +21,7 @@ def warnings_of(plan: Plan) -> list[str]:
         _broken_warning(plan.sample),
         _epochs_warning(config, plan.text.tokens),
         _optimiser_warning(config),
-        _bf16_warning(config),
+        _precision_warning(config),
         _disk_warning(plan.disk),
         plan.reachable.mlflow.note,
     )
@@ -114,16 +113,17 @@ def _optimiser_warning(config: RunConfig) -> str:
     )
 
 
-def _bf16_warning(config: RunConfig) -> str:
-    if not config.train.bf16 or config.train.device == "cuda" or is_remote(config):
+def _precision_warning(config: RunConfig) -> str:
+    if config.train.device == "cuda" or is_remote(config):
         return ""
-    try:
-        flags = Path("/proc/cpuinfo").read_text().split()
-    except OSError:
+    if config.train.precision == "tf32" and config.train.device == "cpu":
+        return 'train.precision = "tf32" changes nothing on a CPU'
+    if not config.train.precision.startswith("bf16") or bf16_instructions() is not False:
         return ""
-    if {"avx512_bf16", "amx_bf16"} & set(flags):
-        return ""
-    return "train.bf16 is emulated on this processor, and slow; turn it off, or train on a GPU"
+    return (
+        'train.precision = "bf16" is emulated on this processor, and slow; use "fp32", or train on '
+        "a GPU"
+    )
 
 
 def _disk_warning(disk: Disk) -> str:

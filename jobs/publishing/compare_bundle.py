@@ -30,9 +30,10 @@ TOLERANCE = 1e-4
 """Largest difference allowed between torch in float32 and the reference in float64; values are
 of the order of 1, and the trained demo differs by about 1e-6."""
 SAME = 1e-6
-"""Relative difference allowed between the trainer's perplexity and the bundle's, both on a CPU."""
+"""Relative difference allowed between the trainer's perplexity and the bundle's, both on a CPU with
+the same kernels."""
 NEAR = 1e-3
-"""The same where the trainer computed on a GPU or in bfloat16, and the export does not."""
+"""The same where the trainer computed on a GPU or with other kernels, and the export does not."""
 
 
 def measure(

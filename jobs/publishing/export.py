@@ -67,6 +67,7 @@ from elmwright.model.formats.folder import (
     write_config,
 )
 from elmwright.model.inference.elmo import Elmo
+from elmwright.model.kernels.native import kernel_name
 from elmwright.model.text.text_input import INPUT, PIECES, TextInput
 from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.pipeline.errors import Failed, UserError
@@ -258,8 +259,8 @@ def _write(
     )
     # Without scores first: the bundle's own files are loaded to measure them.
     write_config(target / "config.json", config.model, to_data(about))
-    is_exact = state.device == "cpu" and not config.train.bf16
-    allowed = SAME if is_exact else NEAR
+    is_alike = state.device == "cpu" and state.kernels in ("", kernel_name())
+    allowed = SAME if is_alike else NEAR
     evaluation, measured = measure(target, folder, manifest, trainers, allowed, limit, progress)
     scored = _scored_digests(manifest, evaluation)
     about = replace(about, evaluation=evaluation, heldout_sha256=scored)
