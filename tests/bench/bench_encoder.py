@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from elmwright.jobs.config.toml_file import load_config
-from elmwright.jobs.training.loop.blocks import Blocks
-from elmwright.jobs.training.loop.stream import Reading, training_batch
+from elmwright.jobs.training.loop.input.blocks import Blocks
+from elmwright.jobs.training.loop.input.stream import Reading, training_batch
 from elmwright.model.encoder import TokenEncoder
 from elmwright.pipeline.format.manifest import Manifest
 

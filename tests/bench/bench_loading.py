@@ -30,7 +30,7 @@ from elmwright.jobs.config.toml_file import load_config
 from elmwright.jobs.rundir.layout import RunFolder
 from elmwright.jobs.training.loop import train as loop
 from elmwright.jobs.training.loop.exchange import Ranks
-from elmwright.jobs.training.loop.stream import AHEAD, Batch, Prefetch
+from elmwright.jobs.training.loop.input.stream import AHEAD, Batch, Prefetch
 
 sys.path.insert(0, str(ROOT))
 from tests.support.s3_server import environment, rclone, s3_server

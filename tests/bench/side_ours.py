@@ -48,12 +48,10 @@ class Trainer:
         rows = torch.unique(torch.cat([targets.reshape(-1), negatives.ids]))
         table = self.softmax.table(rows).requires_grad_()
         out = self.bilm(chars, forward, forward.flip(1), self.states)
-        weights = torch.ones(forward.numel())
-        total = torch.zeros(())
-        for hidden, wanted in zip((out.top_forward, out.top_backward), targets, strict=True):
-            flat = hidden.reshape(-1, hidden.size(-1)), wanted.reshape(-1), weights
-            total = total + sampled_loss(*flat, rows, table, negatives, self.softmax.vocab_size)
-        loss = total / (2 * forward.numel())
+        hidden = torch.cat([out.top_forward, out.top_backward]).flatten(0, 1)
+        weights, size = torch.ones(len(hidden)), self.softmax.vocab_size
+        total = sampled_loss(hidden, targets.reshape(-1), weights, rows, table, negatives, size)
+        loss = total / len(hidden)
         self.bilm.zero_grad()
         loss.backward()
         self._update(rows, table.grad)

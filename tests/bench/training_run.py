@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +32,9 @@ from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.starting import begin
 from elmwright.jobs.training.loop.state import Trainer
 from elmwright.pipeline.records import from_data
+
+Patch = Callable[[RunConfig], None]
+"""Changes the training of a process; a function of a module, because it is sent to the process."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +70,24 @@ def former_settings() -> dict[str, str]:
     return {name: f"{name}={json.dumps(value)}" for name, value in MEANT_WITHOUT.items()}
 
 
-def train_run(config: str, settings: list[str], folder: Path, numerics: int = NUMERICS) -> Trained:
+def train_run(
+    config: str,
+    settings: list[str],
+    folder: Path,
+    numerics: int = NUMERICS,
+    *,
+    patch: Patch | None = None,
+) -> Trained:
     """Train from the beginning, in a new folder that replaces an earlier one. `numerics` other than
-    today's are those of runs that earlier versions began."""
+    today's are those of runs that earlier versions began. `patch` is called in each process first:
+    it changes how that process trains."""
     settings = [*settings, f"run.dir={folder}"]
     loaded = load_config(config, settings)
     shutil.rmtree(folder, ignore_errors=True)
     run = RunFolder.of(loaded)
     begin_attempt(run.attempt)
     world = loaded.train.processes
-    arguments = (world, loaded, numerics, _free_port())
+    arguments = (world, loaded, numerics, patch, _free_port())
     print(f"training {folder.name}: {loaded.train.max_steps:,} steps", file=sys.stderr, flush=True)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of our settings
     mp.spawn(_process, arguments, nprocs=world)
@@ -141,7 +153,9 @@ class Stopwatch:
         return time.monotonic(), time.process_time()
 
 
-def _process(rank: int, world: int, config: RunConfig, numerics: int, port: int) -> None:
+def _process(
+    rank: int, world: int, config: RunConfig, numerics: int, patch: Patch | None, port: int
+) -> None:
     if world > 1:
         dist.init_process_group(
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
@@ -154,6 +168,8 @@ def _process(rank: int, world: int, config: RunConfig, numerics: int, port: int)
             return trainer
 
         loop.begin = begin_earlier  # type: ignore[assignment]
+    if patch is not None:
+        patch(config)
     run = RunFolder.of(config)
     watch = Stopwatch(config.train.max_steps, is_loud=rank == 0)
     loop.train(config, run, 1, Ranks(rank, world), drained=watch)
