@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast check bench chaos publish-test docs-test ui-test extras-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
+.PHONY: help setup run test test-fast check bench chaos publish-test docs-test ui-test extras-test gpu-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,20 @@ $(EXTRAS)/.ready: $(READY)
 
 extras-test: $(READY) $(EXTRAS)/.ready  ## the components for spaCy and flair, with the real libraries
 	ELMWRIGHT_EXTRAS=required $(EXTRAS)/bin/python -m pytest tests/jobs/api tests/docs/test_extras.py
+
+# torch's CUDA build is larger still (gigabytes), and no GPU is needed for these tests.
+CUDA := build/cuda-venv
+$(CUDA)/.ready: $(READY)
+	$(PYTHON) -m venv $(CUDA)
+	@for folder in $(CUDA)/lib/python*/site-packages; do \
+		ls -d $(CURDIR)/$(VENV)/lib/python*/site-packages > $$folder/borrowed.pth; \
+		echo $(CURDIR)/build/types >> $$folder/borrowed.pth; \
+	done
+	PIP_CONSTRAINT= $(CUDA)/bin/python -m pip install --quiet --ignore-installed 'torch>2.13.0' numpy
+	@touch $@
+
+gpu-test: $(READY) $(CUDA)/.ready  ## device placement of a step, with torch's CUDA build but without a GPU
+	ELMWRIGHT_CUDA=required $(CUDA)/bin/python -m pytest tests/jobs/training/loop/test_fake_cuda.py
 
 # Two validators are large (162 MB) and concern infra/ alone: they get an environment of their own.
 VALIDATORS := build/infra-venv
