@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast check bench chaos publish-test docs-test ui-test extras-test gpu-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
+.PHONY: help setup run test test-fast check bench bench-full chaos publish-test docs-test ui-test extras-test gpu-test infra-test compose-test cluster-up cluster-down cluster-test slurm-test wikitext2 wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,8 +47,11 @@ check: $(READY)  ## formatting, lint, imports between rooms, and types
 	PYTHONPATH=build/types $(BIN)/lint-imports
 	MYPYPATH=build/types $(BIN)/mypy -p elmwright
 
-bench: $(READY)  ## measurements, printed as ratios
-	@for b in tests/bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+bench: $(READY)  ## the benches of speed, and one table of them (half an hour with AllenNLP)
+	@$(BIN)/python tests/bench/table.py
+
+bench-full: $(READY)  ## every bench (hours)
+	@$(BIN)/python tests/bench/table.py --full
 
 chaos: $(READY)  ## kill runs at random moments and compare what comes out
 	$(BIN)/python -m pytest -m heavy tests/jobs/training/driver/test_chaos.py tests/jobs/training/driver/test_faults.py tests/jobs/tracking/test_tracking_faults.py tests/jobs/stages/test_run.py tests/jobs/stages/test_preflight.py tests/jobs/cli/test_ctrl_c.py tests/jobs/rundir/test_journal_lines.py tests/jobs/upkeep/test_replay.py --timeout=3600

@@ -30,7 +30,7 @@ def dropout_masks(
     them ([2, T, N, projection_dim], scaled so that the mean is 1); None when p is 0. Row i depends
     on `keys[i]`, 64 bits, and on nothing else.
     """
-    dropped = round(p * LEVELS)
+    dropped = min(round(p * LEVELS), LEVELS - 1)
     if dropped == 0:
         return None
     sites = config.n_layers + 1

@@ -205,6 +205,7 @@ class _Maxima(torch.autograd.Function):
         filters = sum(weight.size(2) for weight in weights)
         maxima = embedded.new_empty(len(chars), filters)
         places = torch.empty(len(chars), filters, dtype=torch.int16)
+        weights = tuple(weight.contiguous() for weight in weights)
         for offset, weight in _offsets(weights):
             kernels.convolve(embedded, starts, weight, maxima, places, offset)
         ctx.save_for_backward(chars, embedded, places, *weights)

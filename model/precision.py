@@ -1,10 +1,11 @@
 """The type of numbers that products of matrices read.
 
-Under `train.precision = "bf16"` both operands of every product are rounded to bfloat16, which has
-the range of float32 and 8 bits of its 24. Products add in float32. Weights, cells, states,
-gradients of weights, the optimiser and all sums stay in float32: a step rounds a copy of the
-weights, once. With the kernels in C, convolutions alone read float32: they take less time than it
-would take to gather rounded windows.
+Under `train.precision = "bf16"` both operands of products are rounded to bfloat16, which has the
+range of float32 and 8 bits of its 24. Products add in float32 and give bfloat16, so outputs of
+LSTM layers and gradients of weights are rounded once, too. Weights, cells, sums of gates, losses,
+reductions and the optimiser stay in float32: a step rounds a copy of the weights, once. With the
+kernels in C, convolutions alone read float32: they take less time than it would take to gather
+rounded windows.
 """
 
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Operands:
 EXACT = Operands()
 
 _rounded = WeakTensorKeyDictionary()
-"""Weight → its version and type, and the rounded copy."""
+"""Weight → its version, place and type, and the rounded copy."""
 
 
 def operand(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -48,7 +49,7 @@ def operand(weight: Tensor, dtype: torch.dtype) -> Tensor:
         return weight.detach()
     if weight.is_inference():
         return weight.to(dtype)
-    key = (weight._version, dtype)
+    key = (weight._version, weight.data_ptr(), dtype)
     known: tuple[object, Tensor] | None = _rounded.get(weight)  # type: ignore[no-untyped-call]
     if known is None or known[0] != key:
         known = (key, weight.detach().to(dtype))

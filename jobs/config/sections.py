@@ -48,10 +48,10 @@ class TrainSection:
     that is sent to a target with gpus uses "cuda" instead of "auto"."""
     precision: Precision = "fp32"
     """What products of matrices read. "fp32": float32, in which a run is exact. "bf16": operands
-    rounded to bfloat16; sums, cells, states, weights and the optimiser stay in float32. Two to four
-    times as fast on GPUs and on CPUs with the instructions (elmwright check says whether this one
-    has them), and slow on others. "tf32": operands rounded to 11 bits, on GPUs only. "bf16-encoder"
-    is bf16 in the token encoder alone, which is what bf16 = true of earlier versions means."""
+    rounded to bfloat16; weights, cells, losses and the optimiser stay in float32. Faster on GPUs
+    and on CPUs with the instructions (elmwright check measures it), and slow on others. "tf32":
+    operands rounded to 11 bits, on GPUs only. "bf16-encoder" is bf16 in the token encoder alone,
+    which is what bf16 = true of earlier versions means."""
     lanes: Count = 128
     """Rows of the global batch, all processes together."""
     window: Count = 20

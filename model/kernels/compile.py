@@ -1,8 +1,9 @@
 """Compiles `kernels.c` once per machine, and keeps the library in the user's cache.
 
-The file's name has the digest of the source and of the command, and the kind of processor, so a
+The file's name has the digest of the source, the flags and `CC`, and the kind of processor, so a
 cache that several machines share has one for each, and a new version of Elmwright compiles again.
-A library is only loaded if nobody else can write to its folder.
+A library is only loaded if nobody else can write to its folder, and if it is whole: its digest is
+behind it in the file, which the loader ignores. A damaged one would end the process without a word.
 
 OpenMP comes from torch: the library is linked without an OpenMP of its own, and finds torch's when
 it is loaded, so both use the same threads.
@@ -28,7 +29,7 @@ VARIABLE = "ELMWRIGHT_KERNELS"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = (
     *("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
-    "-ffp-contract=off",  # else results would depend on the compiler
+    *("-fno-fast-math", "-ffp-contract=off"),  # else results would depend on the compiler
 )
 LEVELS = {
     "x86-64-v4": (
@@ -40,6 +41,7 @@ LEVELS = {
 """Kinds of x86 processors by their instructions, best first. Without fused multiply-add in the
 processor the kernels would be slow, so older ones have none."""
 COMPILE_SECONDS = 120
+_DIGEST = hashlib.sha256().digest_size
 
 
 class NoKernels(Exception):  # noqa: N818 - a state of the machine, which is reported
@@ -50,12 +52,13 @@ def library_path() -> Path:
     """The compiled library, which is compiled now if it is not there."""
     if os.environ.get(VARIABLE, NATIVE) == TORCH:
         raise NoKernels(f"{VARIABLE} is {TORCH}")
-    flags = [*FLAGS, *_processor_flags()]
-    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(flags).encode()).hexdigest()[:16]
+    flags, chosen = [*FLAGS, *_processor_flags()], os.environ.get("CC", "")
+    made_of = SOURCE.read_bytes() + " ".join([*flags, chosen]).encode()
     folder = _cache_folder()
-    library = folder / f"kernels-{platform.machine()}-{digest}.so"
-    if not library.is_file():
-        _compile(library, flags)
+    name = f"kernels-{platform.machine()}-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
+    library = folder / name
+    if not _is_whole(library):
+        _compile(library, flags, chosen.split())
     return library
 
 
@@ -84,12 +87,12 @@ def _processor_flags() -> list[str]:
 
 def _cache_folder() -> Path:
     """A folder of this user's that nobody else can write to."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    for folder in (Path(base, "elmwright", "kernels"), _temporary_folder()):
+    for place in (_user_folder, _temporary_folder):
         try:
+            folder = place()
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             facts = folder.stat()
-        except OSError:
+        except (OSError, RuntimeError):  # no home folder is a RuntimeError
             continue
         is_private = facts.st_uid == os.getuid() and not facts.st_mode & (
             stat.S_IWGRP | stat.S_IWOTH
@@ -99,29 +102,47 @@ def _cache_folder() -> Path:
     raise NoKernels("there is no private cache folder to compile them into")
 
 
+def _user_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "elmwright", "kernels")
+
+
 def _temporary_folder() -> Path:
     return Path(tempfile.gettempdir(), f"elmwright-kernels-{os.getuid()}")
 
 
-def _compile(library: Path, flags: list[str]) -> None:
+def _is_whole(library: Path) -> bool:
+    """Whether the file ends with the digest of what is before."""
+    if not library.is_file():
+        return False
+    content = library.read_bytes()
+    return content[-_DIGEST:] == hashlib.sha256(content[:-_DIGEST]).digest()
+
+
+def _compile(library: Path, flags: list[str], chosen: list[str]) -> None:
     """Compile into a file beside it, and move that into place, so a kill leaves nothing half
     written and processes that compile at the same time do not disturb each other."""
-    chosen = os.environ.get("CC", "").split() or [
-        next((name for name in COMPILERS if shutil.which(name)), "")
-    ]
+    chosen = chosen or [next((name for name in COMPILERS if shutil.which(name)), "")]
     if not chosen[0]:
         raise NoKernels(f"there is no C compiler ({', '.join(COMPILERS)})")
     with tempfile.TemporaryDirectory(dir=library.parent) as work:
         compiled, linked = Path(work, "kernels.o"), Path(work, "kernels.so")
         _call([*chosen, *flags, "-c", str(SOURCE), "-o", str(compiled)])
         _call([*chosen, "-shared", str(compiled), "-o", str(linked), "-lm"])
+        content = linked.read_bytes()
+        linked.write_bytes(content + hashlib.sha256(content).digest())
         linked.replace(library)
 
 
 def _call(command: list[str]) -> None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=COMPILE_SECONDS
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            timeout=COMPILE_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoKernels(f"{command[0]} cannot compile them ({error})") from error

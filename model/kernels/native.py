@@ -127,6 +127,8 @@ def _loaded() -> Native | NoKernels:
         return Native.of(load_library())
     except NoKernels as reason:
         return reason
+    except (OSError, AttributeError) as error:  # a full disk; a library without our functions
+        return NoKernels(f"they cannot be compiled or loaded ({error})")
 
 
 def native() -> Native | None:

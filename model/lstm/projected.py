@@ -98,7 +98,7 @@ class _LSTM(torch.autograd.Function):
         m0: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dim, operands = w_proj.size(1), implementation.operands
-        bias = b.clone()
+        bias = b.clone(memory_format=torch.contiguous_format)
         bias[:, 2 * dim : 3 * dim] += 1.0  # the forget bias that no file stores
         keep = None if resets is None else (~resets).to(x.dtype).contiguous()
         weights = operand(w, operands), operand(w_proj, operands)

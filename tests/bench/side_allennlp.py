@@ -1,8 +1,9 @@
 """The peer's side of the training benchmark: the biLM assembled from AllenNLP's own modules.
 
 Runs in AllenNLP's environment (Python 3.8), so it imports nothing of ours. Same protocol as
-`side_ours.py`: WORKLOAD THREADS, then a number of steps a line on standard input. Weights start
-from the workload's files, hence its first loss must be ours.
+`side_ours.py`: WORKLOAD THREADS [PRECISION [DROPOUT]], of which it knows only "fp32", then requests
+on standard input. Weights start from the workload's files, hence its losses must be ours. Dropout
+is applied to the words and to the top outputs, two of the three places where ours is.
 """
 
 import json
@@ -19,8 +20,9 @@ from torch.nn.functional import cross_entropy
 
 
 class Peer(torch.nn.Module):
-    def __init__(self, folder):
+    def __init__(self, folder, dropout):
         super().__init__()
+        self.dropout = torch.nn.Dropout(dropout)
         shape = self.shape = json.loads((folder / "shape.json").read_text())
         work = self.work = dict(np.load(folder / "work.npz"))
         self.chars = torch.from_numpy(work["chars"].astype(np.int64))
@@ -88,7 +90,8 @@ class Peer(torch.nn.Module):
         chars = self.chars[read[:, 1:-1].reshape(-1)]
         mask = torch.ones(chars.shape, dtype=torch.bool)
         words = self.cnn(self.embed(chars), mask).view(rows, window, -1)
-        top = self.lstm(words, torch.ones(rows, window, dtype=torch.bool))[-1]
+        there = torch.ones(rows, window, dtype=torch.bool)
+        top = self.dropout(self.lstm(self.dropout(words), there)[-1])
         forward, backward = top.reshape(rows * window, -1).chunk(2, 1)
         drawn = torch.from_numpy(self.work["negatives"][self.done]), self.work["tries"][self.done]
         loss = 0.5 * (
@@ -103,11 +106,26 @@ class Peer(torch.nn.Module):
         return loss.item()
 
 
+def large_rate(size=4096):
+    """FLOP/s of a large product, as gemm.py measures it for ours."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    out = torch.mm(a, b)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        torch.mm(a, b, out=out)
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)
+
+
 def main():
     torch.set_num_threads(int(sys.argv[2]))
-    peer = Peer(Path(sys.argv[1]))
+    peer = Peer(Path(sys.argv[1]), float(sys.argv[4]) if len(sys.argv) > 4 else 0.0)
     print("ready", flush=True)
     for line in sys.stdin:
+        if line.strip() == "gemm":
+            print(json.dumps({"rate": large_rate()}), flush=True)
+            continue
         start = time.perf_counter()
         losses = [peer.step() for _ in range(int(line))]
         answer = {"seconds": time.perf_counter() - start, "loss": losses[-1]}

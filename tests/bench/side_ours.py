@@ -1,5 +1,8 @@
-"""Our side of the training benchmark: `python side_ours.py WORKLOAD THREADS`, then a number of
-steps a line on standard input; each line is answered with the seconds taken and the last loss."""
+"""Our side of the training benchmark: `python side_ours.py WORKLOAD THREADS [PRECISION [DROPOUT]]`.
+
+Each line on standard input is a number of steps, answered with the seconds taken and the last loss,
+or "gemm", answered with the rate of a large product of float32.
+"""
 
 import json
 import sys
@@ -8,20 +11,31 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gemm import large_rate
 from torch import Tensor
 
 from elmwright.model.bilm import States
-from elmwright.model.config import OptimConfig
+from elmwright.model.config import OptimConfig, Precision
+from elmwright.model.dropout import dropout_masks
 from elmwright.model.formats.folder import load_folder
 from elmwright.model.optim import Optimizer, global_norm
+from elmwright.model.precision import Operands
 from elmwright.model.softmax import Negatives, Softmax, sampled_loss
+from elmwright.pipeline.format.lanes import Stream, keyed_hash
 
 
 class Trainer:
     """What `jobs/training/loop/train.py` does in one process, fed from the workload."""
 
-    def __init__(self, folder: Path, words: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        words: int | None = None,
+        precision: Precision = "fp32",
+        dropout: float = 0.0,
+    ) -> None:
         """`words` asks for a fresh softmax of that size in place of the workload's."""
+        self.operands, self.dropout = Operands.of(precision), dropout
         self.work = dict(np.load(folder / "work.npz"))
         self.shape = json.loads((folder / "shape.json").read_text())
         self.bilm = load_folder(folder).bilm
@@ -47,10 +61,17 @@ class Trainer:
 
         rows = torch.unique(torch.cat([targets.reshape(-1), negatives.ids]))
         table = self.softmax.table(rows).requires_grad_()
-        out = self.bilm(chars, forward, forward.flip(1), self.states)
+        lanes, window = forward.shape
+        keys = [keyed_hash(1, Stream.DROPOUT, self.done, lane) for lane in range(lanes)]
+        masks = dropout_masks(self.bilm.config, self.dropout, keys, window, torch.device("cpu"))
+        rest = self.states, masks, None, None, self.operands
+        out = self.bilm(chars, forward, forward.flip(1), *rest)
         hidden = torch.cat([out.top_forward, out.top_backward]).flatten(0, 1)
         weights, size = torch.ones(len(hidden)), self.softmax.vocab_size
-        total = sampled_loss(hidden, targets.reshape(-1), weights, rows, table, negatives, size)
+        total = sampled_loss(
+            *(hidden, targets.reshape(-1), weights, rows, table, negatives, size),
+            self.operands.softmax,
+        )
         loss = total / len(hidden)
         self.bilm.zero_grad()
         loss.backward()
@@ -68,9 +89,14 @@ class Trainer:
 
 def main() -> None:
     torch.set_num_threads(int(sys.argv[2]))
-    trainer = Trainer(Path(sys.argv[1]))
+    precision: Precision = "bf16" if "bf16" in sys.argv else "fp32"
+    dropout = float(sys.argv[4]) if len(sys.argv) > 4 else 0.0
+    trainer = Trainer(Path(sys.argv[1]), precision=precision, dropout=dropout)
     print("ready", flush=True)
     for line in sys.stdin:
+        if line.strip() == "gemm":
+            print(json.dumps({"rate": large_rate()}), flush=True)
+            continue
         start = time.perf_counter()
         losses = [trainer.step() for _ in range(int(line))]
         answer = {"seconds": time.perf_counter() - start, "loss": losses[-1]}

@@ -19,11 +19,18 @@ FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 """Instructions of a processor that decide how fast products are."""
 
 
-def options_parser(page: str) -> argparse.ArgumentParser:
-    """The options that all of these benches have; `page` is the docstring of one."""
+def record_parser(page: str) -> argparse.ArgumentParser:
+    """The option that all of these benches have; `page` is the docstring of one."""
     parser = argparse.ArgumentParser(
         description=page, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to a file")
+    return parser
+
+
+def options_parser(page: str) -> argparse.ArgumentParser:
+    """The options of the benches that train models until they are good."""
+    parser = record_parser(page)
     parser.add_argument("--steps", type=int, help="fewer steps, to try it; nothing is judged")
     parser.add_argument("--processes", type=int, help="training processes (the recipe's number)")
     parser.add_argument(
@@ -40,7 +47,6 @@ def options_parser(page: str) -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="keep corpora and runs here; a corpus that is there is not built again",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to a file")
     return parser
 
 
@@ -63,31 +69,50 @@ def work_folder(given: Path | None) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Bar:
-    """A measured number, and the most that it may be."""
+    """A measured number, and the most or the least that it may be."""
 
     name: str
     value: float
     limit: float
+    is_least: bool = False
+    """Whether the limit is the least."""
     is_strict: bool = False
-    """Whether the number must be below the limit."""
+    """Whether the number may not be the limit itself."""
     hoped: float | None = None
-    """A lower limit that is not required."""
+    """A limit that is not required."""
+    ours: str = ""
+    """What the number compares, if it is a ratio, with its unit."""
+    peer: str = ""
+    """With what, and what that is."""
 
     @property
     def holds(self) -> bool:
-        return self.value < self.limit if self.is_strict else self.value <= self.limit
+        return self._meets(self.limit) and not (self.is_strict and self.value == self.limit)
+
+    def _meets(self, limit: float) -> bool:
+        return self.value >= limit if self.is_least else self.value <= limit
+
+    @property
+    def bound(self) -> str:
+        """The limit in words."""
+        words = {
+            (False, False): "at most",
+            (False, True): "below",
+            (True, False): "at least",
+            (True, True): "above",
+        }
+        return f"{words[self.is_least, self.is_strict]} {shown(self.limit)}"
 
     def __str__(self) -> str:
-        bound = f"{'below' if self.is_strict else 'at most'} {_number(self.limit)}"
         hoped = ""
         if self.hoped is not None:
-            is_reached = self.value <= self.hoped
-            hoped = f" (hoped for {_number(self.hoped)}: {'' if is_reached else 'not '}reached)"
-        return f"{self.name} {_number(self.value)}, {bound}{hoped}"
+            is_reached = self._meets(self.hoped)
+            hoped = f" (hoped for {shown(self.hoped)}: {'' if is_reached else 'not '}reached)"
+        return f"{self.name} {shown(self.value)}, {self.bound}{hoped}"
 
 
-def _number(value: float) -> str:
-    return f"{value:,.1f}" if value >= 10 else f"{value:.3f}"
+def shown(value: float) -> str:
+    return f"{value:,.1f}" if value >= 10 else f"{value:.3f}".removesuffix("0").removesuffix("0")
 
 
 def conclude(
@@ -99,7 +124,8 @@ def conclude(
 ) -> int:
     """Print every bar, write the record if `--json` asks for one, and return the exit code: 1 if a
     bar fails. Nothing is judged if options make the run another one than the bars are for."""
-    judged = is_as_meant and not options.steps and not options.settings
+    is_tried = getattr(options, "steps", None) or getattr(options, "settings", None)
+    judged = is_as_meant and not is_tried
     print()
     for bar in bars:
         verdict = ("holds" if bar.holds else "FAILS") if judged else "not judged"
@@ -121,7 +147,14 @@ def record(numbers: dict[str, object], bars: list[Bar], *, judged: bool) -> dict
         "flags": processor_flags(),
         "numbers": numbers,
         "bars": [
-            {"name": bar.name, "value": bar.value, "limit": bar.limit, "holds": bar.holds}
+            {
+                "name": bar.name,
+                "ours": bar.ours,
+                "peer": bar.peer,
+                "value": bar.value,
+                "bar": bar.bound,
+                "holds": bar.holds,
+            }
             for bar in bars
         ],
         "is_judged": judged,

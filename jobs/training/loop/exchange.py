@@ -10,15 +10,15 @@ takes longer than `train.timeout_s`, the others can tell which process is missin
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import IntEnum
-from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from elmwright.model.softmax import distinct
 
@@ -32,6 +32,16 @@ class Ranks:
     rank: int = 0
     world: int = 1
     device: torch.device = CPU
+    host_group: dist.ProcessGroup | None = None
+    """The group for tensors in main memory, if it is not that of everything else."""
+
+    def with_host_group(self, timeout_s: float) -> "Ranks":
+        """The same with a group for tensors in main memory, which that of GPUs does not take. Every
+        process must call this."""
+        if self.world == 1 or self.device.type == "cpu":
+            return self
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        return replace(self, host_group=group)
 
     def lanes(self, total: int) -> range:
         """The lanes of the global batch that this process owns."""
@@ -58,7 +68,7 @@ class Ranks:
         if self.world == 1:
             return tensor
         parts = [torch.empty_like(tensor) for _ in range(self.world)]
-        dist.all_gather(parts, tensor, group=_host_group(self.device.type))
+        dist.all_gather(parts, tensor, group=self.host_group)
         return torch.cat(parts)
 
     def from_first(self, value: int) -> int:
@@ -68,12 +78,6 @@ class Ranks:
         number = torch.tensor([value], dtype=torch.int64, device=self.device)
         dist.broadcast(number, src=0)
         return int(number.item())
-
-
-@cache
-def _host_group(device: str) -> dist.ProcessGroup | None:
-    """The group for tensors in main memory: the default one, or one beside that of the GPUs."""
-    return dist.new_group(backend="gloo") if device == "cuda" else None
 
 
 def touched_rows(ranks: Ranks, targets: Tensor, negatives: Tensor) -> Tensor:
@@ -91,17 +95,21 @@ class TableExchange:
         self._work: dist.Work | None = None
         self.is_last = False
         """Whether the backward pass that comes next is the last of the step."""
+        self._hook: RemovableHandle | None = None
         if ranks.world > 1:
-            table.register_post_accumulate_grad_hook(self._send)  # type: ignore[no-untyped-call]
+            register: Any = table.register_post_accumulate_grad_hook
+            self._hook = register(self._send)
 
     def _send(self, table: Tensor) -> None:
         if self.is_last:
             self._work = dist.all_reduce(table.grad, async_op=True)
 
     def result(self) -> Tensor:
-        """The mean of the gradients; waits for it."""
-        if self._work is not None:
+        """The mean of the gradients; waits for it. Call it once."""
+        if self._hook is not None:
+            assert self._work is not None, "no backward pass was the last"  # noqa: S101
             self._work.wait()
+            self._hook.remove()  # else table and hook keep each other: memory would grow
         assert self._table.grad is not None  # noqa: S101 - every loss depends on it
         return self._table.grad.div_(self._ranks.world)
 

@@ -1,4 +1,5 @@
-"""All processes of a run compute with the same kernels: those of its checkpoint, if all have them.
+"""All processes of a run compute with the same kernels: those of its checkpoint, if all have them
+and it was written on a CPU.
 
 Where one machine has no compiler, all use torch's code. So a run has the same bits on every rank,
 and a resumed run has those it began with, or says that it has not.
@@ -19,7 +20,8 @@ def settle_kernels(trainer: Trainer, ranks: Ranks) -> None:
         return
     reason = why_not_native()
     have = ranks.sum(torch.tensor([0.0 if reason else 1.0]))
-    wanted = trainer.progress.kernels or NATIVE
+    progress = trainer.progress
+    wanted = progress.kernels if progress.device == "cpu" and progress.kernels else NATIVE
     chosen = NATIVE if wanted != TORCH and int(have.item()) == ranks.world else TORCH
     choose_kernels(chosen)
     if trainer.step and wanted not in (chosen, ""):

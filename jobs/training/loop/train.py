@@ -71,10 +71,12 @@ def train(
     torch.set_num_threads(config.train.threads)
     manifest = Manifest.load(folder.corpus)
     settings = config.train
+    ranks = ranks.with_host_group(settings.timeout_s)
     lanes = ranks.lanes(settings.lanes)
 
     trainer = begin(config, folder, manifest, ranks, find_model)
     settle_kernels(trainer, ranks)
+    # A switch of the whole process: with tf32, evaluation during training has it too.
     torch.set_float32_matmul_precision("high" if settings.precision == "tf32" else "highest")
     bilm = distributed(trainer.bilm, ranks) if ranks.world > 1 else trainer.bilm
     recorder = Recorder()

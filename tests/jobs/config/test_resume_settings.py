@@ -101,3 +101,15 @@ def test_what_old_runs_mean_names_settings_that_exist() -> None:
     for name in (*MEANT_WITHOUT, *FORMER_DEFAULTS):
         section, key = name.split(".")
         assert key in settings[section]
+
+
+def test_the_former_setting_bf16_means_what_it_did() -> None:
+    for before, now in ((False, "fp32"), (True, "bf16-encoder")):
+        saved = to_dict(load_config("small"))
+        del saved["train"]["precision"]
+        saved["train"]["bf16"] = before
+        assert as_meant(saved)["train"]["precision"] == now
+        same = load_config("small", [f"train.precision={now}"])
+        assert changed_settings(saved, to_dict(same)) == ""
+        other = load_config("small", ["train.precision=bf16"])
+        assert "train.precision" in changed_settings(saved, to_dict(other))

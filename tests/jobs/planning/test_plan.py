@@ -64,6 +64,7 @@ def test_the_plan_fits_the_terminal_and_has_every_row(
         "model",
         "training",
         "cores",
+        "processor",
         "disk",
         "time",
         "MLflow",

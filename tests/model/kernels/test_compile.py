@@ -1,5 +1,6 @@
 """Where the kernels come from, and what happens where there are none."""
 
+import ctypes
 import os
 import stat
 import subprocess
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from elmwright.model.kernels import compile as module
+from elmwright.model.kernels import native
 from elmwright.model.kernels.compile import NoKernels, library_path
+from elmwright.model.kernels.native import Native
 
 pytestmark = pytest.mark.slow(15)
 
@@ -92,11 +95,58 @@ def test_a_processor_without_fused_multiply_add_has_none(monkeypatch):
     module._processor_flags.cache_clear()
 
 
-def test_a_damaged_library_is_reported(cache):
-    path = library_path()
-    path.write_bytes(b"not a library")
-    with pytest.raises(NoKernels, match="cannot be loaded"):
-        module.load_library()
+@pytest.mark.parametrize("kept", [0, 100, 4096, -1])
+def test_a_damaged_library_is_compiled_again(kept):
+    """One that was cut off would end the process with a bus error."""
+    whole = library_path().read_bytes()
+    library_path().write_bytes(whole[:kept])
+    assert library_path().read_bytes() == whole
+    assert Native.of(module.load_library())
+
+
+def test_a_compiler_that_writes_nothing_or_nonsense_means_none(monkeypatch, tmp_path):
+    code = "from elmwright.model.kernels.native import why_not_native; print(why_not_native())"
+    for script in ("exit 0", r"printf '\377\376' >&2; exit 1"):
+        lazy = tmp_path / "lazy"
+        lazy.write_text(f"#!/bin/sh\n{script}\n")
+        lazy.chmod(0o755)
+        assert "compile" in run("-c", code, CC=str(lazy))
+
+
+def test_another_library_under_our_name_means_none(monkeypatch):
+    monkeypatch.setattr(native, "load_library", lambda: ctypes.CDLL(None))
+    native._loaded.cache_clear()
+    try:
+        assert "cannot be compiled or loaded" in native.why_not_native()
+    finally:
+        native._loaded.cache_clear()
+
+
+def test_without_a_home_folder_the_temporary_one_is_used(monkeypatch, tmp_path):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert library_path().parent == tmp_path / "temporary"
+
+
+def test_a_full_disk_means_none(monkeypatch):
+    def full(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.tempfile, "TemporaryDirectory", full)
+    native._loaded.cache_clear()
+    try:
+        assert "No space left" in native.why_not_native()
+    finally:
+        native._loaded.cache_clear()
+
+
+def test_another_compiler_by_name_is_another_library(monkeypatch):
+    first = library_path()
+    monkeypatch.setenv("CC", "gcc -ffast-math")
+    assert library_path() != first
 
 
 def run(*words: str, **variables: str) -> str:

@@ -56,14 +56,17 @@ def test_two_processes_give_the_curve_and_the_evaluation_of_one(
     assert scores[1]["tokens"] == scores[0]["tokens"]
 
 
-def test_stopped_and_resumed_it_ends_in_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_stopped_and_resumed_it_ends_in_the_same_bytes(
+    corpus: Path, tmp_path: Path, precision: str
+) -> None:
     (tmp_path / "whole").mkdir()
-    config, whole = prepare(tmp_path / "whole", corpus)
+    config, whole = prepare(tmp_path / "whole", corpus, train_precision=precision)
     begin_attempt(whole.attempt)
     train(config, whole, 1, Ranks())
 
     (tmp_path / "parts").mkdir()
-    config, parts = prepare(tmp_path / "parts", corpus)
+    config, parts = prepare(tmp_path / "parts", corpus, train_precision=precision)
     stops = 0
     while not at(parts.result).exists():
         attempt = begin_attempt(parts.attempt)
@@ -119,6 +122,19 @@ def test_the_full_softmax_is_trained_when_negatives_reach_the_vocabulary(
     curve = losses(run)
     assert curve[1] == pytest.approx(np.log(200), rel=0.05)  # 200 words, nothing known yet
     assert curve[STEPS] < curve[1]
+
+
+def test_a_run_in_bfloat16_learns_as_one_in_float32(corpus: Path, tmp_path: Path) -> None:
+    curves = []
+    for precision in ("fp32", "bf16"):
+        folder = tmp_path / precision
+        folder.mkdir()
+        config, run = prepare(folder, corpus, train_precision=precision)
+        begin_attempt(run.attempt)
+        train(config, run, 1, Ranks())
+        curves.append(losses(run))
+    assert curves[1] != curves[0]
+    assert curves[1] == pytest.approx(curves[0], rel=0.01)
 
 
 def test_a_loss_that_is_not_finite_skips_the_update_and_is_recorded(
