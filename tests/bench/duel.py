@@ -23,6 +23,8 @@ class Side:
     def __init__(self, name: str, python: str, script: str, *arguments: str, threads: int) -> None:
         self.name = name
         self.seconds: list[float] = []
+        self.cpu: list[float] = []
+        """Seconds of CPU time, where the script says them."""
         self.losses: list[float] = []
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
         command = [python, str(HERE / script), *arguments]
@@ -44,6 +46,7 @@ class Side:
         print(steps, file=self.process.stdin, flush=True)
         answer: dict[str, float] = json.loads(self._answer())
         self.seconds.append(answer["seconds"] / steps)
+        self.cpu.append(answer.get("cpu", 0.0) / steps)
         self.losses.append(answer["loss"])
         return answer
 
