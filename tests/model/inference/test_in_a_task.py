@@ -199,6 +199,29 @@ def test_kernels_in_c_and_torch_give_the_same_vectors():
                 np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+def test_what_a_sentence_loses_in_other_company_is_rounding_that_large_weights_enlarge():
+    """Why answers of a served random model may differ from `embed`, and no error of serving."""
+
+    def company(factor, dtype):
+        bilm = ModelOfUse().bilm
+        for parameter in bilm.lstm.parameters():
+            parameter.data.mul_(factor)
+        elmo = Elmo(bilm, dropout=0.0).to(dtype)
+        draw = random.Random(2)
+        batch = [[f"w{draw.randrange(90)}" for _ in range(60)] for _ in range(8)]
+        together = elmo(batch).words
+        found = [
+            (together[k][60 * n : 60 * (n + 1)] - layer).abs().max().item()
+            for n, sentence in enumerate(batch)
+            for k, layer in enumerate(elmo([sentence]).words)
+        ]
+        return max(found)
+
+    assert company(1, torch.float32) < 1e-6
+    assert company(3, torch.float32) > 1e-4
+    assert company(3, torch.float64) < 1e-9
+
+
 class ModelOfUse:
     """A model whose products are large enough for a library to choose among its ways."""
 
