@@ -131,8 +131,8 @@ class TokenEncoder(nn.Module):
     def maxima(self, chars: Tensor, operands: torch.dtype | None = None) -> Tensor:
         """The maxima of every filter, [U, filters]."""
         chars = chars.to(torch.int32)
-        kernels = native_for(*self.conv.parameters(), self.char_embed)
-        if kernels is not None and not torch.is_autocast_enabled("cpu"):
+        kernels = self.kernels()
+        if kernels is not None:
             weights = [conv.weight for conv in self._banks()]
             maxima: Tensor = _Maxima.apply(  # type: ignore[no-untyped-call]
                 kernels, chars, self.char_embed, *weights
@@ -152,6 +152,13 @@ class TokenEncoder(nn.Module):
         )
         # Back to the caller's order, by a lookup with a deterministic backward.
         return F.embedding(order.argsort(), x)
+
+    def kernels(self) -> Native | None:
+        """The kernels in C, if `maxima` uses them. Then a word's maxima have the same bits whatever
+        it is encoded with."""
+        if torch.is_autocast_enabled("cpu"):
+            return None
+        return native_for(*self.conv.parameters(), self.char_embed)
 
     def above(self, x: Tensor, operands: torch.dtype | None = None) -> Tensor:
         """The layers above the convolutions: [U, filters] → [U, projection_dim]."""

@@ -5,6 +5,13 @@
 
 A string is a raw sentence, which the model's tokeniser splits into words; a list is its words. A
 bare string is a batch of one. `fit` learns nothing.
+
+A sentence without words (an empty string or list, or one whose characters the model's cleaning
+removes) becomes a row of zeros. Everywhere else an empty string is refused, because there it is
+more likely a mistake than a sentence. Here a table of texts often has empty cells, a pipeline may
+neither drop rows, which have labels, nor stop in `predict`, and `TfidfVectorizer` gives zeros, too.
+What is no text, such as None or NaN for a missing cell, is refused.
+
 scikit-learn is an optional dependency (`elmwright[sklearn]`) that only this file imports.
 """
 
@@ -60,7 +67,7 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if not hasattr(self, "elmo_"):
             self.fit()
         items = items_of(sentences)
-        items = [[] if isinstance(item, str) and not item.strip() else item for item in items]
+        items = [[] if isinstance(item, str) and self._is_blank(item) else item for item in items]
         pooled = np.zeros((len(items), self._width()), np.float32)
         for start in range(0, len(items), 512):
             batch = items[start : start + 512]
@@ -68,6 +75,12 @@ class SentenceVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 if vectors.shape[1]:
                     pooled[start + n] = self._pool(vectors)
         return pooled
+
+    def _is_blank(self, sentence: str) -> bool:
+        """Whether a raw sentence has no words. One with a letter or a digit has."""
+        return not any(map(str.isalnum, sentence)) and not (
+            sentence.strip() and self.elmo_.text.words(sentence)
+        )
 
     def get_feature_names_out(self, names: Any = None) -> npt.NDArray[np.object_]:
         """A name per column, such as `top_0` or, with all layers, `layer1_0`; `names` are those of

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from elmwright.model.bilm import BiLM, LSTMLayer, States
 from elmwright.model.inference.word_types import Row
+from elmwright.model.kernels.native import Native, native_for
 
 POSITIONS = 512
 """Positions whose gates are in memory at a time. Larger buffers (16 MB here for the small model)
@@ -77,7 +78,8 @@ def run_packed(
     with torch.autocast(types.device.type, enabled=False):
         for number, layer in enumerate(bilm.lstm):
             assert isinstance(layer, LSTMLayer)  # noqa: S101 - for the type checker
-            c, m = states.c[:, number].clone(), states.m[:, number]
+            c = states.c[:, number].clone(memory_format=torch.contiguous_format)
+            m = states.m[:, number]
             y = _run_layer(layer, x, packing.active, c, m)
             x = x + y if bilm.config.residual and number else y
             layers.append(x)
@@ -100,31 +102,54 @@ def _run_layer(
     bias[:, 2 * dim : 3 * dim] += 1.0  # the forget bias that no file stores
     w_in, w_rec = w[:, :width], w[:, width:]
     y = x.new_empty(2, x.size(1), proj)
-    sigmoids, j = x.new_empty(2, c.size(1), 4 * dim), torch.empty_like(c)
-    hidden, (i, _, f, o) = torch.empty_like(c), sigmoids.chunk(4, dim=-1)
+    kernels = native_for(x, c, layer.w)
+    step = _TorchStep(c, cell_clip) if kernels is None else _NativeStep(kernels, c, cell_clip)
     for first, last in _portions(active):
         steps = active[first:last].tolist()
         start = int(active[:first].sum())
         portion = slice(start, start + sum(steps))
         z = torch.baddbmm(bias.unsqueeze(1), x[:, portion], w_in)
-        # A step of few rows costs little more than its calls. So there are few of them: views of
-        # all steps are taken at once, and one sigmoid has all gates, that of j in vain.
-        parts = (z, z[..., dim : 2 * dim], y[:, portion])
-        for gates, gate_j, out in zip(
-            *(torch.split(part, steps, 1) for part in parts), strict=True
-        ):
+        # A step of few rows costs little more than its calls, so there are few of them: views of
+        # all steps are taken at once.
+        parts = (torch.split(part, steps, 1) for part in (z, y[:, portion]))
+        for gates, out in zip(*parts, strict=True):
             rows = gates.size(1)
-            if rows < m.size(1):
-                m, c, hidden, sigmoids, i, j, f, o = (
-                    each[:, :rows] for each in (m, c, hidden, sigmoids, i, j, f, o)
-                )
-            gates.baddbmm_(m, w_rec)
-            torch.sigmoid(gates, out=sigmoids)
-            torch.tanh(gate_j, out=j)
-            c.mul_(f).addcmul_(i, j).clamp_(-cell_clip, cell_clip)
-            torch.tanh(c, out=hidden).mul_(o)
-            m = torch.bmm(hidden, w_proj, out=out).clamp_(-proj_clip, proj_clip)
+            gates.baddbmm_(m if rows == m.size(1) else m[:, :rows], w_rec)
+            m = torch.bmm(step(gates), w_proj, out=out).clamp_(-proj_clip, proj_clip)
     return y
+
+
+class _NativeStep:
+    """Makes new cells of the sums of the gates with the kernel in C."""
+
+    def __init__(self, kernels: Native, c: Tensor, clip: float) -> None:
+        self.kernels, self.c, self.clip = kernels, c, clip
+        self.hidden = torch.empty_like(c)
+
+    def __call__(self, gates: Tensor) -> Tensor:
+        """Update the cells of the first rows, as many as `gates` has; returns σ(o)·tanh(c)."""
+        self.kernels.lstm_read(gates, self.c, self.hidden, self.clip)
+        return self.hidden[:, : gates.size(1)]
+
+
+class _TorchStep:
+    """The same in torch, in few calls: one sigmoid has all gates, that of j in vain."""
+
+    def __init__(self, c: Tensor, clip: float) -> None:
+        self.clip = clip
+        empty = torch.empty_like(c)
+        self.buffers: tuple[Tensor, ...] = (c, empty, empty.clone(), c.repeat(1, 1, 4))
+
+    def __call__(self, gates: Tensor) -> Tensor:
+        rows, dim = gates.size(1), gates.size(2) // 4
+        if rows < self.buffers[0].size(1):
+            self.buffers = tuple(each[:, :rows] for each in self.buffers)
+        c, hidden, j, sigmoids = self.buffers
+        torch.sigmoid(gates, out=sigmoids)
+        torch.tanh(gates.narrow(-1, dim, dim), out=j)
+        i, _, f, o = sigmoids.chunk(4, dim=-1)
+        c.mul_(f).addcmul_(i, j).clamp_(-self.clip, self.clip)
+        return torch.tanh(c, out=hidden).mul_(o)
 
 
 def _portions(active: npt.NDArray[np.int64]) -> list[tuple[int, int]]:

@@ -1,9 +1,9 @@
 """The distinct words of a batch, and their encoded vectors, which are kept.
 
 The encoder sees a word without its context, so a word type is encoded once until the encoder
-changes. A matrix product of another shape may round in another way, so all products here have one
-shape per class of word lengths. The vector of a word then has the same bits whatever it is encoded
-with, and whatever was encoded before.
+changes. The vector of a word has the same bits whatever it is encoded with, and whatever was
+encoded before. A matrix product of another shape may round in another way, so all products here
+have one shape (in torch, those of the convolutions have one per class of word lengths).
 """
 
 import threading
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from elmwright.model.bilm import BiLM
 from elmwright.model.chars import BEGIN_SENTENCE, END_SENTENCE, N_CHARS, CharIds, char_ids
-from elmwright.model.encoder import GROUP_LIMITS, varying_positions
+from elmwright.model.encoder import GROUP_LIMITS, TokenEncoder, varying_positions
 from elmwright.pipeline.errors import UserError
 
 Sentence = Sequence[str]
@@ -43,6 +43,8 @@ LIMITS = (*GROUP_LIMITS, 50, 100, 200, 400, 800)
 CONVOLVED, ENCODED = 16, 64
 """Words in a product of the convolutions, and of the layers above. Fewer leave the processor idle.
 More are in vain in a batch with few new words, whose products are filled up with zeros."""
+AT_A_TIME = 1024
+"""Words that a call of the kernels in C gets, whose characters are in memory meanwhile."""
 CACHE_BYTES = 1 << 28
 """Size of the cache of encoded types. When it would need more, it starts afresh."""
 
@@ -96,22 +98,34 @@ def ids_of(keys: Sequence[Key], max_chars: int) -> CharIds:
 def encode_types(bilm: BiLM, ids: CharIds, device: torch.device) -> Tensor:
     """The vectors of word types [types, max_chars], each with bits that depend on it alone."""
     encoder = bilm.encoder
+    if not len(ids):
+        return encoder.char_embed.new_zeros(0, bilm.config.projection_dim)
     chars = torch.from_numpy(ids.astype(np.int32)).to(device)
+    if encoder.kernels() is None:
+        convolved = _convolved(encoder, chars)
+    else:
+        convolved = torch.cat([encoder.maxima(part) for part in torch.split(chars, AT_A_TIME)])
+    parts = torch.split(convolved, ENCODED)
+    return torch.cat([encoder.above(_filled(part, ENCODED))[: len(part)] for part in parts])
+
+
+def _convolved(encoder: TokenEncoder, chars: Tensor) -> Tensor:
+    """The maxima of every filter, [types, filters], in products of one shape per class of lengths.
+
+    The kernels in C give a word the same bits without such care.
+    """
     varying = varying_positions(chars)
-    convolved: Tensor | None = None
-    previous = -1
-    for limit in (*(n for n in LIMITS if n < ids.shape[1]), ids.shape[1]):
+    convolved = encoder.char_embed.new_empty(0)
+    previous, longest = -1, chars.size(1)
+    for limit in (*(n for n in LIMITS if n < longest), longest):
         (members,) = torch.where((varying > previous) & (varying <= limit))
         previous = limit
         for part in torch.split(members, CONVOLVED) if len(members) else ():
             values = encoder.convolve(_filled(chars.index_select(0, part), CONVOLVED), limit)
-            if convolved is None:
-                convolved = values.new_empty(len(ids), values.size(1))
+            if not len(convolved):
+                convolved = values.new_empty(len(chars), values.size(1))
             convolved[part] = values[: len(part)]
-    if convolved is None:
-        return encoder.char_embed.new_zeros(0, bilm.config.projection_dim)
-    parts = torch.split(convolved, ENCODED)
-    return torch.cat([encoder.above(_filled(part, ENCODED))[: len(part)] for part in parts])
+    return convolved
 
 
 def _filled(rows: Tensor, count: int) -> Tensor:

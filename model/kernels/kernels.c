@@ -1,5 +1,5 @@
-/* The parts of a training step that torch has no fused operation for: the pointwise step of the
- * projected LSTM, convolutions reduced to each filter's maximum, and rows of a softmax.
+/* What torch has no fused operation for: the pointwise step of the projected LSTM, convolutions
+ * reduced to each filter's maximum, and rows of a softmax.
  *
  * Products of matrices are torch's. This file includes no header of torch; `native.py` calls it
  * with the addresses of tensors. The compiler vectorises it.
@@ -119,6 +119,30 @@ typedef struct {
 
 LSTM_FORWARD(lstm_forward_f32, float, load_f32, store_f32)
 LSTM_FORWARD(lstm_forward_bf16, Bf16, load_bf16, store_bf16)
+
+/* The same step without a backward one: `z` has the whole sums of the gates and is only read, and
+ * `cell` is updated in place. The groups are `z_group` numbers of `z` and `cell_group` numbers of
+ * cells and `hidden` apart. */
+void lstm_read(
+    int threads, Size groups, Size rows, Size dim, Size z_group, Size cell_group,
+    const float *all_z, float *all_cells, float *all_hidden, float clip)
+{
+    PARALLEL
+    for (Size at = 0; at < groups * rows; at++) {
+        const Size g = at / rows, row = at % rows;
+        const float *restrict z = all_z + g * z_group + row * 4 * dim;
+        float *restrict cell = all_cells + g * cell_group + row * dim;
+        float *restrict hidden = all_hidden + g * cell_group + row * dim;
+        VECTORISE
+        for (Size k = 0; k < dim; k++) {
+            const float old = sigmoid(z[2 * dim + k]) * cell[k];
+            float c = fmaf(sigmoid(z[k]), tanh_of(z[dim + k]), old);
+            c = c < -clip ? -clip : c > clip ? clip : c;
+            cell[k] = c;
+            hidden[k] = sigmoid(z[3 * dim + k]) * tanh_of(c);
+        }
+    }
+}
 
 /* The reverse: `z` gets the gradient of the gates' sums, and `dc`, the gradient of the cell, that
  * of the cell before. `dh` is the gradient of `hidden`. No gradient passes where the clip binds. */

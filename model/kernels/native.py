@@ -32,6 +32,10 @@ _SIGNATURES: dict[str, list[Any]] = {
     "lstm_backward": [_INT, _ADDRESS, _SIZE, *[_ADDRESS] * 6, _FLOAT],
     "softmax": [_INT, _SIZE, _SIZE, *[_ADDRESS] * 5],
 }
+_PLAIN = ("lstm_read", "convolve", "convolve_back")
+"""Those of float32 alone."""
+_WORTH_THREADS = 1 << 15
+"""Of fewer sums, a step is done before a second thread has begun."""
 NATIVE_TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -42,6 +46,7 @@ class Native:
     lstm_forward: dict[torch.dtype, Any]
     lstm_backward: dict[torch.dtype, Any]
     softmax: dict[torch.dtype, Any]
+    _lstm_read: Any
     _convolve: Any
     _convolve_back: Any
 
@@ -57,8 +62,23 @@ class Native:
                 typed[name][dtype] = function
         library.convolve.argtypes = [_INT, *[_SIZE] * 6, _INT, *[_ADDRESS] * 5]
         library.convolve_back.argtypes = [_INT, *[_SIZE] * 6, *[_ADDRESS] * 6]
-        library.convolve.restype = library.convolve_back.restype = None
-        return cls(**typed, _convolve=library.convolve, _convolve_back=library.convolve_back)
+        library.lstm_read.argtypes = [_INT, *[_SIZE] * 5, *[_ADDRESS] * 3, _FLOAT]
+        plain = {name: getattr(library, name) for name in _PLAIN}
+        for function in plain.values():
+            function.restype = None
+        return cls(**typed, **{f"_{name}": function for name, function in plain.items()})
+
+    def lstm_read(self, gates: Tensor, cells: Tensor, hidden: Tensor, clip: float) -> None:
+        """Update `cells` by the sums of the gates [groups, rows, 4·dim], and fill `hidden`.
+
+        Both are [groups, at least as many rows, dim] with the same strides.
+        """
+        groups, rows, width = gates.shape
+        threads = torch.get_num_threads() if gates.numel() >= _WORTH_THREADS else 1
+        self._lstm_read(
+            *(threads, groups, rows, width // 4, gates.stride(0), cells.stride(0)),
+            *(gates.data_ptr(), cells.data_ptr(), hidden.data_ptr(), clip),
+        )
 
     def convolve(
         self,

@@ -6,6 +6,12 @@
 random weights (the time does not depend on them). Each client sends one request after the other:
 one to eight sentences of 1 to 60 words, as strings and as lists, with all ways to choose layers.
 Printed are sentences and requests per second, and how long requests took: p50, p99 and the longest.
+
+Answers may differ from `embed` of the whole text by the rounding of float32, because products of
+other shapes add numbers up in another order. How far that goes depends on the model. With LSTM
+weights of three times the usual size, as in the random models of tests, every step of a sentence
+enlarges a difference, and one of 1e-7 becomes 1e-2 in 60 words without any error of serving. So the
+bench also prints how far `embed` differs from itself where it reads each sentence alone.
 """
 
 import argparse
@@ -22,8 +28,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +67,17 @@ class Client:
     failures: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Text:
+    """What clients may ask for."""
+
+    sentences: list[Any]
+    expected: list[Any]
+    """The vectors of `embed`."""
+    layers: list[str]
+    """The ways to choose layers."""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", nargs="?", type=Path)
@@ -76,10 +94,18 @@ def main() -> int:
             signature=signature(),
         )
         text = sentences(model)
-        expected = Elmo.from_pretrained(model).embed(text)
+        elmo = Elmo.from_pretrained(model)
+        expected = elmo.embed(text)
+        alone = [elmo.embed([sentence])[0] for sentence in text]
+        own = max(float(np.abs(a - b).max()) for a, b in zip(alone, expected, strict=True))
+        layers = ["all", "top", "mean", *map(str, range(elmo.bilm.config.n_layers + 1))]
+        asked = Text(text, expected, layers)
         with served(folder / "served") as url:
-            clients = load(url, text, expected, options.clients, options.seconds)
-    return report(clients, options.seconds)
+            ask(url, Client(), asked, random.Random(0))  # loads what the first request needs
+            started = time.monotonic()
+            clients = load(url, asked, options.clients, options.seconds)
+            seconds = time.monotonic() - started
+    return report(clients, seconds, own)
 
 
 def signature() -> Any:
@@ -143,24 +169,26 @@ def served(model: Path) -> Iterator[str]:
                 time.sleep(0.2)
         yield url
     finally:
-        if server.poll() is None:
-            os.killpg(server.pid, signal.SIGTERM)
-            server.wait(30)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if server.poll() is None:
+                os.killpg(server.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    server.wait(30)
         log.close()
 
 
-def load(
-    url: str, text: list[Any], expected: list[Any], count: int, seconds: float
-) -> list[Client]:
-    """Let this many clients send requests for this long; the first requests are not counted."""
-    ask(url, Client(), text, expected, random.Random(0))
+def load(url: str, text: Text, count: int, seconds: float) -> list[Client]:
+    """Let this many clients send requests for this long, and the last ones end."""
     clients = [Client() for _ in range(count)]
     end = time.monotonic() + seconds
 
     def work(client: Client, seed: int) -> None:
         draw = random.Random(seed)
-        while time.monotonic() < end:
-            ask(url, client, text, expected, draw)
+        try:
+            while time.monotonic() < end:
+                ask(url, client, text, draw)
+        except Exception as error:  # a thread would end without a word
+            client.failures.append(f"the client ended early: {error!r}")
 
     threads = [
         threading.Thread(target=work, args=(client, seed)) for seed, client in enumerate(clients, 1)
@@ -172,14 +200,12 @@ def load(
     return clients
 
 
-def ask(
-    url: str, client: Client, text: list[Any], expected: list[Any], draw: random.Random
-) -> None:
+def ask(url: str, client: Client, text: Text, draw: random.Random) -> None:
     """Send one request and compare its answer."""
-    numbers = draw.sample(range(len(text)), draw.randint(1, MOST))
-    layers = draw.choice(["all", "top", "mean", "0", "1", "2"])
+    numbers = draw.sample(range(len(text.sentences)), draw.randint(1, MOST))
+    layers = draw.choice(text.layers)
     # As `inputs` MLflow would refuse lists of several lengths.
-    rows = {"data": [[text[n]] for n in numbers]}
+    rows = {"data": [[text.sentences[n]] for n in numbers]}
     body = {"dataframe_split": rows, "params": {"layers": layers}}
     request = urllib.request.Request(  # noqa: S310 - our own server
         f"{url}/invocations", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -191,7 +217,7 @@ def ask(
     except urllib.error.HTTPError as error:
         client.failures.append(f"{error}: {error.read()[:300]!r}")
         return
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, HTTPException, ValueError, KeyError) as error:
         client.failures.append(repr(error))
         return
     client.seconds.append(time.monotonic() - start)
@@ -199,15 +225,17 @@ def ask(
     if len(found) != len(numbers):
         client.failures.append(f"{len(numbers)} sentences, {len(found)} answers")
     for n, vectors in zip(numbers, found, strict=False):
-        wanted = choose_layers(expected[n], layers)
+        wanted = choose_layers(text.expected[n], layers)
         given = np.array(vectors, np.float32)
         if given.shape != wanted.shape:
             client.failures.append(f"shape {given.shape} instead of {wanted.shape}")
         else:
             client.largest = max(client.largest, float(np.abs(given - wanted).max()))
+            if not np.isfinite(given).all():
+                client.failures.append("vectors with NaN or infinity")
 
 
-def report(clients: list[Client], seconds: float) -> int:
+def report(clients: list[Client], seconds: float, own: float) -> int:
     """Print the numbers; 1 if a request failed or an answer differs."""
     times = np.array([took for client in clients for took in client.seconds])
     failures = [failure for client in clients for failure in client.failures]
@@ -215,13 +243,18 @@ def report(clients: list[Client], seconds: float) -> int:
     if len(times):
         p50, p99 = np.quantile(times, [0.5, 0.99])
         print(
-            f"{len(clients)} clients, {seconds:g} s: "
+            f"{len(clients)} clients, {seconds:.0f} s: "
             f"{sum(client.sentences for client in clients) / seconds:.1f} sentences/s, "
             f"{len(times) / seconds:.1f} requests/s, p50 {1000 * p50:.0f} ms, "
             f"p99 {1000 * p99:.0f} ms, longest {1000 * times.max():.0f} ms"
         )
     dropped = len(failures)
-    print(f"{dropped} requests failed; largest difference from embed {largest:.1e}")
+    print(
+        f"{dropped} requests failed; largest difference from embed {largest:.1e} "
+        f"(embed of each sentence alone differs by {own:.1e})"
+    )
+    if own > TOLERANCE:
+        print("this model enlarges the rounding of float32, so it cannot show errors of serving")
     for failure in failures[:5]:
         print(f"  {failure}")
     return 1 if failures or not len(times) or largest > TOLERANCE else 0

@@ -21,6 +21,8 @@ class Side:
         self.name = name
         self.seconds: list[float] = []
         """Of each round, per step."""
+        self.cpu: list[float] = []
+        """Seconds of CPU time, where the script says them."""
         self.losses: list[float] = []
         """The last loss of each round, warm-up included."""
         self.gemms: list[float] = []
@@ -44,12 +46,14 @@ class Side:
         """Time this many steps."""
         answer = self._ask(str(steps))
         self.seconds.append(answer["seconds"] / steps)
+        self.cpu.append(answer.get("cpu", 0.0) / steps)
         self.losses.append(answer["loss"])
 
     def warm_up(self, steps: int) -> None:
         """The same without the time: libraries choose algorithms, and memory is allocated."""
         self.run(steps)
         self.seconds.clear()
+        self.cpu.clear()
 
     def gemm(self) -> None:
         """Time a large product."""

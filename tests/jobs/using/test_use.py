@@ -22,6 +22,7 @@ from elmwright.jobs.using.score import Scorer, score_file
 from elmwright.jobs.using.sentence_vectors import SentenceVectors
 from elmwright.model.inference import elmo
 from elmwright.model.reference import ReferenceBiLM
+from elmwright.pipeline.cleaning.tokeniser import Tokenisation
 from elmwright.pipeline.format.manifest import Manifest
 from elmwright.pipeline.format.shards import ShardReader
 from tests.support.mistakes import mistake
@@ -306,6 +307,20 @@ def test_sentence_vectors_are_pooled_representations(model: Path) -> None:
         assert not got[1].any()
     mean = SentenceVectors(str(model)).fit(sentences).transform(sentences)
     np.testing.assert_allclose(mean[0], first.mean(axis=(0, 1)), atol=1e-6)
+
+
+def test_a_sentence_without_words_is_a_row_of_zeros_and_a_missing_one_is_refused(
+    model: Path, tmp_path: Path
+) -> None:
+    """Also one that is only empty for a model that cleans its text."""
+    cleaning = write_random_model(tmp_path / "cleaning", tokenisation=Tokenisation("ptb", 2))
+    step = SentenceVectors(str(cleaning))
+    found = step.transform(["The cat", "", " \t", "\u200b", "\x00", "\u200b.", []])
+    assert found.any(axis=1).tolist() == [True, False, False, False, False, True, False]
+    for missing in (None, float("nan")):
+        with mistake("input", "sentence 1 of the batch is"):
+            step.transform(["The cat", missing])
+    assert not SentenceVectors(str(model)).transform([" "]).any()
 
 
 def test_every_column_of_sentence_vectors_has_a_name(model: Path) -> None:

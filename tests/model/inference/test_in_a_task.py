@@ -2,6 +2,7 @@
 
 import copy
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from elmwright.model.inference import packed
 from elmwright.model.inference.elmo import Elmo
 from elmwright.model.inference.mixes import LayerMixes, normalised
 from elmwright.model.inference.word_types import batch_to_ids
+from elmwright.model.kernels.compile import NATIVE, TORCH
+from elmwright.model.kernels.native import kernel_name, use_kernels, why_not_native
 from elmwright.model.reference import ReferenceBiLM
 from tests.support.mistakes import mistake
 from tests.support.shapes import TINY, write_model
@@ -138,7 +141,16 @@ def test_mixes_begin_with_given_weights_and_may_be_fixed():
         new_elmo(mix_weights=[1, 2])
 
 
-def test_a_batch_has_the_same_bits_whatever_was_embedded_before():
+@pytest.fixture(params=[NATIVE, TORCH])
+def kernels(request):
+    """Those in C and those of torch, one after the other."""
+    with use_kernels(request.param):
+        if kernel_name() != request.param:
+            pytest.skip(why_not_native())
+        yield request.param
+
+
+def test_a_batch_has_the_same_bits_whatever_was_embedded_before(kernels):
     model = ModelOfUse()
     batches = some_batches(30)
     fresh = [model.new()(batch).mixes[0] for batch in batches]
@@ -153,6 +165,63 @@ def test_a_batch_has_the_same_bits_whatever_was_embedded_before():
             np.testing.assert_allclose(vectors, alone, atol=1e-6)
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_threads_that_share_a_model_get_the_bits_of_one_thread(kernels, trained):
+    """A server's threads, or a trainer's: nothing that one computes with is seen by another."""
+    model = ModelOfUse()
+    model.bilm.lstm[1].w.data.mul_(4)  # makes more of any difference
+    batches, threads = some_batches(40), torch.get_num_threads()
+
+    def read(elmo, batch):
+        torch.set_num_threads(1)  # a new thread would begin with as many as there are cores
+        if not trained:
+            return elmo.embed(batch)
+        elmo.bilm.requires_grad_(True)
+        return [layer.detach().numpy().copy() for layer in elmo(batch).words]
+
+    wanted = [read(model.new(), batch) for batch in batches]
+    for _ in range(3):
+        shared = model.new()
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda batch, elmo=shared: read(elmo, batch), batches))
+        for ours, theirs in zip(found, wanted, strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(a, b)
+    torch.set_num_threads(threads)
+
+
+def test_kernels_in_c_and_torch_give_the_same_vectors():
+    model, batches = ModelOfUse(), some_batches(8)
+    in_c = [model.new().embed(batch) for batch in batches]
+    with use_kernels(TORCH):
+        for batch, vectors in zip(batches, in_c, strict=True):
+            for a, b in zip(model.new().embed(batch), vectors, strict=True):
+                np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_what_a_sentence_loses_in_other_company_is_rounding_that_large_weights_enlarge():
+    """Why answers of a served random model may differ from `embed`, and no error of serving."""
+
+    def company(factor, dtype):
+        bilm = ModelOfUse().bilm
+        for parameter in bilm.lstm.parameters():
+            parameter.data.mul_(factor)
+        elmo = Elmo(bilm, dropout=0.0).to(dtype)
+        draw = random.Random(2)
+        batch = [[f"w{draw.randrange(90)}" for _ in range(60)] for _ in range(8)]
+        together = elmo(batch).words
+        found = [
+            (together[k][60 * n : 60 * (n + 1)] - layer).abs().max().item()
+            for n, sentence in enumerate(batch)
+            for k, layer in enumerate(elmo([sentence]).words)
+        ]
+        return max(found)
+
+    assert company(1, torch.float32) < 1e-6
+    assert company(3, torch.float32) > 1e-4
+    assert company(3, torch.float64) < 1e-9
+
+
 class ModelOfUse:
     """A model whose products are large enough for a library to choose among its ways."""
 
@@ -165,7 +234,7 @@ class ModelOfUse:
         return Elmo(self.bilm, dropout=0.0)
 
 
-def test_portions_of_any_size_give_the_same_vectors(monkeypatch):
+def test_portions_of_any_size_give_the_same_vectors(monkeypatch, kernels):
     elmo = new_elmo()
     for batch in some_batches(5):
         wanted = elmo(batch).mixes[0]

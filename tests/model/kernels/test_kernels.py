@@ -153,6 +153,26 @@ def test_the_lstm_is_that_of_torch_in_double(sizes, has_resets, seed):
         assert distance(ours, theirs) < 1e-5
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("clip", [0.5, 3.0, torch.inf])
+def test_a_step_that_only_reads_is_that_of_torch_in_double(rows, clip):
+    generator = torch.Generator().manual_seed(rows)
+    sums = 3 * torch.randn(2, 7, 4 * 37, generator=generator)
+    cells, hidden = torch.randn(2, 5, 37, generator=generator), torch.full((2, 5, 37), 9.0)
+    before = cells.double()
+    i, j, f, o = sums.double()[:, 1 : 1 + rows].chunk(4, dim=-1)
+    wanted = f.sigmoid() * before[:, :rows] + i.sigmoid() * j.tanh()
+    wanted = wanted.clamp(-clip, clip)
+    kernels = native()
+    assert kernels is not None
+    kernels.lstm_read(sums[:, 1 : 1 + rows], cells, hidden, clip)
+    close = {"atol": 2e-6, "rtol": 1e-5}
+    torch.testing.assert_close(cells[:, :rows].double(), wanted, **close)
+    torch.testing.assert_close(hidden[:, :rows].double(), o.sigmoid() * wanted.tanh(), **close)
+    assert torch.equal(cells[:, rows:].double(), before[:, rows:])  # of rows that have ended
+    assert bool((hidden[:, rows:] == 9).all())
+
+
 @pytest.mark.parametrize("kernels", [NATIVE, TORCH])
 def test_operands_in_bfloat16_change_the_result_by_their_rounding(kernels):
     tensors, resets = lstm_inputs(2, 6, 8, 10, 24, 12, 1)
@@ -259,6 +279,10 @@ def kernels_alone(kernels: Native):
         results.append(kernels.convolve_back(*arguments))
         offset += conv.weight.size(2)
     results += [maxima, places, d_embedded]
+    gates = torch.randn(2, 1000, 4 * 37, generator=generator)
+    cells, hidden = torch.ones(2, 1003, 37), torch.zeros(2, 1003, 37)
+    kernels.lstm_read(gates, cells, hidden, 1.5)
+    results += [cells, hidden]
     for dtype in module.NATIVE_TYPES:
         logits = (9 * torch.randn(11, 150, generator=generator)).to(dtype)
         top = torch.zeros(11)
