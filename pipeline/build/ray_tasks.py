@@ -41,7 +41,7 @@ from elmwright.pipeline.storage.object_store import with_patience
 R = TypeVar("R")
 """The result of a task: a frozen dataclass of counts and names, small."""
 
-RECIPE = 4
+RECIPE = 5
 """Incremented whenever a change of the code changes what the same settings give."""
 WORK_FORMAT = 2
 """Incremented whenever the format of a file in the work folder changes, so that no task reads an

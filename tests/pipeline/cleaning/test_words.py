@@ -121,6 +121,58 @@ def test_sentences_are_found_inside_quotes_and_after_abbreviations(language, sen
     assert words.split(between.join(sentences), "split", language).sentences == sentences
 
 
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["We agree.", "Ann Lee@ACME", "10/20/2000 11:32 AM", "please find it attached."],
+        ["He wrote on 04/30/2001 01:39:56 PM", "Dear all, it is done."],
+        ["It was done 04/30/2001 01:39 by us."],
+    ],
+)
+def test_the_head_of_a_mail_is_apart_from_its_text(sentences):
+    assert words.split(" ".join(sentences), "split", "en").sentences == sentences
+
+
+def test_a_drawn_line_is_a_sentence_and_a_short_one_is_not():
+    sentences = ["the first part", "-" * 20, "The second ---- part", "=" * 10, "third"]
+    assert words.split(" ".join(sentences), "split", "en").sentences == sentences
+
+
+def test_an_address_before_a_capital_ends_a_sentence():
+    sentences = [
+        "See http://a.org/b_c#d for more at https://a.org/b",
+        "This is mine: a.b@c.de",
+        "Is it good?",
+    ]
+    assert words.split(" ".join(sentences), "split", "en").sentences == sentences
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("en", ["Does it work?", "how is it?", "But it broke...", "Then it did not.", "You see."]),
+        ("en", ["See torch.nn.Linear and a.b?c=d, os.Path, Sean.Cooper@x.org"]),
+        ("ru", ["Он ушёл.", "На улице темно...", "Вот и всё."]),
+    ],
+)
+def test_sentences_without_a_blank_between_are_found_and_names_with_stops_stay(language, sentences):
+    assert words.split("".join(sentences), "split", language).sentences == sentences
+
+
+def test_the_closing_of_a_letter_ends_before_a_name_only():
+    letter = ["Thanks,", "Kim Lee 555-0199"]
+    assert words.split(" ".join(letter), "split", "en").sentences == letter
+    letter = ["It is done.", "Best regards,", "Kim"]
+    assert words.split(" ".join(letter), "split", "en").sentences == letter
+    for text in ("Thanks, I will come.", "Thanks, kim", "Boston, Paris and Rome"):
+        assert words.split(text, "split", "en").sentences == [text]
+
+
+def test_wrapped_lines_are_joined_in_the_same_way_whether_or_not_a_list_follows():
+    assert words.split("a b\n c d\ne", "split", "en").sentences == ["a b c d e"]
+    assert words.split("a b\nc d\n- e", "split", "en").counts == [1, 1]
+
+
 def test_a_line_is_a_paragraph_where_text_is_not_wrapped_or_a_setting_says_so():
     short = "»Ja«, sagte er\nDann ging er"
     assert words.split(short, "split", "de").counts == [1]
@@ -168,7 +220,24 @@ def test_paragraphs_know_their_lines_and_sentences():
     assert words.split("a b\n\nc", "line", "en").spans == [(0, 1), (2, 3)]
 
 
-@pytest.mark.parametrize("unit", ["“", "a. “b ", "word ", "x", "。", "Mr. ", "1. "])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "“",
+        "a. “b ",
+        "word ",
+        "x",
+        "。",
+        "Mr. ",
+        "1. ",
+        "a?b",
+        "://",
+        "@",
+        "=",
+        "x... Y",
+        "1/1/00 1:00 ",
+    ],
+)
 def test_long_paragraphs_keep_every_character_and_cost_linear_time(unit):
     text = (unit * 100_000)[:100_000].strip()
     begin = time.process_time()
