@@ -188,6 +188,12 @@ COMMANDS = {
             choices=("float32", "float16"),
             default="float32",
         ),
+        arg(
+            "--precision",
+            "what products of matrices read (fp32); bf16 is faster on processors that have it",
+            choices=("fp32", "bf16"),
+            default="fp32",
+        ),
         arg("--batch-size N", "sentences per batch (32)", type=int, default=32),
         arg("--workers N", "Ray worker processes (1)", type=int, default=1),
         TEXT_KIND,

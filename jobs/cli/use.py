@@ -58,6 +58,7 @@ def embed(options: Namespace) -> None:
         carry_state=options.carry_state,
         device=options.device,
         dtype=options.dtype,
+        precision=options.precision,
         table=options.cache,
         reading=_reading(options),
         pool=options.pool,

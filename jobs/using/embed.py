@@ -42,6 +42,7 @@ from elmwright.jobs.using.text.sentences import (
     text_file,
 )
 from elmwright.jobs.using.text.text_lines import Reading, line_reader, split_file, warn_of_text
+from elmwright.model.config import Precision
 from elmwright.model.text.text_input import Pool
 from elmwright.pipeline.errors import Failed, Interrupted, UserError
 from elmwright.pipeline.progress import Advance, Progress, plural, silent
@@ -69,6 +70,8 @@ class Recipe:
     """Where to compute."""
     dtype: str = "float32"
     """The type of the numbers in the output: one of `DTYPES`."""
+    precision: Precision = "fp32"
+    """What products of matrices read."""
     table: str = ""
     """A file of `elmwright fill-cache`."""
     reading: Reading = field(default_factory=Reading)
@@ -90,7 +93,10 @@ class Embedder:
             torch.set_num_threads(threads)
         self.recipe = recipe
         self.elmo = Elmo.from_pretrained(
-            folder, device=recipe.device, carry_state=recipe.carry_state
+            folder,
+            device=recipe.device,
+            carry_state=recipe.carry_state,
+            precision=recipe.precision,
         )
         self.elmo.eval()
         self.elmo.text.watch.stop()  # the text is compared with the vocabulary beforehand

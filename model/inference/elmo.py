@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from elmwright.model.bilm import BiLM, States
+from elmwright.model.config import Precision
 from elmwright.model.formats.folder import load_folder
 from elmwright.model.inference.mixes import ElmoOutput, Mixes
 from elmwright.model.inference.pooling import pooled
@@ -51,6 +52,7 @@ from elmwright.model.inference.word_types import (
     types_of_ids,
     types_of_words,
 )
+from elmwright.model.precision import Operands
 from elmwright.model.text.text_input import Batch, Pool, Read, Span, TextInput
 from elmwright.pipeline.cleaning.tokeniser import Word
 from elmwright.pipeline.errors import UserError
@@ -76,6 +78,7 @@ class Elmo(Mixes):
         save_bilm: bool = False,
         text: TextInput | None = None,
         pool: Pool | Literal["default"] | None = "default",
+        precision: Precision = "fp32",
     ) -> None:
         """`layer_norm` normalises each layer over the words of a batch before it is mixed.
         `dropout` is applied to the mixes in training mode.
@@ -90,6 +93,7 @@ class Elmo(Mixes):
         `pool` ("first", "last" or "mean") says how the vectors of pieces become one for each word
         of a list, where the model reads pieces. None takes the pieces themselves in a list. By
         default it is "first" for a model that carries its tokeniser.
+        `precision` "bf16" rounds the operands of products, as `train.precision` does in training.
         """
         super().__init__(
             bilm.config.n_layers + 1,
@@ -105,6 +109,7 @@ class Elmo(Mixes):
         self.save_bilm = save_bilm
         self.text = text or TextInput()
         self.pool = self.text.pool_of(pool)
+        self.operands = Operands.of(precision)
         self._carried = CarriedStates()
         self._cache = TypeCache()
         self._was_trained = False
@@ -187,7 +192,8 @@ class Elmo(Mixes):
 
         They must come from this encoder, `<S>` and `</S>` first.
         """
-        self._cache.fill(self.bilm, words, vectors.to(self.bilm.encoder.char_embed))
+        vectors = vectors.to(self.bilm.encoder.char_embed)
+        self._cache.fill(self.bilm, words, vectors, self.operands.encoder)
 
     @torch.no_grad()
     def embed(
@@ -247,16 +253,19 @@ class Elmo(Mixes):
         encoder = self.bilm.encoder
         if torch.is_grad_enabled() and any(p.requires_grad for p in encoder.parameters()):
             ids = ids_of(keys, self.bilm.config.max_chars)
-            types = encoder(torch.from_numpy(ids.astype(np.int32)).to(self._device))
+            chars = torch.from_numpy(ids.astype(np.int32)).to(self._device)
+            types = encoder(chars, self.operands.encoder)
         else:
-            types, places = self._cache.encode(self.bilm, keys, self._device)
+            operands = self.operands.encoder
+            types, places = self._cache.encode(self.bilm, keys, self._device, operands)
             rows = [places[row] for row in rows]
         dtype = encoder.char_embed.dtype
         states = States.zeros(self.bilm.config, len(rows), self._device, dtype)
+        how = self.keep_sentence_boundaries, self.operands
         if not self.carry_state:
-            return read(self.bilm, types, rows, states, self.keep_sentence_boundaries)[0]
+            return read(self.bilm, types, rows, states, *how)[0]
         states = self._carried.take(states)
-        reading, states = read(self.bilm, types, rows, states, self.keep_sentence_boundaries)
+        reading, states = read(self.bilm, types, rows, states, *how)
         self._carried.keep(states)
         return reading
 

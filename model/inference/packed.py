@@ -20,6 +20,7 @@ from torch import Tensor
 from elmwright.model.bilm import BiLM, LSTMLayer, States
 from elmwright.model.inference.word_types import Row
 from elmwright.model.kernels.native import Native, native_for
+from elmwright.model.precision import operand
 
 POSITIONS = 512
 """Positions whose gates are in memory at a time. Larger buffers (16 MB here for the small model)
@@ -65,10 +66,15 @@ def pack(rows: Sequence[Row]) -> Packing:
 
 @torch.inference_mode()
 def run_packed(
-    bilm: BiLM, types: Tensor, packing: Packing, states: States
+    bilm: BiLM,
+    types: Tensor,
+    packing: Packing,
+    states: States,
+    operands: torch.dtype | None = None,
 ) -> tuple[list[Tensor], States]:
     """Each layer as [2, positions, projection_dim], and the states [2, layers, sentences, …] at the
-    end of each sentence, both in the order of `packing`.
+    end of each sentence, both in the order of `packing`. With `operands`, products read that type,
+    and everything else is as without.
 
     The results are inference tensors: no graph can have them, only what is selected from them.
     """
@@ -80,7 +86,7 @@ def run_packed(
             assert isinstance(layer, LSTMLayer)  # noqa: S101 - for the type checker
             c = states.c[:, number].clone(memory_format=torch.contiguous_format)
             m = states.m[:, number]
-            y = _run_layer(layer, x, packing.active, c, m)
+            y = _run_layer(layer, x, packing.active, c, m, operands or x.dtype)
             x = x + y if bilm.config.residual and number else y
             layers.append(x)
             cells.append(c)
@@ -91,13 +97,19 @@ def run_packed(
 
 
 def _run_layer(
-    layer: LSTMLayer, x: Tensor, active: npt.NDArray[np.int64], c: Tensor, m: Tensor
+    layer: LSTMLayer,
+    x: Tensor,
+    active: npt.NDArray[np.int64],
+    c: Tensor,
+    m: Tensor,
+    operands: torch.dtype,
 ) -> Tensor:
     """The outputs of one layer. `c` becomes the cells at the end of each sentence."""
     width, dim, proj = x.size(2), c.size(2), m.size(2)
     cell_clip = layer.config.cell_clip or torch.inf  # 0 never clips
     proj_clip = layer.config.proj_clip or torch.inf
-    w, w_proj = layer.w.to(x.dtype), layer.w_proj.to(x.dtype)
+    w, w_proj = operand(layer.w, operands), operand(layer.w_proj, operands)
+    is_mixed = operands != x.dtype
     bias = layer.b.to(x.dtype, copy=True)
     bias[:, 2 * dim : 3 * dim] += 1.0  # the forget bias that no file stores
     w_in, w_rec = w[:, :width], w[:, width:]
@@ -108,14 +120,22 @@ def _run_layer(
         steps = active[first:last].tolist()
         start = int(active[:first].sum())
         portion = slice(start, start + sum(steps))
-        z = torch.baddbmm(bias.unsqueeze(1), x[:, portion], w_in)
+        if is_mixed:
+            z = x[:, portion].to(operands).bmm(w_in).to(x.dtype).add_(bias.unsqueeze(1))
+        else:
+            z = torch.baddbmm(bias.unsqueeze(1), x[:, portion], w_in)
         # A step of few rows costs little more than its calls, so there are few of them: views of
         # all steps are taken at once.
         parts = (torch.split(part, steps, 1) for part in (z, y[:, portion]))
         for gates, out in zip(*parts, strict=True):
             rows = gates.size(1)
-            gates.baddbmm_(m if rows == m.size(1) else m[:, :rows], w_rec)
-            m = torch.bmm(step(gates), w_proj, out=out).clamp_(-proj_clip, proj_clip)
+            m = m if rows == m.size(1) else m[:, :rows]
+            if is_mixed:
+                hidden = step(gates.add_(m.to(operands).bmm(w_rec)))
+                m = out.copy_(hidden.to(operands).bmm(w_proj))
+            else:
+                m = torch.bmm(step(gates.baddbmm_(m, w_rec)), w_proj, out=out)
+            m.clamp_(-proj_clip, proj_clip)
     return y
 
 

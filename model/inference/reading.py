@@ -14,6 +14,7 @@ from torch import Tensor
 from elmwright.model.bilm import BiLM, States
 from elmwright.model.inference.packed import pack, run_packed
 from elmwright.model.inference.word_types import Row
+from elmwright.model.precision import EXACT, Operands
 
 WINDOW = 128
 """Steps of a trained biLM that are computed at a time."""
@@ -38,7 +39,12 @@ class Reading:
 
 
 def read(
-    bilm: BiLM, types: Tensor, rows: Sequence[Row], states: States, boundaries: bool
+    bilm: BiLM,
+    types: Tensor,
+    rows: Sequence[Row],
+    states: States,
+    boundaries: bool,
+    operands: Operands = EXACT,
 ) -> tuple[Reading, States]:
     """The layers of sentences, and the states after them.
 
@@ -47,9 +53,9 @@ def read(
     """
     is_trained = types.requires_grad or any(p.requires_grad for p in bilm.lstm.parameters())
     if torch.is_grad_enabled() and is_trained:
-        layers, states, forward, backward = _read_padded(bilm, types, rows, states)
+        layers, states, forward, backward = _read_padded(bilm, types, rows, states, operands)
     else:
-        layers, states, forward, backward = _read_packed(bilm, types, rows, states)
+        layers, states, forward, backward = _read_packed(bilm, types, rows, states, operands)
     words = slice(None) if boundaries else slice(1, -1)
     steps = [
         torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *(row[words] for row in places)]))
@@ -65,19 +71,19 @@ def read(
 
 
 def _read_packed(
-    bilm: BiLM, types: Tensor, rows: Sequence[Row], states: States
+    bilm: BiLM, types: Tensor, rows: Sequence[Row], states: States, operands: Operands
 ) -> tuple[list[Tensor], States, list[Row], list[Row]]:
     packing = pack(rows)
     order = torch.from_numpy(packing.order).to(types.device)
     sorted_states = States(states.c.index_select(2, order), states.m.index_select(2, order))
-    layers, ends = run_packed(bilm, types, packing, sorted_states)
+    layers, ends = run_packed(bilm, types, packing, sorted_states, operands.lstm)
     back = order.argsort()
     ends = States(ends.c.index_select(2, back), ends.m.index_select(2, back))
     return layers, ends, packing.forward, packing.backward
 
 
 def _read_padded(
-    bilm: BiLM, types: Tensor, rows: Sequence[Row], states: States
+    bilm: BiLM, types: Tensor, rows: Sequence[Row], states: States, operands: Operands
 ) -> tuple[list[Tensor], States, list[Row], list[Row]]:
     counts = np.array([len(row) + 2 for row in rows], dtype=np.int64)
     longest = int(counts.max(initial=2))
@@ -91,7 +97,12 @@ def _read_padded(
     for start in range(0, longest, WINDOW):
         window = inputs[:, :, start : start + WINDOW]
         rest = (lengths - start).clamp(0, window.size(2))
-        output = bilm.run(types, window[0], window[1], states, lengths=rest, all_layers=True)
+        output = bilm.run(
+            *(types, window[0], window[1], states),
+            lengths=rest,
+            all_layers=True,
+            operands=operands,
+        )
         states = output.states
         parts.append(output.layers)
     layers = [torch.cat(layer, dim=2).flatten(1, 2) for layer in zip(*parts, strict=True)]

@@ -95,21 +95,28 @@ def ids_of(keys: Sequence[Key], max_chars: int) -> CharIds:
 
 
 @torch.no_grad()
-def encode_types(bilm: BiLM, ids: CharIds, device: torch.device) -> Tensor:
-    """The vectors of word types [types, max_chars], each with bits that depend on it alone."""
+def encode_types(
+    bilm: BiLM, ids: CharIds, device: torch.device, operands: torch.dtype | None = None
+) -> Tensor:
+    """The vectors of word types [types, max_chars], each with bits that depend on it alone. With
+    `operands`, products read that type."""
     encoder = bilm.encoder
     if not len(ids):
         return encoder.char_embed.new_zeros(0, bilm.config.projection_dim)
     chars = torch.from_numpy(ids.astype(np.int32)).to(device)
     if encoder.kernels() is None:
-        convolved = _convolved(encoder, chars)
+        convolved = _convolved(encoder, chars, operands)
     else:
-        convolved = torch.cat([encoder.maxima(part) for part in torch.split(chars, AT_A_TIME)])
-    parts = torch.split(convolved, ENCODED)
-    return torch.cat([encoder.above(_filled(part, ENCODED))[: len(part)] for part in parts])
+        portions = torch.split(chars, AT_A_TIME)
+        convolved = torch.cat([encoder.maxima(portion, operands) for portion in portions])
+    vectors = [
+        encoder.above(_filled(part, ENCODED), operands)[: len(part)]
+        for part in torch.split(convolved, ENCODED)
+    ]
+    return torch.cat(vectors)
 
 
-def _convolved(encoder: TokenEncoder, chars: Tensor) -> Tensor:
+def _convolved(encoder: TokenEncoder, chars: Tensor, operands: torch.dtype | None) -> Tensor:
     """The maxima of every filter, [types, filters], in products of one shape per class of lengths.
 
     The kernels in C give a word the same bits without such care.
@@ -121,7 +128,8 @@ def _convolved(encoder: TokenEncoder, chars: Tensor) -> Tensor:
         (members,) = torch.where((varying > previous) & (varying <= limit))
         previous = limit
         for part in torch.split(members, CONVOLVED) if len(members) else ():
-            values = encoder.convolve(_filled(chars.index_select(0, part), CONVOLVED), limit)
+            filled = _filled(chars.index_select(0, part), CONVOLVED)
+            values = encoder.convolve(filled, limit, operands)
             if not len(convolved):
                 convolved = values.new_empty(len(chars), values.size(1))
             convolved[part] = values[: len(part)]
@@ -150,7 +158,13 @@ class TypeCache:
     def __reduce__(self) -> tuple[Any, ...]:
         return TypeCache, ()
 
-    def fill(self, bilm: BiLM, words: Sequence[str], vectors: Tensor) -> None:
+    def fill(
+        self,
+        bilm: BiLM,
+        words: Sequence[str],
+        vectors: Tensor,
+        operands: torch.dtype | None = None,
+    ) -> None:
         """Replace the content by types that are encoded already."""
         if tuple(words[:2]) != (BEGIN_SENTENCE, END_SENTENCE) or len(set(words)) != len(words):
             raise ValueError("the first two words must be <S> and </S>, and none may be repeated")
@@ -158,15 +172,19 @@ class TypeCache:
             raise ValueError(f"vectors {tuple(vectors.shape)} do not fit {len(words)} words")
         with self._lock:
             self.place = {word: number for number, word in enumerate(words)}
-            self.vectors, self.encoder = vectors, _identity(bilm)
+            self.vectors, self.encoder = vectors, _identity(bilm, operands)
 
     @torch.no_grad()
     def encode(
-        self, bilm: BiLM, keys: Sequence[Key], device: torch.device
+        self,
+        bilm: BiLM,
+        keys: Sequence[Key],
+        device: torch.device,
+        operands: torch.dtype | None = None,
     ) -> tuple[Tensor, npt.NDArray[np.int64]]:
         """A table of encoded types, and the row of each of these distinct types in it."""
         width = bilm.config.projection_dim
-        encoder = _identity(bilm)
+        encoder = _identity(bilm, operands)
         # A table made in inference mode could not be extended outside of it.
         with self._lock, torch.inference_mode(False), torch.no_grad():
             new = [key for key in keys if key not in self.place]
@@ -176,7 +194,7 @@ class TypeCache:
                 self.encoder = encoder
             if new or self.vectors is None:
                 ids = ids_of(new, bilm.config.max_chars)
-                self._append(encode_types(bilm, ids, device))
+                self._append(encode_types(bilm, ids, device, operands))
                 for key in new:
                     self.place[key] = len(self.place)
             places = np.array([self.place[key] for key in keys], dtype=np.int64)
@@ -196,7 +214,7 @@ class TypeCache:
         self.vectors[known:total] = vectors
 
 
-def _identity(bilm: BiLM) -> list[object]:
+def _identity(bilm: BiLM, operands: torch.dtype | None) -> list[object]:
     """A value that changes with the encoder's result: in-place updates (by an optimiser,
     load_state_dict) raise a parameter's version, and autocast changes the type of the result."""
     kind = bilm.encoder.char_embed.device.type
@@ -205,7 +223,7 @@ def _identity(bilm: BiLM) -> list[object]:
         (id(p), p.data_ptr(), p.dtype, 0 if p.is_inference() else p._version)
         for p in bilm.encoder.parameters()
     ]
-    return [autocast, *parameters]
+    return [autocast, operands, *parameters]
 
 
 def batch_to_ids(sentences: Sequence[Sentence], max_chars: int = 50) -> Tensor:

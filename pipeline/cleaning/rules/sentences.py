@@ -28,6 +28,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from elmwright.pipeline.cleaning.rules import abbreviations, version_1
+from elmwright.pipeline.cleaning.rules.layout import has_layout, with_layout
 
 WRAP = 120
 """A line at least this long is not wrapped text."""
@@ -130,11 +131,6 @@ _FREE_END = re.compile(rf"[{_FREE}]+({_CLOSERS})|{_END.pattern}")
 """The same, with the marks of scripts in which no blank follows a sentence."""
 _HAS_FREE = re.compile(f"[{_FREE}]")
 _AFTER_QUOTE = ("", " ", "“", "「", "『")
-_LINE = re.compile(r"(?<!\S)([-=_*])\1{9,}(?!\S)")
-_STAMP = re.compile(r"/\d\d?/\d\d(?:\d\d)? \d\d?:\d\d(?::\d\d)?(?: [AP]M)?(?!\S)")
-_ADDRESS = {
-    sign: re.compile(rf"{sign}\S{{1,300}}+(?<=[\w/#])(?= [A-Z][a-z'’]* )") for sign in ("://", "@")
-}
 _GLUED = [
     re.compile(rf"\.(?=[{_UPPER}])(?<=[{_LOWER}0-9.]\.)"),
     *(re.compile(rf"\{mark}(?=[^\W\d_])") for mark in "!?"),
@@ -163,8 +159,8 @@ class Finder:
         has_marks = not paragraph.isascii() and _RARE_MARK.search(paragraph) is not None
         if has_marks and _HAS_FREE.search(paragraph):
             return self._with_free_marks(paragraph)
-        if _has_layout(paragraph):
-            paragraph = _with_layout(paragraph)
+        if has_layout(paragraph):
+            paragraph = with_layout(paragraph)
         # Line breaks are put behind the plain ends, so that most paragraphs need no loop.
         marked, marks = self._plain_stop.sub(".\n", paragraph), _STOP
         if has_marks or "!" in marked or "?" in marked or _CLOSED_STOP.search(marked):
@@ -312,58 +308,6 @@ class Finder:
         """Whether a word that begins sentences is at this place."""
         word = text[place : place + 20].split(maxsplit=1)[0].lstrip(_OPENERS).rstrip(",.;:")
         return word[:1].isupper() and word.lower() in self._known.starters
-
-
-def _with_lines(text: str) -> str:
-    """A paragraph in which lines drawn of characters are alone."""
-    return _LINE.sub(r"\n\g<0>\n", text).replace(" \n", "\n").replace("\n ", "\n").strip("\n")
-
-
-def _with_stamps(text: str) -> str:
-    """A paragraph in which the head of a mail ends: a name, `10/20/2000 11:32 AM`."""
-    parts, done = [], 0
-    for match in _STAMP.finditer(text):
-        begin = text.rfind(" ", done, match.start()) + 1
-        if not text[begin : match.start()].isdigit():
-            continue
-        before = text[text.rfind(" ", done, max(done, begin - 1)) + 1 : begin - 1]
-        has_name = before[:1].isupper() or "@" in before or before[-1:] in ('"', ">")
-        if begin > done and has_name:
-            parts.append(text[done : begin - 1])
-            done = begin
-        if has_name or text[match.end() + 1 : match.end() + 2].isupper():
-            parts.append(text[done : match.end()])
-            done = match.end() + 1
-    return "\n".join([*parts, text[done:]]).rstrip("\n")
-
-
-def _with_addresses(text: str) -> str:
-    """A paragraph in which a URL or e-mail address ends a sentence before a capital."""
-    for sign, address in _ADDRESS.items():
-        if sign in text:
-            text = address.sub(r"\g<0>\n", text).replace("\n ", "\n")
-    return text
-
-
-def _has_layout(text: str) -> bool:
-    """Whether there may be an address, the head of a mail or a drawn line."""
-    return (
-        "/" in text
-        or "@" in text
-        or "=" in text
-        or "_" in text
-        or "*" in text
-        or "----------" in text
-    )
-
-
-def _with_layout(text: str) -> str:
-    """A paragraph with line breaks where the lines of a mail or a page began."""
-    if any(sign * 10 in text for sign in "-=_*"):
-        text = _with_lines(text)
-    if "/" in text:
-        text = _with_stamps(text)
-    return _with_addresses(text)
 
 
 def _is_word(chunk: str) -> bool:

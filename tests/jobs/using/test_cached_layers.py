@@ -32,6 +32,15 @@ def test_half_precision_takes_half_the_space(
         assert "halffloat" in str(parquet.read_schema(out).field("vectors").type)
 
 
+def test_rounded_operands_give_near_vectors(
+    model: Path, text: Path, expected: list[np.ndarray]
+) -> None:
+    out = text.with_name("out.npz")
+    assert main(["embed", str(model), str(text), "-o", str(out), "--precision", "bf16"]) == 0
+    together, wanted = (np.concatenate(each, axis=1) for each in (read_vectors(out), expected))
+    assert 0 < np.linalg.norm(together - wanted) < 0.02 * np.linalg.norm(wanted)
+
+
 def test_a_number_that_float16_cannot_hold_is_refused() -> None:
     with mistake("argument", "float16"):
         as_type(np.array([[[1e5]]], np.float32), "float16")

@@ -27,9 +27,9 @@ def test_table_replaces_encoding_and_changes_no_vector(
     encoded: list[int] = []
     encode = word_types.encode_types
 
-    def noted(bilm: BiLM, ids: word_types.CharIds, device: torch.device) -> torch.Tensor:
+    def noted(bilm: BiLM, ids: word_types.CharIds, *rest: Any) -> torch.Tensor:
         encoded.append(len(ids))
-        return encode(bilm, ids, device)
+        return encode(bilm, ids, *rest)
 
     monkeypatch.setattr(word_types, "encode_types", noted)
     assert main(["embed", str(model), str(text), "-o", str(out), "--cache", str(table)]) == 0

@@ -11,6 +11,9 @@ from elmwright.model.inference import reading, word_types
 from elmwright.model.inference.elmo import Elmo
 from elmwright.model.inference.mixes import ScalarMix
 from elmwright.model.inference.word_types import batch_to_ids
+from elmwright.model.kernels.compile import NATIVE, TORCH
+from elmwright.model.kernels.native import use_kernels
+from elmwright.model.precision import Operands
 from elmwright.model.reference import ReferenceBiLM
 from tests.support.mistakes import mistake
 from tests.support.shapes import TINY, configs, write_model
@@ -193,3 +196,25 @@ def test_user_errors_and_from_pretrained(elmo, tmp_path):
     loaded = Elmo.from_pretrained(tmp_path, n_mixes=2)
     assert loaded.width == 12
     np.testing.assert_allclose(loaded.embed(SENTENCES)[0], elmo.embed(SENTENCES)[0])
+
+
+@pytest.mark.parametrize("kernels", [NATIVE, TORCH])
+def test_vectors_of_rounded_operands_are_near_and_states_stay_exact(elmo, kernels):
+    sentences = [["The", "old", "river"], ["A", "word"], ["The"] * 40]
+    rounded = Elmo(elmo.bilm, dropout=0.0, precision="bf16")
+    with use_kernels(kernels):
+        exact, near = elmo.embed(sentences), rounded.embed(sentences)
+        again = Elmo(elmo.bilm, dropout=0.0, precision="bf16").embed(sentences[::-1])[::-1]
+    for one, other in zip(exact, near, strict=True):
+        difference = np.linalg.norm(one - other) / np.linalg.norm(one)
+        assert 0 < difference < 0.02
+    for one, other in zip(near, again, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-2)
+
+
+def test_encoded_words_of_another_precision_are_not_reused(elmo):
+    before = elmo.embed([["river"]])[0]
+    elmo.operands = Operands.of("bf16")
+    assert not np.array_equal(elmo.embed([["river"]])[0], before)
+    elmo.operands = Operands.of("fp32")
+    assert np.array_equal(elmo.embed([["river"]])[0], before)
