@@ -112,7 +112,9 @@ class Bar:
 
 
 def shown(value: float) -> str:
-    return f"{value:,.1f}" if value >= 10 else f"{value:.3f}".removesuffix("0").removesuffix("0")
+    if value >= 10:
+        return f"{value:,.1f}"
+    return f"{value:.2f}" if value >= 0.01 or not value else f"{value:.0e}"
 
 
 def conclude(

@@ -5,12 +5,16 @@ Where one machine has no compiler, all use torch's code. So a run has the same b
 and a resumed run has those it began with, or says that it has not.
 """
 
+import logging
+
 import torch
 
 from elmwright.jobs.training.loop.exchange import Ranks
 from elmwright.jobs.training.loop.state import Trainer
 from elmwright.model.kernels.compile import NATIVE, TORCH
 from elmwright.model.kernels.native import choose_kernels, why_not_native
+
+log = logging.getLogger("elmwright")
 
 
 def settle_kernels(trainer: Trainer, ranks: Ranks) -> None:
@@ -24,8 +28,11 @@ def settle_kernels(trainer: Trainer, ranks: Ranks) -> None:
     wanted = progress.kernels if progress.device == "cpu" and progress.kernels else NATIVE
     chosen = NATIVE if wanted != TORCH and int(have.item()) == ranks.world else TORCH
     choose_kernels(chosen)
-    if trainer.step and wanted not in (chosen, ""):
-        why = f" ({reason})" if reason else ""
+    log.info("kernels: %s", chosen)
+    why = f" ({reason})" if reason else ""
+    if chosen == TORCH != wanted and not trainer.step:
+        trainer.warnings.append(f"training is slower without the kernels in C{why}")
+    elif trainer.step and wanted != chosen:
         trainer.warnings.append(
             f"the run was computed with the kernels {wanted}, which this version or one of its "
             f"machines does not have{why}: training continues with {chosen}, but not bit for bit"

@@ -68,7 +68,7 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
+    return f"{value:,.1f}" if value >= 10 else f"{value:.3g}" if value >= 0.01 else f"{value:.0e}"
 
 
 def main() -> None:

@@ -58,9 +58,10 @@ def test_a_machine_without_them_continues_and_says_why(monkeypatch: pytest.Monke
     assert kernel_name() == TORCH
 
 
-def test_a_run_that_begins_there_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_begins_there_says_that_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_choice, "why_not_native", lambda: "there is no C compiler")
-    assert settled("", step=0).warnings == []
+    (warning,) = settled("", step=0).warnings
+    assert warning == "training is slower without the kernels in C (there is no C compiler)"
     assert kernel_name() == TORCH
 
 
