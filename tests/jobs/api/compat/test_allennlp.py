@@ -95,7 +95,7 @@ def test_what_is_stored_is_what_allennlp_computes() -> None:
     assert {name.partition("/")[0] for name in computed} == {script.stem for script in OF_210}
     for name, array in computed.items():
         script, _, key = name.partition("/")
-        np.testing.assert_allclose(array, expected(script)[key], atol=1e-6, rtol=1e-5)
+        np.testing.assert_allclose(array, expected(script)[key], **CLOSE)
 
 
 def embed(options: Path, weights: Path) -> list[np.ndarray]:
