@@ -32,9 +32,10 @@ from torch.autograd.function import once_differentiable
 from elmwright.model.kernels.native import NATIVE_TYPES, native_for
 from elmwright.model.launches import wants_few
 
-PIECE = 1 << 20
-"""Logits in memory at a time on a CPU: 4 MB in float32, so that the passes over them stay in the
-cache (64 MB took 1.1 to 1.6 times as long, with 8,192 negatives and with 50,000 words)."""
+PIECE = 1 << 21
+"""Logits in memory at a time on a CPU: 8 MB in float32, so that the passes over them stay in the
+cache (64 MB took 1.1 to 1.6 times as long, with 8,192 negatives and with 50,000 words). With half
+as many, two threads take 8 % longer for the softmax of the small model."""
 LARGE_PIECE = 1 << 27
 """On other devices: half a gigabyte, because starting an operation takes as long as a small one."""
 LEAST = 64
