@@ -2,9 +2,9 @@
 
     python tests/bench/bench_train_original.py [--rounds N] [--threads N] [--json FILE]
 
-In float32 the useful arithmetic must reach 80 % of the rate of a large product, on processors with
-AVX-512 85 %, and 4 × AllenNLP's modules (3.2 ×). In bfloat16, where the processor has it, 6 ×. Losses must
-agree. A step of the peer takes half a minute: allow a quarter of an hour.
+In float32 the useful arithmetic must reach 80 % of the rate of a large product, and 4 × AllenNLP's
+modules; on processors with AVX-512 85 % and 3.2 ×. In bfloat16, where the processor has it, 6 ×.
+Losses must agree. A step of the peer takes half a minute: allow a quarter of an hour.
 """
 
 import shutil

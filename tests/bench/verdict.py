@@ -142,7 +142,7 @@ def record(numbers: dict[str, object], bars: list[Bar], *, judged: bool) -> dict
     commit = code()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.orig_argv),
+        "command": _command(),
         "commit": commit.commit if commit else "",
         "has_changes": bool(commit and commit.dirty),
         "processor": machine(),
@@ -161,6 +161,18 @@ def record(numbers: dict[str, object], bars: list[Bar], *, judged: bool) -> dict
         ],
         "is_judged": judged,
     }
+
+
+def _command() -> str:
+    """The command as anybody can type it: without the folders of this machine."""
+    words = ["python", f"tests/bench/{Path(sys.argv[0]).name}"]
+    given = iter(sys.argv[1:])
+    for word in given:
+        if word in ("--json", "--work", "--old"):
+            next(given, None)
+        elif not word.startswith(("--json=", "--work=", "--old=")):
+            words.append(word)
+    return shlex.join(words)
 
 
 def processor_flags() -> list[str]:

@@ -5,7 +5,6 @@ test compares the committed page with what this gives.
 """
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,11 +52,9 @@ def section(path: Path) -> str:
 
 
 def _lines(record: dict[str, Any]) -> Iterator[str]:
-    command = re.sub(r"^\S*python\S*", "python", record["command"])
-    command = re.sub(r" --json \S+", "", command.replace(f"{ROOT}/", ""))
     commit = record["commit"][:9] + (" with changes" if record["has_changes"] else "")
     flags = ", ".join(record["flags"])
-    yield f"`{command}`, {record['date'][:10]}, commit {commit}, {record['processor']} ({flags})."
+    yield f"`{record['command']}`, {record['date'][:10]}, commit {commit}, {record['processor']} ({flags})."
     yield ""
     yield "| what | ours | compared with | value | bar | |"
     yield "|---|---|---|---|---|---|"
