@@ -54,7 +54,10 @@ def section(path: Path) -> str:
 def _lines(record: dict[str, Any]) -> Iterator[str]:
     commit = record["commit"][:9] + (" with changes" if record["has_changes"] else "")
     flags = ", ".join(record["flags"])
-    yield f"`{record['command']}`, {record['date'][:10]}, commit {commit}, {record['processor']} ({flags})."
+    yield (
+        f"`{record['command']}`, {record['date'][:10]}, commit {commit}, "
+        f"{record['processor']} ({flags})."
+    )
     yield ""
     yield "| what | ours | compared with | value | bar | |"
     yield "|---|---|---|---|---|---|"
