@@ -16,7 +16,7 @@ the target itself is left out. Where n would reach the vocabulary size, every ot
 negative and nothing is corrected, which is the full softmax.
 
 The loss is a single autograd function that computes its gradients on the way forward, with three
-GEMMs for each piece of the positions: no more than 4 MB of logits exist at a time on a CPU, unless
+GEMMs for each piece of the positions: no more than 8 MB of logits exist at a time on a CPU, unless
 64 positions need more. Evaluation is `nll`, always over the whole vocabulary.
 """
 
